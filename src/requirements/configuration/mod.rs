@@ -299,10 +299,8 @@ pub(super) fn keep_deciding_values(files: &mut Files) {
         if names.is_empty() {
             continue;
         }
-        let deciding: BTreeSet<String> = [ClientKind::Terraform, ClientKind::Opentofu]
-            .into_iter()
-            .flat_map(|client| read(files, &folder, ModuleRole::Root, client, NO_PACKAGE, &Inputs::new()).inputs)
-            .collect();
+        let deciding_for = |client| read(files, &folder, ModuleRole::Root, client, NO_PACKAGE, &Inputs::new()).inputs;
+        let deciding: BTreeSet<String> = ClientKind::ALL.into_iter().flat_map(deciding_for).collect();
         let mut values = values_of_root(files, &folder);
         values.retain(|name, _| deciding.contains(name));
         names.iter().for_each(|name| files.remove(&child_path(&folder, name)));

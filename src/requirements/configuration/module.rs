@@ -252,12 +252,20 @@ pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: C
         }
     }
     // Clients accept imports in a root only. An imported resource that is declared has its own provider.
-    for import in declarations.imports.iter().filter(|_| role == ModuleRole::Root) {
-        let resource = |type_: &str, name: &str| ["resource", type_, name].map(str::to_owned);
-        let name = import.target.get(1).map(String::as_str).unwrap_or_default();
-        let is_declared = |type_: &String| declarations.provider_uses.contains_key(&resource(type_, name));
-        if !import.target.first().is_some_and(is_declared) {
-            reader.require_imported(import);
+    for ImportBlock { target, provider, location } in declarations.imports.iter().filter(|_| role == ModuleRole::Root) {
+        let mut address = target.as_slice();
+        while let [module, _, inner @ ..] = address
+            && module == "module"
+        {
+            address = inner;
+        }
+        let is_of_called_module = address.len() < target.len();
+        let (Some(type_), name) = (address.first(), address.get(1).cloned().unwrap_or_default()) else { continue };
+        let is_declared = declarations.provider_uses.contains_key(&["resource".to_owned(), type_.clone(), name]);
+        // Terraform ignores imports into called modules.
+        let is_ignored = if is_of_called_module { client == ClientKind::Terraform } else { is_declared };
+        if !is_ignored {
+            reader.require(provider.as_deref().unwrap_or(source::implied_by(type_)), None, location);
         }
     }
     let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, inputs);
@@ -347,25 +355,6 @@ impl ModuleReader {
             (ProviderReference::BuiltIn, Some(_)) => {
                 Err("the provider is part of the client, and has no versions to choose from".to_owned())
             }
-        }
-    }
-
-    /// Requires the provider of an `import` block.
-    fn require_imported(&mut self, ImportBlock { target, provider, location }: &ImportBlock) {
-        let mut address = target.as_slice();
-        while let [module, _, rest @ ..] = address
-            && module == "module"
-        {
-            // Terraform ignores imports into called modules.
-            if self.client == ClientKind::Terraform {
-                return;
-            }
-            address = rest;
-        }
-        match (provider, address.first()) {
-            (Some(name), _) => self.require(name, None, location),
-            (None, Some(type_)) => self.require(source::implied_by(type_), None, location),
-            (None, None) => {}
         }
     }
 }

@@ -191,7 +191,7 @@ impl ResolutionResult {
         let archives = self.required.into_iter().map(|(artifact, details)| RequiredArchive {
             artifact,
             hashes: details.hashes.into_iter().collect(),
-            required_by: shortened_list(details.required_by),
+            required_by: shortened_list(details.required_by, MAX_REQUIRED_BY),
         });
         let truncation_notice = (self.unavailable.len() >= MAX_UNAVAILABLE).then(|| UnavailableItem {
             subject: "further items".to_owned(),
@@ -201,7 +201,7 @@ impl ResolutionResult {
         let unavailable = self.unavailable.into_iter().map(|((subject, reason), required_by)| UnavailableItem {
             subject,
             reason,
-            required_by: shortened_list(required_by),
+            required_by: shortened_list(required_by, MAX_REQUIRED_BY),
         });
         ResolvedRequirements {
             archives: archives.collect(),
@@ -219,10 +219,10 @@ fn shortened_text(mut text: String) -> String {
     text
 }
 
-/// The first few names, and the number of the others.
-fn shortened_list(required_by: BTreeSet<String>) -> Vec<String> {
-    let omitted = required_by.len().saturating_sub(MAX_REQUIRED_BY);
-    let mut named: Vec<String> = required_by.into_iter().take(MAX_REQUIRED_BY).collect();
+/// The first `max` names, and the number of the others.
+fn shortened_list(names: BTreeSet<String>, max: usize) -> Vec<String> {
+    let omitted = names.len().saturating_sub(max);
+    let mut named: Vec<String> = names.into_iter().take(max).collect();
     if omitted > 0 {
         named.push(format!("and {omitted} more"));
     }

@@ -245,17 +245,12 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         versions: &ModuleConstraint,
     ) -> Result<ModulePackage, String> {
         let choose = |listed: &[Version]| {
-            let no_match = || match *versions == ModuleConstraint::default() {
-                true => format!("none of the {} versions that are listed is a release", listed.len()),
-                false => {
-                    let constraint = versions.to_string();
-                    let count = listed.len();
-                    format!(
-                        "none of the {count} versions that are listed matches {constraint:?}: change the constraint"
-                    )
-                }
+            let reason = match *versions == ModuleConstraint::default() {
+                true => "is a release".to_owned(),
+                false => format!("matches {:?}: change the constraint", versions.to_string()),
             };
-            versions.newest(listed).cloned().ok_or_else(no_match)
+            let no_match = format!("none of the {} versions that are listed {reason}", listed.len());
+            versions.newest(listed).cloned().ok_or(no_match)
         };
         let chosen = versions::choose(self.queries, &module.into(), choose).await?;
         Ok(ModulePackage { module: module.clone(), version: chosen.version })

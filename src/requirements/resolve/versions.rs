@@ -9,8 +9,8 @@ use super::super::configuration::ProviderRequirement;
 use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
 use super::super::{ClientKind, Files, Registries};
-use super::Root;
 use super::queries::RegistryQueries;
+use super::{Root, shortened_list};
 use crate::address::{
     Address, Artifact, Constraint, Hostname, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
     Selection, Version, Versions,
@@ -104,13 +104,7 @@ fn constraints_text(requirements: &[&ProviderRequirement]) -> String {
     let texts = |requirement: &&ProviderRequirement| {
         requirement.versions.as_ref().map(|versions| format!("{versions} ({})", requirement.location))
     };
-    let texts: BTreeSet<String> = requirements.iter().filter_map(texts).collect();
-    let omitted = texts.len().saturating_sub(MAX_LISTED_CONSTRAINTS);
-    let mut texts: Vec<String> = texts.into_iter().take(MAX_LISTED_CONSTRAINTS).collect();
-    if omitted > 0 {
-        texts.push(format!("and {omitted} more"));
-    }
-    texts.join("; ")
+    shortened_list(requirements.iter().filter_map(texts).collect(), MAX_LISTED_CONSTRAINTS).join("; ")
 }
 
 /// The locked providers of a root.
