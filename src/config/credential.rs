@@ -8,7 +8,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use toml::de::DeValue;
 
 use super::section::Section;
-use super::{outside, values};
+use super::{os, values};
 use crate::address::Hostname;
 
 /// A secret in a request header.
@@ -185,9 +185,9 @@ impl Section<'_, '_, '_> {
                     ("env", format!("the environment variable {name}"), secret)
                 }
                 (None, Some(path)) => {
-                    let secret = outside::text(&path, SECRET_LIMIT_BYTES);
+                    let secret = os::text(&path, SECRET_LIMIT_BYTES);
                     let path_text = path.display().to_string();
-                    if secret.is_ok() && outside::others_may_read(&path) {
+                    if secret.is_ok() && os::others_may_read(&path) {
                         let text = format!("every user of this machine may read {path_text}; chmod o-rwx {path_text}");
                         section.warning("file", text);
                     }

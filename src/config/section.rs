@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::outside;
+use super::os;
 use super::values::{self, ValueError, quoted};
 
 /// Maximum number of lines printed.
@@ -16,7 +16,7 @@ const MAX_SHOWN: usize = 50;
 
 /// One message about a line of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remark {
+pub struct Diagnostic {
     /// The configuration file.
     pub file: PathBuf,
     /// Line, from 1; `None` for the whole file.
@@ -27,7 +27,7 @@ pub struct Remark {
     pub text: String,
 }
 
-impl fmt::Display for Remark {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = self.line.map(|line| format!(":{line}")).unwrap_or_default();
         let key = if self.key.is_empty() { String::new() } else { format!(": {}", self.key) };
@@ -37,21 +37,21 @@ impl fmt::Display for Remark {
 
 /// All problems of a configuration file, at least one, in line order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problems(Vec<Remark>);
+pub struct Problems(Vec<Diagnostic>);
 
 impl Problems {
     /// The problems, in line order.
-    pub fn remarks(&self) -> &[Remark] {
+    pub fn diagnostics(&self) -> &[Diagnostic] {
         &self.0
     }
 
-    pub(super) fn new(mut remarks: Vec<Remark>) -> Self {
-        remarks.sort_by_key(|remark| remark.line);
-        Self(remarks)
+    pub(super) fn new(mut diagnostics: Vec<Diagnostic>) -> Self {
+        diagnostics.sort_by_key(|diagnostic| diagnostic.line);
+        Self(diagnostics)
     }
 
-    pub(super) fn unreadable(path: &Path, cause: &outside::Unreadable) -> Self {
-        Self(vec![Remark {
+    pub(super) fn unreadable(path: &Path, cause: &os::Unreadable) -> Self {
+        Self(vec![Diagnostic {
             file: path.to_owned(),
             line: None,
             key: String::new(),
@@ -66,8 +66,8 @@ impl fmt::Display for Problems {
             1 => write!(f, "1 problem in the configuration:")?,
             count => write!(f, "{count} problems in the configuration:")?,
         }
-        for remark in self.0.iter().take(MAX_SHOWN) {
-            write!(f, "\n{remark}")?;
+        for diagnostic in self.0.iter().take(MAX_SHOWN) {
+            write!(f, "\n{diagnostic}")?;
         }
         if self.0.len() > MAX_SHOWN {
             write!(f, "\n… and {} more", self.0.len() - MAX_SHOWN)?;
@@ -84,8 +84,8 @@ pub(super) struct ConfigReader<'a> {
     pub(super) folder: &'a Path,
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     line_starts: Vec<usize>,
-    pub(super) problems: Vec<Remark>,
-    pub(super) warnings: Vec<Remark>,
+    pub(super) problems: Vec<Diagnostic>,
+    pub(super) warnings: Vec<Diagnostic>,
     /// Every key that was asked for, with its section.
     pub(super) known_keys: BTreeSet<String>,
 }
@@ -109,8 +109,8 @@ impl<'a> ConfigReader<'a> {
         self.line_starts.partition_point(|start| *start <= offset) + 1
     }
 
-    pub(super) fn remark(&self, line: Option<usize>, key: String, text: String) -> Remark {
-        Remark { file: self.file.to_owned(), line, key, text }
+    pub(super) fn diagnostic(&self, line: Option<usize>, key: String, text: String) -> Diagnostic {
+        Diagnostic { file: self.file.to_owned(), line, key, text }
     }
 }
 
@@ -244,7 +244,7 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Reads the path of a file that is opened later. The file must be readable now.
     pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let path = self.path(key, example)?;
-        if let Err(cause) = outside::check(&path) {
+        if let Err(cause) = os::check(&path) {
             self.problem(key, format!("{} cannot be read: {cause}", path.display()));
         }
         Some(path)
@@ -278,14 +278,14 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Records a warning, which does not prevent a start.
     pub(super) fn warning(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
-        let remark = self.reader.remark(Some(line), self.path_of(key), text);
-        self.reader.warnings.push(remark);
+        let diagnostic = self.reader.diagnostic(Some(line), self.path_of(key), text);
+        self.reader.warnings.push(diagnostic);
     }
 
     /// Records a problem with a key on a given line.
     pub(super) fn problem_at(&mut self, line: usize, key: &str, text: String) {
-        let remark = self.reader.remark(Some(line), self.path_of(key), text);
-        self.reader.problems.push(remark);
+        let diagnostic = self.reader.diagnostic(Some(line), self.path_of(key), text);
+        self.reader.problems.push(diagnostic);
     }
 
     /// Reads a table with `read`, then reports unknown and missing keys.

@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use ipnet::IpNet;
 use url::Url;
 
-use super::outside;
+use super::os;
 use crate::address::{Hostname, Platform};
 use crate::verify::VerificationPolicy;
 
@@ -93,7 +93,7 @@ pub(crate) fn listening(value: &str) -> Result<SocketAddr, String> {
     if !is_name_with_port {
         return Err(format!("{} is not an address or a host name with a port", quoted(value)));
     }
-    outside::address(value).map_err(|cause| format!("{} does not resolve: {cause}", quoted(value)))
+    os::address(value).map_err(|cause| format!("{} does not resolve: {cause}", quoted(value)))
 }
 
 pub(super) fn platform(value: &str) -> Result<Platform, String> {
