@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::super::ClientKind;
 use super::block::{Block, BlockBody};
-use super::expression::{Constant, ExpressionText, Inputs, References, Scope, Variable};
+use super::expression::{Constant, ExpressionText, References, Scope, Variable, VariableValues};
 use super::source::{self, ModuleSource, ProviderReference};
 use super::{FileRole, Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
@@ -230,8 +230,13 @@ fn provider_argument(body: BlockBody<'_>) -> Option<String> {
     body.attribute("provider")?.value.reference().into_iter().next()
 }
 
-/// Interprets the declarations of a folder; `inputs` are the values of its variables.
-pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: ClientKind, inputs: &Inputs) -> Module {
+/// Interprets the declarations of a folder; `values` are those of its variables.
+pub(super) fn interpret(
+    declarations: &Declarations,
+    role: ModuleRole,
+    client: ClientKind,
+    values: &VariableValues,
+) -> Module {
     let (local_names, recorded, module) = (BTreeMap::new(), HashSet::new(), Module::default());
     let mut reader = ModuleReader { client, local_names, recorded, module };
     for (name, required) in &declarations.required_providers {
@@ -268,7 +273,7 @@ pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: C
             reader.require(provider.as_deref().unwrap_or(source::implied_by(type_)), None, location);
         }
     }
-    let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, inputs);
+    let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, values);
     let calls = declarations.calls.iter().map(|(name, block)| (format!("module {name:?}"), block, &scope));
     // Clients do not evaluate the modules of tests.
     let empty_scope = Scope::empty();
@@ -279,7 +284,7 @@ pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: C
             Err(problem) => reader.module.problems.push(problem),
         }
     }
-    reader.module.inputs = declarations.deciding_variables(client);
+    reader.module.deciding_variables = declarations.deciding_variables(client);
     reader.module
 }
 
@@ -390,12 +395,12 @@ fn module_call(
         },
     };
     let has_version = block.has_version_beside_source || versions.is_some();
-    let inputs = block.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
+    let arguments = block.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
     let module_source = ModuleSource::parse(&source, has_version, client);
     Ok(ModuleCall {
         source: module_source.map_err(|reason| problem(&shown, reason, location))?,
         versions: versions.unwrap_or_default(),
-        inputs,
+        arguments,
         location: location.clone(),
     })
 }

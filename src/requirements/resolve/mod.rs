@@ -13,7 +13,8 @@ use futures_util::future::join_all;
 
 use self::queries::{LocalModules, RegistryQueries};
 use super::configuration::{
-    self, Inputs, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
+    self, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration, is_for_opentofu_only,
+    is_test,
 };
 use super::files::{LOCK_FILE, resolve_path};
 use super::{
@@ -113,8 +114,14 @@ pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
     let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
     let mut called = BTreeSet::new();
     for folder in &folders {
-        let module =
-            configuration::read(files, folder, ModuleRole::Root, client_of(files, folder), NO_PACKAGE, &Inputs::new());
+        let module = configuration::read(
+            files,
+            folder,
+            ModuleRole::Root,
+            client_of(files, folder),
+            NO_PACKAGE,
+            &VariableValues::new(),
+        );
         for call in module.calls {
             let ModuleSource::Local(call_path) = call.source else { continue };
             called.extend(resolve_path(folder, &call_path).filter(|target| target != folder));
