@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use larder::config::{Config, Problems, Remark};
+use larder::config::{Config, Problems, Diagnostic};
 use libfuzzer_sys::fuzz_target;
 
 const SECRET: &str = "hunter2-s3cret";
@@ -19,11 +19,11 @@ fuzz_target!(|text: &str| {
     match result {
         Ok((config, _)) => assert_consistent(&config),
         Err(problems) => {
-            let remarks = problems.remarks();
-            assert!(!remarks.is_empty() && remarks.is_sorted_by_key(|remark| remark.line));
-            for remark in remarks {
-                assert!(remark.line.is_none_or(|line| line >= 1 && line <= text.lines().count() + 1), "{remark}");
-                assert!(!remark.to_string().chars().any(char::is_control), "{:?}", remark.to_string());
+            let diagnostics = problems.diagnostics();
+            assert!(!diagnostics.is_empty() && diagnostics.is_sorted_by_key(|diagnostic| diagnostic.line));
+            for diagnostic in diagnostics {
+                assert!(diagnostic.line.is_none_or(|line| line >= 1 && line <= text.lines().count() + 1), "{diagnostic}");
+                assert!(!diagnostic.to_string().chars().any(char::is_control), "{:?}", diagnostic.to_string());
             }
             assert!(problems.to_string().len() < 200_000, "{problems}");
         }
@@ -44,7 +44,7 @@ fuzz_target!(|text: &str| {
     }
 });
 
-type ParseResult = Result<(Config, Vec<Remark>), Problems>;
+type ParseResult = Result<(Config, Vec<Diagnostic>), Problems>;
 
 fn parse(text: &str) -> ParseResult {
     let env = |name: &str| match name {

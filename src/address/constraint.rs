@@ -7,7 +7,7 @@ use std::fmt;
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
-use super::version::compare_pre;
+use super::version::PreRelease;
 use super::{BadAddress, Version};
 
 /// The longest constraint, in bytes.
@@ -245,7 +245,7 @@ struct PartialVersion {
     numbers: Vec<u64>,
     /// The number of components that the text spells out.
     written_count: usize,
-    pre: String,
+    pre: PreRelease,
 }
 
 impl ModuleConstraint {
@@ -332,7 +332,7 @@ impl PartialVersion {
             None => pre,
         };
         let is_valid = (pre.is_empty() || is_label(pre)) && build.is_none_or(is_label);
-        is_valid.then(|| Self { numbers, written_count, pre: pre.to_owned() })
+        is_valid.then(|| Self { numbers, written_count, pre: PreRelease(pre.to_owned()) })
     }
 
     /// Compares this limit with a version. Components that one of them lacks count as 0.
@@ -342,7 +342,7 @@ impl PartialVersion {
         let orders = self.numbers.iter().enumerate().map(|(index, number)| number.cmp(&version_number(index)));
         match orders.fold(Ordering::Equal, Ordering::then) {
             // With a fourth component, pre-releases are ignored.
-            Ordering::Equal if self.numbers.len() == 3 => compare_pre(&self.pre, version.pre()),
+            Ordering::Equal if self.numbers.len() == 3 => self.pre.cmp(version.pre()),
             order => order,
         }
     }

@@ -1,7 +1,6 @@
 //! Versions as the clients read them, and their order.
 
 use std::cmp::Ordering;
-use std::hash::{Hash, Hasher};
 
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
@@ -14,12 +13,12 @@ const MAX_VERSION_BYTES: usize = 96;
 /// A version in the clients' normal form: `1.2` is `1.2.0`, `01.2.3` is `1.2.3` (provider registry protocol).
 ///
 /// Ordered by SemVer precedence; build metadata only breaks ties.
-#[derive(Debug, Display, Clone, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[display("{normal}")]
 #[serde(try_from = "String", into = "String")]
 pub struct Version {
     numbers: [u64; 3],
-    pre: String,
+    pre: PreRelease,
     build: String,
     normal: String,
 }
@@ -73,7 +72,7 @@ impl Version {
         if normal.len() > MAX_VERSION_BYTES {
             return Err(bad("it is longer than 96 bytes once all three numbers are written"));
         }
-        Ok(Self { numbers, pre, build, normal })
+        Ok(Self { numbers, pre: PreRelease(pre), build, normal })
     }
 
     /// Parses a module version as the clients do: with or without a `v` in front (module registry protocol).
@@ -92,7 +91,7 @@ impl Version {
     }
 
     /// The pre-release part; empty for a release.
-    pub(super) fn pre(&self) -> &str {
+    pub(super) fn pre(&self) -> &PreRelease {
         &self.pre
     }
 
@@ -103,60 +102,40 @@ impl Version {
 
     /// SemVer precedence: build metadata is ignored.
     pub(super) fn precedence(&self, other: &Self) -> Ordering {
-        self.numbers.cmp(&other.numbers).then_with(|| compare_pre(&self.pre, &other.pre))
+        (self.numbers, &self.pre).cmp(&(other.numbers, &other.pre))
     }
 }
 
-/// SemVer 2.0.0, section 11: a pre-release comes before its release; numbers before words.
-pub(super) fn compare_pre(a: &str, b: &str) -> Ordering {
-    match (a.is_empty(), b.is_empty()) {
-        (true, true) => return Ordering::Equal,
-        (true, false) => return Ordering::Greater,
-        (false, true) => return Ordering::Less,
-        (false, false) => {}
+/// The pre-release part of a version; empty for a release. Ordered by SemVer 2.0.0, section 11: a pre-release comes before
+/// its release; numbers before words.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct PreRelease(pub(super) String);
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Identifier<'a> {
+    Number(u64),
+    Word(&'a str),
+}
+
+impl PreRelease {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
-    let (mut a_identifiers, mut b_identifiers) = (a.split('.'), b.split('.'));
-    loop {
-        let order = match (a_identifiers.next(), b_identifiers.next()) {
-            (None, None) => return Ordering::Equal,
-            (None, Some(_)) => return Ordering::Less,
-            (Some(_), None) => return Ordering::Greater,
-            (Some(x), Some(y)) => match (x.parse::<u64>(), y.parse::<u64>()) {
-                (Ok(x), Ok(y)) => x.cmp(&y),
-                (Ok(_), Err(_)) => Ordering::Less,
-                (Err(_), Ok(_)) => Ordering::Greater,
-                (Err(_), Err(_)) => x.cmp(y),
-            },
-        };
-        if order != Ordering::Equal {
-            return order;
-        }
+
+    fn identifiers(&self) -> impl Iterator<Item = Identifier<'_>> {
+        self.0.split('.').map(|identifier| identifier.parse().map_or(Identifier::Word(identifier), Identifier::Number))
     }
 }
 
-impl Ord for Version {
+impl Ord for PreRelease {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.precedence(other).then_with(|| self.build.cmp(&other.build)).then_with(|| self.normal.cmp(&other.normal))
+        self.is_empty().cmp(&other.is_empty()).then_with(|| self.identifiers().cmp(other.identifiers()))
     }
 }
 
-impl PartialOrd for Version {
+impl PartialOrd for PreRelease {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Version {
-    fn eq(&self, other: &Self) -> bool {
-        self.normal == other.normal
-    }
-}
-
-impl Eq for Version {}
-
-impl Hash for Version {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.normal.hash(state);
     }
 }
 

@@ -103,8 +103,8 @@ pub(super) fn check(common: &CommonOptions) -> ExitCode {
             (config.source.clone(), warnings, app::start_problems(&config))
         }
         Err(problems) => {
-            let file = problems.remarks().first().map(|problem| problem.file.clone());
-            (file, Vec::new(), problems.remarks().iter().map(ToString::to_string).collect())
+            let file = problems.diagnostics().first().map(|problem| problem.file.clone());
+            (file, Vec::new(), problems.diagnostics().iter().map(ToString::to_string).collect())
         }
     };
     if common.json {

@@ -30,7 +30,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
 use self::terminal::{escape_for_terminal, with_bars_hidden};
 use crate::app::StartError;
-use crate::config::{self, Config, Problems, Remark};
+use crate::config::{self, Config, Diagnostic, Problems};
 use crate::error::safe_text;
 use crate::protocol::admin;
 
@@ -130,12 +130,12 @@ struct CommonOptions {
 }
 
 impl CommonOptions {
-    fn load(&self) -> Result<(Config, Vec<Remark>), Problems> {
+    fn load(&self) -> Result<(Config, Vec<Diagnostic>), Problems> {
         self.load_from(self.config.as_deref())
     }
 
     /// Loads the configuration and applies the overrides of the command line.
-    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Remark>), Problems> {
+    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Diagnostic>), Problems> {
         let (mut config, warnings) = Config::load(file)?;
         config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
         if let Some(store) = &self.store {
@@ -265,7 +265,7 @@ fn exit_code_of(error: &anyhow::Error) -> u8 {
 /// Error texts for JSON; each problem of a configuration is one entry.
 fn errors(error: &anyhow::Error) -> Vec<String> {
     let texts = match error.downcast_ref::<Problems>() {
-        Some(problems) => problems.remarks().iter().map(ToString::to_string).collect(),
+        Some(problems) => problems.diagnostics().iter().map(ToString::to_string).collect(),
         None => vec![error_chain_text(error)],
     };
     texts.iter().map(|text| safe_text(text)).collect()

@@ -1,14 +1,14 @@
 //! The types of credentials, which never print a secret, and the readers of their tables. An environment variable or a
 //! file holds a secret; it is loaded when the configuration is read, and never shown.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use http::{HeaderName, HeaderValue};
 use secrecy::{ExposeSecret as _, SecretString};
 use toml::de::DeValue;
 
 use super::section::Section;
-use super::{outside, values};
+use super::{os, values};
 use crate::address::Hostname;
 
 /// A secret in a request header.
@@ -93,7 +93,8 @@ pub(super) fn read_http(section: &mut Section<'_, '_, '_>) -> Option<CredentialK
 /// Reads one `[[credential]]`. Returns its upstreams, which are checked even if the credential has problems, and the
 /// credential; `None` if a required key is missing, which is recorded as a problem.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<Credential>) {
-    let host = section.required("host", "git.corp.example", values::hostname);
+    section.require(&["host"]);
+    let host = section.text("host", "git.corp.example", values::hostname);
     let upstreams = section.list("upstreams", r#"["registry.corp.example"]"#, values::hostname);
     let http = read_http(section);
     let ssh = section.optional_table("ssh", SSH_EXAMPLE, read_ssh).flatten();
@@ -111,21 +112,24 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (Vec<Hostname>, Option<
 }
 
 fn read_basic(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
-    let user = section.required("user", "larder", values::user_name);
-    let password = section.required_secret("password", r#"{ env = "REGISTRY_PASSWORD" }"#);
+    section.require(&["user", "password"]);
+    let user = section.text("user", "larder", values::user_name);
+    let password = section.secret("password", r#"{ env = "REGISTRY_PASSWORD" }"#);
     Some(CredentialKind::Basic { user: user?, password: password? })
 }
 
 fn read_header(section: &mut Section<'_, '_, '_>) -> Option<CredentialKind> {
-    let name = section.required("name", "X-Registry-Key", header_name);
-    let value = section.required_secret("value", r#"{ env = "REGISTRY_KEY" }"#);
+    section.require(&["name", "value"]);
+    let name = section.text("name", "X-Registry-Key", header_name);
+    let value = section.secret("value", r#"{ env = "REGISTRY_KEY" }"#);
     let value = value.and_then(|value| valid_header_value(section, "value", value));
     Some(CredentialKind::Header { name: name?, value: value? })
 }
 
 fn read_ssh(section: &mut Section<'_, '_, '_>) -> Option<SshFiles> {
-    let key = section.required_file("key", "id_ed25519");
-    let known_hosts = section.required_file("known_hosts", "known_hosts");
+    section.require(&["key", "known_hosts"]);
+    let key = section.file("key", "id_ed25519");
+    let known_hosts = section.file("known_hosts", "known_hosts");
     Some(SshFiles { key: key?, known_hosts: known_hosts? })
 }
 
@@ -156,9 +160,9 @@ fn header_name(value: &str) -> Result<String, String> {
 const SECRET_LIMIT_BYTES: u64 = 64 * 1024;
 
 impl Section<'_, '_, '_> {
-    /// Reads a secret from the environment variable or the file that the table names.
+    /// Reads a secret from the environment variable or the file that the table names, without final line breaks.
     pub(super) fn secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
-        if let DeValue::String(_) = self.value_of(key)?.get_ref() {
+        if let DeValue::String(_) = self.value_of(key, format!("{key} = {example}"))?.get_ref() {
             self.problem(
                 key,
                 format!(
@@ -168,59 +172,36 @@ impl Section<'_, '_, '_> {
             );
             return None;
         }
-        self.optional_table(key, example, |source| {
-            let variable = source.text("env", "REGISTRY_TOKEN", variable_name);
-            let file = source.path("file", "/run/secrets/registry-token");
-            source.at_most_one(&["env", "file"]);
-            if !source.has("env") && !source.has("file") {
-                source.problem("", format!("names no secret; write for example {key} = {example}"));
+        let secret = self.optional_table(key, example, |section| {
+            let variable = section.text("env", "REGISTRY_TOKEN", variable_name);
+            let file = section.path("file", "/run/secrets/registry-token");
+            section.at_most_one(&["env", "file"]);
+            if !section.has("env") && !section.has("file") {
+                section.problem("", format!("names no secret; write for example {key} = {example}"));
             }
-            match (variable, file) {
-                (Some(name), _) => source.secret_in_variable(&name),
-                (None, Some(path)) => source.secret_in_file(&path),
-                (None, None) => None,
-            }
-        })
-        .flatten()
-    }
-
-    pub(super) fn required_secret(&mut self, key: &'static str, example: &str) -> Option<SecretString> {
-        self.require(key, example);
-        self.secret(key, example)
-    }
-
-    fn secret_in_variable(&mut self, name: &str) -> Option<SecretString> {
-        let value = self.variable(name);
-        if value.is_none() {
-            self.problem("env", format!("the environment variable {name} is not set, or is not text"));
-        }
-        self.without_final_newline("env", value?, &format!("the environment variable {name}"))
-    }
-
-    fn secret_in_file(&mut self, path: &Path) -> Option<SecretString> {
-        match outside::text(path, SECRET_LIMIT_BYTES) {
-            Ok(text) => {
-                if outside::others_may_read(path) {
-                    let path = path.display();
-                    self.warning("file", format!("every user of this machine may read {path}; chmod o-rwx {path}"));
+            let (key, source, secret) = match (variable, file) {
+                (Some(name), _) => {
+                    let secret = section.variable(&name).ok_or_else(|| "is not set, or is not text".to_owned());
+                    ("env", format!("the environment variable {name}"), secret)
                 }
-                self.without_final_newline("file", text, &path.display().to_string())
-            }
-            Err(cause) => {
-                self.problem("file", format!("{} cannot be read: {cause}", path.display()));
-                None
-            }
-        }
-    }
-
-    /// Removes final line breaks. An empty secret is a problem; `source` names where the secret came from.
-    fn without_final_newline(&mut self, key: &str, mut secret: String, source: &str) -> Option<SecretString> {
-        secret.truncate(secret.trim_end_matches(['\r', '\n']).len());
-        if secret.is_empty() {
-            self.problem(key, format!("{source} is empty"));
-            return None;
-        }
-        Some(SecretString::from(secret))
+                (None, Some(path)) => {
+                    let secret = os::text(&path, SECRET_LIMIT_BYTES);
+                    let path_text = path.display().to_string();
+                    if secret.is_ok() && os::others_may_read(&path) {
+                        let text = format!("every user of this machine may read {path_text}; chmod o-rwx {path_text}");
+                        section.warning("file", text);
+                    }
+                    ("file", path_text, secret.map_err(|cause| format!("cannot be read: {cause}")))
+                }
+                (None, None) => return None,
+            };
+            let secret = secret.and_then(|mut secret| {
+                secret.truncate(secret.trim_end_matches(['\r', '\n']).len());
+                if secret.is_empty() { Err("is empty".to_owned()) } else { Ok(SecretString::from(secret)) }
+            });
+            secret.map_err(|problem| section.problem(key, format!("{source} {problem}"))).ok()
+        });
+        secret.flatten()
     }
 }
 

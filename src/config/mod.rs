@@ -2,7 +2,7 @@
 //! and files that it names are read only here. Each part of larder receives only its own section.
 
 mod credential;
-mod outside;
+mod os;
 mod read;
 mod section;
 #[cfg(test)]
@@ -25,8 +25,8 @@ use crate::store::SizeLimit;
 
 pub use bytesize::ByteSize;
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
-pub(crate) use outside::{environment, text};
-pub use section::{Problems, Remark};
+pub(crate) use os::{environment, text};
+pub use section::{Diagnostic, Problems};
 pub use upstream::{FreshnessLifetimes, Upstream};
 pub(crate) use values::listening;
 pub use warm::{RecurringWarmTarget, RecurringWarmUp};
@@ -59,7 +59,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self::defaults(&outside::variable)
+        Self::defaults(&os::variable)
     }
 }
 
@@ -67,17 +67,17 @@ impl Config {
     /// Loads the named file, else the first existing one of `$LARDER_CONFIG`, `$XDG_CONFIG_HOME/larder/mirror.toml` and
     /// `/etc/larder/mirror.toml`, else the defaults. A file that is named here or in `$LARDER_CONFIG` must exist. The
     /// working directory is never searched: a cloned repository must not choose where credentials go.
-    pub fn load(path: Option<&Path>) -> Result<(Self, Vec<Remark>), Problems> {
-        let env = &outside::variable;
+    pub fn load(path: Option<&Path>) -> Result<(Self, Vec<Diagnostic>), Problems> {
+        let env = &os::variable;
         if let Some(path) = path {
-            let text = outside::text(path, MAX_FILE_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
+            let text = os::text(path, MAX_FILE_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
             return Self::parse(&text, path, env);
         }
-        if let Some(path) = outside::named_file(env) {
+        if let Some(path) = os::named_file(env) {
             return Self::load(Some(&path));
         }
-        for path in outside::default_locations(env) {
-            match outside::text(&path, MAX_FILE_BYTES) {
+        for path in os::default_locations(env) {
+            match os::text(&path, MAX_FILE_BYTES) {
                 Ok(text) => return Self::parse(&text, &path, env),
                 Err(cause) if cause.is_absent() => {}
                 Err(cause) => return Err(Problems::unreadable(&path, &cause)),
@@ -92,7 +92,7 @@ impl Config {
         text: &str,
         file: &Path,
         env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<(Self, Vec<Remark>), Problems> {
+    ) -> Result<(Self, Vec<Diagnostic>), Problems> {
         let (config, reader) = read::read(text, file, env);
         if reader.problems.is_empty() { Ok((config, reader.warnings)) } else { Err(Problems::new(reader.problems)) }
     }

@@ -14,7 +14,7 @@ use crate::bundle::{BundleKeys, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
-use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, outside, upstream, values, warm};
+use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, os, upstream, values, warm};
 
 /// Reads the whole text of one file, even if it has problems. The configuration is valid only if the reader has none.
 pub(super) fn read<'a>(
@@ -38,8 +38,8 @@ pub(super) fn read<'a>(
     let is_reliable = |line: usize| line < first_unreliable_line && !syntax_errors.contains_key(&line);
     reader.problems.retain(|problem| problem.line.is_none_or(is_reliable));
     for (line, message) in syntax_errors {
-        let remark = reader.remark(Some(line), String::new(), format!("this is not TOML: {message}"));
-        reader.problems.push(remark);
+        let diagnostic = reader.diagnostic(Some(line), String::new(), format!("this is not TOML: {message}"));
+        reader.problems.push(diagnostic);
     }
     (config, reader)
 }
@@ -104,8 +104,9 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
 }
 
 fn read_tls(section: &mut Section<'_, '_, '_>) -> Option<TlsFiles> {
-    let certificate = section.required_file("certificate", "cert.pem");
-    let key = section.required_file("key", "key.pem");
+    section.require(&["certificate", "key"]);
+    let certificate = section.file("certificate", "cert.pem");
+    let key = section.file("key", "key.pem");
     Some(TlsFiles { certificate: certificate?, key: key? })
 }
 
@@ -117,7 +118,7 @@ fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
 }
 
 fn read_store(section: &mut Section<'_, '_, '_>) -> Store {
-    let default_path = outside::store_folder(&|name| section.variable(name));
+    let default_path = os::store_folder(&|name| section.variable(name));
     let max_size = section.text("max_size", "200GiB", values::capacity);
     // Disks lose bits over months, and reading a full store takes only hours.
     let monthly = Some(Duration::from_secs(30 * 24 * 3600));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::outside;
+use super::os;
 use super::values::{self, ValueError, quoted};
 
 /// Maximum number of lines printed.
@@ -16,7 +16,7 @@ const MAX_SHOWN: usize = 50;
 
 /// One message about a line of a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remark {
+pub struct Diagnostic {
     /// The configuration file.
     pub file: PathBuf,
     /// Line, from 1; `None` for the whole file.
@@ -27,36 +27,31 @@ pub struct Remark {
     pub text: String,
 }
 
-impl fmt::Display for Remark {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.file.display())?;
-        if let Some(line) = self.line {
-            write!(f, ":{line}")?;
-        }
-        if !self.key.is_empty() {
-            write!(f, ": {}", self.key)?;
-        }
-        write!(f, ": {}", self.text)
+        let line = self.line.map(|line| format!(":{line}")).unwrap_or_default();
+        let key = if self.key.is_empty() { String::new() } else { format!(": {}", self.key) };
+        write!(f, "{}{line}{key}: {}", self.file.display(), self.text)
     }
 }
 
 /// All problems of a configuration file, at least one, in line order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problems(Vec<Remark>);
+pub struct Problems(Vec<Diagnostic>);
 
 impl Problems {
     /// The problems, in line order.
-    pub fn remarks(&self) -> &[Remark] {
+    pub fn diagnostics(&self) -> &[Diagnostic] {
         &self.0
     }
 
-    pub(super) fn new(mut remarks: Vec<Remark>) -> Self {
-        remarks.sort_by_key(|remark| remark.line);
-        Self(remarks)
+    pub(super) fn new(mut diagnostics: Vec<Diagnostic>) -> Self {
+        diagnostics.sort_by_key(|diagnostic| diagnostic.line);
+        Self(diagnostics)
     }
 
-    pub(super) fn unreadable(path: &Path, cause: &outside::Unreadable) -> Self {
-        Self(vec![Remark {
+    pub(super) fn unreadable(path: &Path, cause: &os::Unreadable) -> Self {
+        Self(vec![Diagnostic {
             file: path.to_owned(),
             line: None,
             key: String::new(),
@@ -71,8 +66,8 @@ impl fmt::Display for Problems {
             1 => write!(f, "1 problem in the configuration:")?,
             count => write!(f, "{count} problems in the configuration:")?,
         }
-        for remark in self.0.iter().take(MAX_SHOWN) {
-            write!(f, "\n{remark}")?;
+        for diagnostic in self.0.iter().take(MAX_SHOWN) {
+            write!(f, "\n{diagnostic}")?;
         }
         if self.0.len() > MAX_SHOWN {
             write!(f, "\n… and {} more", self.0.len() - MAX_SHOWN)?;
@@ -89,8 +84,8 @@ pub(super) struct ConfigReader<'a> {
     pub(super) folder: &'a Path,
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     line_starts: Vec<usize>,
-    pub(super) problems: Vec<Remark>,
-    pub(super) warnings: Vec<Remark>,
+    pub(super) problems: Vec<Diagnostic>,
+    pub(super) warnings: Vec<Diagnostic>,
     /// Every key that was asked for, with its section.
     pub(super) known_keys: BTreeSet<String>,
 }
@@ -114,8 +109,8 @@ impl<'a> ConfigReader<'a> {
         self.line_starts.partition_point(|start| *start <= offset) + 1
     }
 
-    pub(super) fn remark(&self, line: Option<usize>, key: String, text: String) -> Remark {
-        Remark { file: self.file.to_owned(), line, key, text }
+    pub(super) fn diagnostic(&self, line: Option<usize>, key: String, text: String) -> Diagnostic {
+        Diagnostic { file: self.file.to_owned(), line, key, text }
     }
 }
 
@@ -127,10 +122,9 @@ pub(super) struct Section<'r, 'a, 't> {
     /// The offset of the table in the file, in bytes.
     offset: usize,
     table: Option<&'t DeTable<'t>>,
-    /// The keys that were asked for.
-    known: Vec<&'static str>,
-    /// Required keys that are absent, each with the message about it.
-    missing: Vec<(&'static str, String)>,
+    /// The keys that were asked for, each with a valid line as an example.
+    known: Vec<(&'static str, String)>,
+    required: &'static [&'static str],
 }
 
 impl<'r, 'a, 't> Section<'r, 'a, 't> {
@@ -145,8 +139,8 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         key: &'static str,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> T {
-        let value = self.value_of(key);
-        let table = value.and_then(|value| self.as_table(key, value, &format!("[{key}]")));
+        let value = self.value_of(key, format!("[{key}]"));
+        let table = value.and_then(|value| self.as_table(key, value));
         let offset = value.map_or(self.offset, |value| value.span().start);
         let path = self.path_of(key);
         Section::read_table(self.reader, path, offset, table, read)
@@ -159,8 +153,8 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         example: &str,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> Option<T> {
-        let value = self.value_of(key)?;
-        let table = self.as_table(key, value, &format!("{key} = {example}"))?;
+        let value = self.value_of(key, format!("{key} = {example}"))?;
+        let table = self.as_table(key, value)?;
         let path = self.path_of(key);
         Some(Section::read_table(self.reader, path, value.span().start, Some(table), read))
     }
@@ -171,15 +165,14 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         key: &'static str,
         mut read: impl FnMut(&mut Section<'_, 'a, 't>) -> T,
     ) -> Option<Vec<T>> {
-        let value = self.value_of(key)?;
-        let example_line = format!("[[{key}]]");
+        let value = self.value_of(key, format!("[[{key}]]"))?;
         let DeValue::Array(items) = value.get_ref() else {
-            self.mistyped(key, value, "array of tables", &example_line);
+            self.mistyped(key, value, "array of tables");
             return Some(Vec::new());
         };
         let mut results = Vec::new();
         for item in items.iter() {
-            if let Some(table) = self.as_table(key, item, &example_line) {
+            if let Some(table) = self.as_table(key, item) {
                 let path = self.path_of(key);
                 results.push(Section::read_table(self.reader, path, item.span().start, Some(table), &mut read));
             }
@@ -194,20 +187,8 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         example: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
-        let value = self.value_of(key)?;
-        let example_line = format!("{key} = \"{example}\"");
-        self.parsed(key, value, &example_line, parse)
-    }
-
-    /// Reads a required string.
-    pub(super) fn required<T, E: Into<ValueError>>(
-        &mut self,
-        key: &'static str,
-        example: &str,
-        parse: impl FnOnce(&str) -> Result<T, E>,
-    ) -> Option<T> {
-        self.require(key, &format!("\"{example}\""));
-        self.text(key, example, parse)
+        let value = self.value_of(key, format!("{key} = \"{example}\""))?;
+        self.parsed(key, value, parse)
     }
 
     /// Reads an array of strings, each with `parse`.
@@ -217,20 +198,19 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         example: &str,
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Option<Vec<T>> {
-        let value = self.value_of(key)?;
-        let example_line = format!("{key} = {example}");
+        let value = self.value_of(key, format!("{key} = {example}"))?;
         let DeValue::Array(items) = value.get_ref() else {
-            self.mistyped(key, value, "array of strings", &example_line);
+            self.mistyped(key, value, "array of strings");
             return None;
         };
-        Some(items.iter().filter_map(|item| self.parsed(key, item, &example_line, &parse)).collect())
+        Some(items.iter().filter_map(|item| self.parsed(key, item, &parse)).collect())
     }
 
     /// Reads a boolean.
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
-        let value = self.value_of(key)?;
+        let value = self.value_of(key, format!("{key} = true"))?;
         let DeValue::Boolean(flag) = value.get_ref() else {
-            self.mistyped(key, value, "boolean", &format!("{key} = true"));
+            self.mistyped(key, value, "boolean");
             return None;
         };
         Some(*flag)
@@ -264,16 +244,10 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Reads the path of a file that is opened later. The file must be readable now.
     pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let path = self.path(key, example)?;
-        if let Err(cause) = outside::check(&path) {
+        if let Err(cause) = os::check(&path) {
             self.problem(key, format!("{} cannot be read: {cause}", path.display()));
         }
         Some(path)
-    }
-
-    /// Reads the required path of a file that must be readable.
-    pub(super) fn required_file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
-        self.require(key, &format!("\"{example}\""));
-        self.file(key, example)
     }
 
     /// True for a key that is present, valid or not.
@@ -304,14 +278,14 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Records a warning, which does not prevent a start.
     pub(super) fn warning(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
-        let remark = self.reader.remark(Some(line), self.path_of(key), text);
-        self.reader.warnings.push(remark);
+        let diagnostic = self.reader.diagnostic(Some(line), self.path_of(key), text);
+        self.reader.warnings.push(diagnostic);
     }
 
     /// Records a problem with a key on a given line.
     pub(super) fn problem_at(&mut self, line: usize, key: &str, text: String) {
-        let remark = self.reader.remark(Some(line), self.path_of(key), text);
-        self.reader.problems.push(remark);
+        let diagnostic = self.reader.diagnostic(Some(line), self.path_of(key), text);
+        self.reader.problems.push(diagnostic);
     }
 
     /// Reads a table with `read`, then reports unknown and missing keys.
@@ -322,21 +296,31 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         table: Option<&'t DeTable<'t>>,
         read: impl FnOnce(&mut Section<'_, 'a, 't>) -> T,
     ) -> T {
-        let mut section = Section { reader, path, offset, table, known: Vec::new(), missing: Vec::new() };
+        let mut section = Section { reader, path, offset, table, known: Vec::new(), required: &[] };
         let result = read(&mut section);
         let misspelt = section.report_unknown();
         section.report_missing(&misspelt);
         result
     }
 
-    /// The value of a key, which becomes a known key.
-    pub(super) fn value_of(&mut self, key: &'static str) -> Option<&'t Spanned<DeValue<'t>>> {
-        if !self.known.contains(&key) {
-            self.known.push(key);
+    /// The value of a key, which becomes a known key; `example_line` is a valid line for it.
+    pub(super) fn value_of(&mut self, key: &'static str, example_line: String) -> Option<&'t Spanned<DeValue<'t>>> {
+        if !self.is_known(key) {
+            self.known.push((key, example_line));
             let path = self.path_of(key);
             self.reader.known_keys.insert(path);
         }
         self.table?.get(key)
+    }
+
+    fn is_known(&self, key: &str) -> bool {
+        self.known.iter().any(|(known, _)| *known == key)
+    }
+
+    /// The advice to write a valid line for a known key.
+    fn example(&self, key: &str) -> String {
+        let example = self.known.iter().find(|(known, _)| *known == key);
+        example.map(|(_, line)| format!("write for example {line}")).unwrap_or_default()
     }
 
     /// The dotted name of a key.
@@ -348,28 +332,26 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         }
     }
 
-    /// Notes a required key as missing if it is absent.
-    pub(super) fn require(&mut self, key: &'static str, example: &str) {
-        if !self.has(key) {
-            self.missing.push((key, format!("missing; write for example {key} = {example}")));
-        }
+    /// Makes keys required: once the table is read, absent ones are reported.
+    pub(super) fn require(&mut self, keys: &'static [&'static str]) {
+        self.required = keys;
     }
 
     /// Reports required keys that are absent, except keys that are probably just misspelt.
     fn report_missing(&mut self, misspelt: &[&'static str]) {
-        let line = self.line_of("");
-        for (key, text) in std::mem::take(&mut self.missing) {
-            if !misspelt.contains(&key) {
-                self.problem_at(line, key, text);
+        for key in self.required {
+            if !self.has(key) && !misspelt.contains(key) {
+                let line = self.line_of("");
+                self.problem_at(line, key, format!("missing; {}", self.example(key)));
             }
         }
     }
 
-    fn as_table(&mut self, key: &str, value: &'t Spanned<DeValue<'t>>, example_line: &str) -> Option<&'t DeTable<'t>> {
+    fn as_table(&mut self, key: &str, value: &'t Spanned<DeValue<'t>>) -> Option<&'t DeTable<'t>> {
         if let DeValue::Table(table) = value.get_ref() {
             return Some(table);
         }
-        self.mistyped(key, value, "table", example_line);
+        self.mistyped(key, value, "table");
         None
     }
 
@@ -377,11 +359,10 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         &mut self,
         key: &str,
         value: &Spanned<DeValue<'_>>,
-        example_line: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
         let DeValue::String(text) = value.get_ref() else {
-            self.mistyped(key, value, "string", example_line);
+            self.mistyped(key, value, "string");
             return None;
         };
         match parse(text) {
@@ -389,10 +370,8 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
             Err(error) => {
                 let line = self.reader.line(value.span().start);
                 let ValueError { text, suggestion } = error.into();
-                let remedy = match suggestion {
-                    Some(suggestion) => format!("write \"{suggestion}\""),
-                    None => format!("write for example {example_line}"),
-                };
+                let remedy =
+                    suggestion.map_or_else(|| self.example(key), |suggestion| format!("write \"{suggestion}\""));
                 self.problem_at(line, key, format!("{text}; {remedy}"));
                 None
             }
@@ -400,28 +379,26 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     }
 
     /// Reports a value of another type. Shows only the type, because the value may be a misplaced secret.
-    fn mistyped(&mut self, key: &str, value: &Spanned<DeValue<'_>>, expected: &str, example_line: &str) {
+    fn mistyped(&mut self, key: &str, value: &Spanned<DeValue<'_>>, expected: &str) {
         let found = value.get_ref().type_str();
         let line = self.reader.line(value.span().start);
-        self.problem_at(
-            line,
-            key,
-            format!("this is of type {found}, not {expected}; write for example {example_line}"),
-        );
+        let text = format!("this is of type {found}, not {expected}; {}", self.example(key));
+        self.problem_at(line, key, text);
     }
 
     /// Reports unknown keys. Returns the known keys that the user probably meant.
     fn report_unknown(&mut self) -> Vec<&'static str> {
         let mut meant_keys = Vec::new();
+        let known: Vec<&'static str> = self.known.iter().map(|(known, _)| *known).collect();
         for (key, _) in self.table.into_iter().flat_map(|table| table.iter()) {
             let name = key.get_ref().as_ref();
-            if self.known.contains(&name) {
+            if self.is_known(name) {
                 continue;
             }
-            let near = nearest(name, &self.known);
+            let near = nearest(name, &known);
             meant_keys.extend(near);
             let hint = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
-            let text = format!("unknown; {hint}known here: {}", self.known.join(", "));
+            let text = format!("unknown; {hint}known here: {}", known.join(", "));
             let shown = quoted(name);
             let line = self.reader.line(key.span().start);
             self.problem_at(line, shown.trim_matches('"'), text);

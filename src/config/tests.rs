@@ -38,7 +38,7 @@ fn env(name: &str) -> Option<String> {
     }
 }
 
-fn parse(text: &str) -> Result<(Config, Vec<Remark>), Problems> {
+fn parse(text: &str) -> Result<(Config, Vec<Diagnostic>), Problems> {
     Config::parse(text, Path::new("mirror.toml"), &env)
 }
 
@@ -372,14 +372,11 @@ fn the_store_is_in_the_state_folder_then_the_cache_folder_then_the_home_folder()
 #[test]
 fn the_working_directory_is_never_searched() {
     let xdg = |name: &str| (name == "XDG_CONFIG_HOME").then(|| "/x".to_owned());
+    assert_eq!(os::default_locations(&xdg), [Path::new("/x/larder/mirror.toml"), Path::new("/etc/larder/mirror.toml")]);
     assert_eq!(
-        outside::default_locations(&xdg),
-        [Path::new("/x/larder/mirror.toml"), Path::new("/etc/larder/mirror.toml")]
-    );
-    assert_eq!(
-        outside::default_locations(&env),
+        os::default_locations(&env),
         [Path::new("/home/me/.config/larder/mirror.toml"), Path::new("/etc/larder/mirror.toml")]
     );
     let relative = |_: &str| Some(".".to_owned());
-    assert_eq!(outside::default_locations(&relative), [Path::new("/etc/larder/mirror.toml")]);
+    assert_eq!(os::default_locations(&relative), [Path::new("/etc/larder/mirror.toml")]);
 }

@@ -108,7 +108,8 @@ impl Default for FreshnessLifetimes {
 
 /// Reads one `[[upstream]]`. `None` for an invalid `host` or `url`; the problem is recorded.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
-    let host = section.required("host", "registry.corp.example", values::hostname);
+    section.require(&["host"]);
+    let host = section.text("host", "registry.corp.example", values::hostname);
     let url = section.text("url", "https://registry.corp.example/base/", values::base_url);
     let addresses = section.list("addresses", r#"["192.0.2.7:443"]"#, values::socket);
     let credential = credential::read_http(section);

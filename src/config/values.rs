@@ -8,7 +8,7 @@ use bytesize::ByteSize;
 use ipnet::IpNet;
 use url::Url;
 
-use super::outside;
+use super::os;
 use crate::address::{Hostname, Platform};
 use crate::verify::VerificationPolicy;
 
@@ -93,7 +93,7 @@ pub(crate) fn listening(value: &str) -> Result<SocketAddr, String> {
     if !is_name_with_port {
         return Err(format!("{} is not an address or a host name with a port", quoted(value)));
     }
-    outside::address(value).map_err(|cause| format!("{} does not resolve: {cause}", quoted(value)))
+    os::address(value).map_err(|cause| format!("{} does not resolve: {cause}", quoted(value)))
 }
 
 pub(super) fn platform(value: &str) -> Result<Platform, String> {
@@ -143,12 +143,9 @@ pub(super) fn private_destination(value: &str) -> Result<super::PrivateDestinati
 }
 
 pub(super) fn policy(value: &str) -> Result<VerificationPolicy, String> {
-    match value {
-        "signature" => Ok(VerificationPolicy::Signature),
-        "signature-if-keys" => Ok(VerificationPolicy::SignatureIfKeys),
-        "checksum" => Ok(VerificationPolicy::Checksum),
-        _ => Err(format!("{} is none of signature, signature-if-keys, checksum", quoted(value))),
-    }
+    use VerificationPolicy::{Checksum, Signature, SignatureIfKeys};
+    let named = [Signature, SignatureIfKeys, Checksum].into_iter().find(|policy| policy.to_string() == value);
+    named.ok_or_else(|| format!("{} is none of signature, signature-if-keys, checksum", quoted(value)))
 }
 
 pub(super) fn duration(value: &str) -> Result<Duration, String> {

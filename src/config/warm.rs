@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::address::{Hostname, PackageSelector, Platform};
 use crate::requirements::{ArgumentKind, ClientKind};
 
-use super::outside::Unreadable;
+use super::os::Unreadable;
 use super::section::Section;
-use super::{outside, values};
+use super::{os, values};
 
 /// The default interval.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(24 * 3600);
@@ -44,8 +44,8 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
     let example = r#"["hashicorp/aws@~> 5.0", "./configurations/prod"]"#;
     let folder = section.folder();
     let targets = section.list("what", example, |text| warm_target(text, folder)).unwrap_or_default();
-    let (targets, remarks): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = targets.into_iter().unzip();
-    remarks.into_iter().flatten().for_each(|remark| section.warning("what", remark));
+    let (targets, warnings): (Vec<RecurringWarmTarget>, Vec<Option<String>>) = targets.into_iter().unzip();
+    warnings.into_iter().flatten().for_each(|warning| section.warning("what", warning));
     let warm = RecurringWarmUp {
         targets,
         platforms: section.list("platforms", r#"["linux_amd64"]"#, values::platform).unwrap_or_default(),
@@ -53,9 +53,8 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<RecurringWarmUp>
         pin: section.flag("pin").unwrap_or(false),
         client: section.text("client", "terraform", client),
     };
-    if !section.has("what") {
-        section.problem("what", format!("missing; write for example what = {example}"));
-    } else if section.is_empty_list("what") {
+    section.require(&["what"]);
+    if section.is_empty_list("what") {
         section.problem("what", format!("an empty list warms nothing; write for example what = {example}"));
     }
     (!warm.targets.is_empty()).then_some(warm)
@@ -73,7 +72,7 @@ fn warm_target(text: &str, folder: &Path) -> Result<(RecurringWarmTarget, Option
     // The default registry is not available yet; any host will do to check the syntax.
     let some_host = Hostname::parse(super::upstream::TERRAFORM_HOST).map_err(|bad| bad.to_string())?;
     let path = folder.join(text);
-    match outside::check(&path) {
+    match os::check(&path) {
         _ if text.is_empty() || text.contains('\0') => {}
         Ok(()) | Err(Unreadable::Folder) => {
             return match ArgumentKind::of(text, &path, &some_host)? {
@@ -87,12 +86,12 @@ fn warm_target(text: &str, folder: &Path) -> Result<(RecurringWarmTarget, Option
             };
         }
         Err(cause) if !cause.is_absent() => {
-            let remark = format!("{} cannot be read: {cause}; {checked_later}", path.display());
-            return Ok((RecurringWarmTarget::Path(path), Some(remark)));
+            let warning = format!("{} cannot be read: {cause}; {checked_later}", path.display());
+            return Ok((RecurringWarmTarget::Path(path), Some(warning)));
         }
         Err(_) if is_written_as_path => {
-            let remark = format!("there is no file and no folder {}; {checked_later}", values::quoted(text));
-            return Ok((RecurringWarmTarget::Path(path), Some(remark)));
+            let warning = format!("there is no file and no folder {}; {checked_later}", values::quoted(text));
+            return Ok((RecurringWarmTarget::Path(path), Some(warning)));
         }
         Err(_) => {}
     }

@@ -18,7 +18,7 @@ use self::upstreams::UpstreamCheck;
 use crate::app::{self, StartError};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
-use crate::config::{self, Config, Problems, Remark};
+use crate::config::{self, Config, Diagnostic, Problems};
 use crate::http::probe_client::ClientRoots;
 use crate::store::Store;
 use crate::upstream::limits::UpstreamLimits;
@@ -29,11 +29,11 @@ use crate::upstream::{Traffic, Upstreams};
 const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Runs all checks. Calls `report` with each check in order, as soon as it is available.
-pub async fn examine(loaded: Result<(Config, Vec<Remark>), Problems>, mut report: impl FnMut(Check)) {
+pub async fn examine(loaded: Result<(Config, Vec<Diagnostic>), Problems>, mut report: impl FnMut(Check)) {
     let (config, warnings) = match loaded {
         Ok(loaded) => loaded,
         Err(problems) => {
-            return of_problems(problems.remarks()).into_iter().for_each(report);
+            return of_problems(problems.diagnostics()).into_iter().for_each(report);
         }
     };
     let configuration_checks = of_configuration(&config, &warnings, app::start_problems(&config));
@@ -201,8 +201,8 @@ impl Check {
 const CONFIG: &str = "config";
 
 /// Checks for a configuration that does not load; no other checks are possible.
-fn of_problems(problems: &[Remark]) -> Vec<Check> {
-    let check = |problem: &Remark| Check::fail(CONFIG, problem.to_string());
+fn of_problems(problems: &[Diagnostic]) -> Vec<Check> {
+    let check = |problem: &Diagnostic| Check::fail(CONFIG, problem.to_string());
     let mut checks: Vec<Check> = problems.iter().map(check).collect();
     if let Some(last) = checks.last_mut() {
         last.advice.push("fix the configuration; other checks are possible only once it loads".to_owned());
@@ -211,7 +211,7 @@ fn of_problems(problems: &[Remark]) -> Vec<Check> {
 }
 
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
-fn of_configuration(config: &Config, warnings: &[Remark], problems: Vec<String>) -> Vec<Check> {
+fn of_configuration(config: &Config, warnings: &[Diagnostic], problems: Vec<String>) -> Vec<Check> {
     let warnings = warnings.iter().map(|warning| Check::warn(CONFIG, warning.to_string()));
     let advice = "fix this problem; larder does not start otherwise";
     let problems = problems.into_iter().map(|problem| Check::fail(CONFIG, problem).advise(advice));

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::configuration::{
-    self, GivenValues, Inputs, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, is_configuration,
+    self, GivenValues, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration,
     keep_deciding_values,
 };
 use super::files::child_path;
@@ -334,7 +334,8 @@ const TOP_FOLDER: &str = "";
 
 /// The paths of the local modules that the top folder of `files` calls, by either client's rules.
 fn local_calls(files: &Files, role: ModuleRole) -> BTreeSet<String> {
-    let calls_of = |client| configuration::read(files, TOP_FOLDER, role, client, NO_PACKAGE, &Inputs::new()).calls;
+    let calls_of =
+        |client| configuration::read(files, TOP_FOLDER, role, client, NO_PACKAGE, &VariableValues::new()).calls;
     let calls = ClientKind::ALL.into_iter().flat_map(calls_of);
     calls
         .filter_map(|call| match call.source {

@@ -3,8 +3,7 @@
 //! know each file's meaning.
 
 use std::borrow::Cow;
-use std::iter::Peekable;
-use std::str::CharIndices;
+use std::str::Chars;
 
 use hcl_edit::expr::{Expression, UnaryOperator};
 use hcl_edit::structure::Body;
@@ -93,18 +92,16 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
     }
 }
 
-/// The key of a repeated member, without the mark that [`parse`] adds; any other key unchanged.
-pub(super) fn strip_duplicate_mark(key: &Expression) -> &Expression {
+/// The key of a repeated member, without the minus that [`parse`] adds; any other key unchanged.
+pub(super) fn without_minus(key: &Expression) -> &Expression {
     match key {
-        Expression::UnaryOp(marked) if *marked.operator.value() == UnaryOperator::Neg => {
-            strip_duplicate_mark(&marked.expr)
-        }
+        Expression::UnaryOp(negated) if *negated.operator.value() == UnaryOperator::Neg => without_minus(&negated.expr),
         key => key,
     }
 }
 
 /// The nesting limit: above any real file, and far below a stack overflow.
-const HCL1_MAX_DEPTH: usize = 32;
+const MAX_HCL1_DEPTH: usize = 32;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Token {
@@ -112,21 +109,21 @@ enum Token {
     Text(String),
     /// A number, or true or false.
     Scalar,
-    /// A punctuation mark: one of `= { } [ ] ,`.
-    Mark(char),
+    /// One of `= { } [ ] ,`.
+    Punctuation(char),
 }
 
 struct Hcl1Reader<'a> {
     text: &'a str,
-    /// The characters that are not read yet, with their byte offsets.
-    rest: Peekable<CharIndices<'a>>,
+    /// The text that is not read yet.
+    rest: &'a str,
     /// The byte offset of the last token.
     token_start: usize,
 }
 
 type ParseResult<T> = Result<T, &'static str>;
 
-impl Hcl1Reader<'_> {
+impl<'a> Hcl1Reader<'a> {
     fn error_here(&self, reason: &'static str) -> BadHcl {
         let preceding = self.text.get(..self.token_start).unwrap_or_default();
         let line = preceding.bytes().filter(|byte| *byte == b'\n').count() + 1;
@@ -136,7 +133,7 @@ impl Hcl1Reader<'_> {
 
     /// Parses members up to `end`, or to the end of the file.
     fn body(&mut self, end: Option<char>, depth: usize) -> ParseResult<Hcl1Node> {
-        if depth > HCL1_MAX_DEPTH {
+        if depth > MAX_HCL1_DEPTH {
             return Err("the file is nested too deeply here");
         }
         let mut members = Vec::new();
@@ -145,8 +142,10 @@ impl Hcl1Reader<'_> {
             let name = match (self.next_token()?, end) {
                 (None, None) => return Ok(Hcl1Node::Members(members)),
                 (None, Some(_)) => return Err("the file ends inside a block or string"),
-                (Some(Token::Mark(mark)), Some(end)) if mark == end => return Ok(Hcl1Node::Members(members)),
-                (Some(Token::Mark(',')), _) if comma_allowed => {
+                (Some(Token::Punctuation(closing)), Some(end)) if closing == end => {
+                    return Ok(Hcl1Node::Members(members));
+                }
+                (Some(Token::Punctuation(',')), _) if comma_allowed => {
                     comma_allowed = false;
                     continue;
                 }
@@ -164,11 +163,11 @@ impl Hcl1Reader<'_> {
         loop {
             match self.next_token()? {
                 Some(Token::Name(label) | Token::Text(label)) => labels.push(label),
-                Some(Token::Mark('{')) => {
+                Some(Token::Punctuation('{')) => {
                     let body = self.body(Some('}'), depth + 1)?;
                     return Ok(Hcl1Node::labelled(&labels, body));
                 }
-                Some(Token::Mark('=')) if labels.is_empty() => {
+                Some(Token::Punctuation('=')) if labels.is_empty() => {
                     let token = self.next_token()?;
                     return self.value(token, depth);
                 }
@@ -182,10 +181,10 @@ impl Hcl1Reader<'_> {
         match first {
             Some(Token::Text(text)) => Ok(Hcl1Node::Text(text)),
             Some(Token::Scalar) => Ok(Hcl1Node::Other),
-            Some(Token::Mark('{')) => self.body(Some('}'), depth + 1),
-            Some(Token::Mark('[')) if depth < HCL1_MAX_DEPTH => self.list(depth + 1),
-            Some(Token::Mark('[')) => Err("the file is nested too deeply here"),
-            Some(Token::Name(_) | Token::Mark(_)) => Err("expected a value: a text in quotes, a number, a list"),
+            Some(Token::Punctuation('{')) => self.body(Some('}'), depth + 1),
+            Some(Token::Punctuation('[')) if depth < MAX_HCL1_DEPTH => self.list(depth + 1),
+            Some(Token::Punctuation('[')) => Err("the file is nested too deeply here"),
+            Some(Token::Name(_) | Token::Punctuation(_)) => Err("expected a value: a text in quotes, a number, a list"),
             None => Err("the file ends before a value"),
         }
     }
@@ -195,8 +194,8 @@ impl Hcl1Reader<'_> {
         let mut value_allowed = true;
         loop {
             match self.next_token()? {
-                Some(Token::Mark(']')) => return Ok(Hcl1Node::List(items)),
-                Some(Token::Mark(',')) => value_allowed = true,
+                Some(Token::Punctuation(']')) => return Ok(Hcl1Node::List(items)),
+                Some(Token::Punctuation(',')) => value_allowed = true,
                 Some(_) if !value_allowed => return Err("expected a comma in the list"),
                 token => {
                     items.push(self.value(token, depth)?);
@@ -208,74 +207,70 @@ impl Hcl1Reader<'_> {
 
     fn next_token(&mut self) -> ParseResult<Option<Token>> {
         self.skip_to_token()?;
-        let Some((offset, first)) = self.rest.next() else {
-            self.token_start = self.text.len();
-            return Ok(None);
-        };
-        self.token_start = offset;
+        self.token_start = self.text.len() - self.rest.len();
+        let unsigned = self.rest.strip_prefix(['-', '.']).unwrap_or(self.rest);
+        let Some(first) = self.rest.chars().next() else { return Ok(None) };
         Ok(Some(match first {
-            '=' | '{' | '}' | '[' | ']' | ',' => Token::Mark(first),
+            '=' | '{' | '}' | '[' | ']' | ',' => {
+                self.rest = self.rest.split_at(1).1;
+                Token::Punctuation(first)
+            }
             '"' => Token::Text(self.quoted_text()?),
             '<' => Token::Text(self.heredoc()?),
             _ if first.is_alphabetic() || first == '_' => {
-                let name = self.read_while(offset, |next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.'));
-                if matches!(name, "true" | "false") { Token::Scalar } else { Token::Name(name.to_owned()) }
+                match self.take_while(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
+                    "true" | "false" => Token::Scalar,
+                    name => Token::Name(name.to_owned()),
+                }
             }
-            _ if first.is_ascii_digit() || (matches!(first, '-' | '.') && self.is_before_a_digit()) => {
-                self.read_while(offset, |next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
+            _ if unsigned.starts_with(|next: char| next.is_ascii_digit()) => {
+                self.take_while(|next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
                 Token::Scalar
             }
             _ => return Err("this character has no meaning here"),
         }))
     }
 
-    fn is_before_a_digit(&mut self) -> bool {
-        self.rest.peek().is_some_and(|(_, next)| next.is_ascii_digit())
-    }
-
     fn skip_to_token(&mut self) -> ParseResult<()> {
         loop {
-            let Some((offset, next)) = self.rest.peek().copied() else { return Ok(()) };
-            let remaining = self.text.get(offset..).unwrap_or_default();
-            if matches!(next, ' ' | '\t' | '\n' | '\r') {
-                self.rest.next();
-            } else if next == '#' || remaining.starts_with("//") {
-                self.read_while(offset, |next| next != '\n');
-            } else if remaining.starts_with("/*") {
-                self.token_start = offset;
-                let end = remaining.get(2..).and_then(|comment| comment.find("*/")).ok_or("unterminated comment")? + 4;
-                self.skip_to(offset + end);
+            self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
+            if self.rest.starts_with('#') || self.rest.starts_with("//") {
+                self.take_while(|next| next != '\n');
+            } else if let Some(comment) = self.rest.strip_prefix("/*") {
+                self.token_start = self.text.len() - self.rest.len();
+                (_, self.rest) = comment.split_once("*/").ok_or("unterminated comment")?;
             } else {
                 return Ok(());
             }
         }
     }
 
-    /// Consumes characters while they are `accepted`; returns the text from byte `from` to the end of them.
-    fn read_while(&mut self, from: usize, accepted: impl Fn(char) -> bool) -> &str {
-        while self.rest.next_if(|(_, next)| accepted(*next)).is_some() {}
-        let end = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
-        self.text.get(from..end).unwrap_or_default()
+    /// Consumes and returns the characters up to the first that is not `accepted`.
+    fn take_while(&mut self, accepted: impl Fn(char) -> bool) -> &'a str {
+        let end = self.rest.find(|next| !accepted(next)).unwrap_or(self.rest.len());
+        let (taken, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        taken
     }
 
-    /// Skips the characters before byte `end`.
-    fn skip_to(&mut self, end: usize) {
-        while self.rest.next_if(|(offset, _)| *offset < end).is_some() {}
-    }
-
-    /// Parses the rest of a quoted string. `${…}` is kept verbatim.
+    /// Parses a quoted string. `${…}` is kept verbatim.
     fn quoted_text(&mut self) -> ParseResult<String> {
-        let mut text = String::new();
-        let mut brace_depth = 0usize;
-        while let Some((_, next)) = self.rest.next() {
+        let (mut text, mut brace_depth) = (String::new(), 0usize);
+        let mut chars = self.rest.chars();
+        chars.next();
+        while let Some(next) = chars.next() {
             match next {
-                '"' if brace_depth == 0 => return Ok(text),
+                '"' if brace_depth == 0 => {
+                    self.rest = chars.as_str();
+                    return Ok(text);
+                }
                 '\n' if brace_depth == 0 => break,
                 '\\' if brace_depth == 0 => {
-                    text.push(self.escaped()?);
+                    text.push(escaped_char(&mut chars)?);
                     continue;
                 }
-                '$' if brace_depth == 0 && self.rest.next_if(|(_, next)| *next == '{').is_some() => {
+                '$' if brace_depth == 0 && chars.as_str().starts_with('{') => {
+                    chars.next();
                     brace_depth = 1;
                     text.push_str("${");
                     continue;
@@ -289,55 +284,58 @@ impl Hcl1Reader<'_> {
         Err("unterminated string")
     }
 
-    fn escaped(&mut self) -> ParseResult<char> {
-        const UNKNOWN_ESCAPE: &str = "unknown escape";
-        let Some((offset, escape)) = self.rest.next() else { return Err("unterminated string") };
-        let (start, digits, base) = match escape {
-            'a' => return Ok('\u{7}'),
-            'b' => return Ok('\u{8}'),
-            'f' => return Ok('\u{c}'),
-            'n' => return Ok('\n'),
-            'r' => return Ok('\r'),
-            't' => return Ok('\t'),
-            'v' => return Ok('\u{b}'),
-            '\\' | '"' => return Ok(escape),
-            '0'..='7' => (offset, 3, 8),
-            'x' => (offset + 1, 2, 16),
-            'u' => (offset + 1, 4, 16),
-            'U' => (offset + 1, 8, 16),
-            _ => return Err(UNKNOWN_ESCAPE),
-        };
-        // `from_str_radix` alone would accept a sign.
-        let text = self.text.get(start..start + digits).filter(|text| text.chars().all(|c| c.is_digit(base)));
-        let number = text.and_then(|text| u32::from_str_radix(text, base).ok());
-        self.skip_to(start + digits);
-        number.and_then(char::from_u32).ok_or(UNKNOWN_ESCAPE)
-    }
-
-    /// Parses the rest of `<<NAME`, with the lines up to NAME.
+    /// Parses `<<NAME`, with the lines up to NAME.
     fn heredoc(&mut self) -> ParseResult<String> {
         const NO_NAME: &str = "expected a name after <<";
-        self.rest.next_if(|(_, next)| *next == '<').ok_or(NO_NAME)?;
-        let is_indented = self.rest.next_if(|(_, next)| *next == '-').is_some();
-        let from = self.rest.peek().map_or(self.text.len(), |(offset, _)| *offset);
-        let name = self.read_while(from, |next| next != '\n').trim_end_matches('\r').to_owned();
+        let start = self.rest.strip_prefix("<<").ok_or(NO_NAME)?;
+        let unindented_start = start.strip_prefix('-');
+        let (name, mut rest) = next_line(unindented_start.unwrap_or(start));
         if name.is_empty() || !name.chars().all(char::is_alphanumeric) {
             return Err(NO_NAME);
         }
-        self.rest.next();
         let mut text = String::new();
-        while let Some((offset, _)) = self.rest.peek().copied() {
-            let line = self.read_while(offset, |next| next != '\n').trim_end_matches('\r').to_owned();
-            let trimmed = if is_indented { line.trim_start() } else { &line };
-            if trimmed == name {
+        while !rest.is_empty() {
+            let (line, after) = next_line(rest);
+            let line = if unindented_start.is_some() { line.trim_start() } else { line };
+            if line == name {
+                self.rest = after;
                 return Ok(text);
             }
-            text.push_str(trimmed);
-            text.push('\n');
-            self.rest.next();
+            text.extend([line, "\n"]);
+            rest = after;
         }
         Err("unterminated string")
     }
+}
+
+/// The first line of a text, without its end, and the rest.
+fn next_line(text: &str) -> (&str, &str) {
+    let (line, rest) = text.split_once('\n').unwrap_or((text, ""));
+    (line.trim_end_matches('\r'), rest)
+}
+
+/// Parses the part of an escape after its backslash.
+fn escaped_char(chars: &mut Chars<'_>) -> ParseResult<char> {
+    const UNKNOWN_ESCAPE: &str = "unknown escape";
+    let escape = chars.next().ok_or("unterminated string")?;
+    let (first_digit, further_digits, base) = match escape {
+        'a' => return Ok('\u{7}'),
+        'b' => return Ok('\u{8}'),
+        'f' => return Ok('\u{c}'),
+        'n' => return Ok('\n'),
+        'r' => return Ok('\r'),
+        't' => return Ok('\t'),
+        'v' => return Ok('\u{b}'),
+        '\\' | '"' => return Ok(escape),
+        '0'..='7' => (Some(escape), 2, 8),
+        'x' => (None, 2, 16),
+        'u' => (None, 4, 16),
+        'U' => (None, 8, 16),
+        _ => return Err(UNKNOWN_ESCAPE),
+    };
+    let mut digits = first_digit.into_iter().chain(chars.take(further_digits));
+    let number = digits.try_fold(0u32, |number, digit| number.checked_mul(base)?.checked_add(digit.to_digit(base)?));
+    number.and_then(char::from_u32).ok_or(UNKNOWN_ESCAPE)
 }
 
 /// The maximum number of labels of a known block.
@@ -363,7 +361,7 @@ impl Hcl1Node {
         }
         if file.trim_ascii_start().first() != Some(&b'{') {
             let text = std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?;
-            let mut reader = Hcl1Reader { text, rest: text.char_indices().peekable(), token_start: 0 };
+            let mut reader = Hcl1Reader { text, rest: text, token_start: 0 };
             return reader.body(None, 0).map_err(|reason| reader.error_here(reason));
         }
         let value: Value = serde_json::from_slice(file).map_err(|error| BadHcl::Syntax {

@@ -65,8 +65,14 @@ impl<'a> Parsed<'a> {
         let is_json = name.ends_with(".json");
         // Clients skip the byte order mark of an editor, except in JSON.
         let text = if is_json { text } else { text.strip_prefix('\u{feff}').unwrap_or(text) };
+        let not_json = |error: serde_json::Error| BadHcl::Syntax {
+            line: error.line().max(1),
+            column: error.column(),
+            reason: "the file is not JSON from here on".to_owned(),
+        };
         let content = match is_json {
-            true => Content::Json(raw_json(text)?),
+            true if text.len() > hcl::MAX_FILE_BYTES => return Err(BadHcl::TooLarge(text.len())),
+            true => Content::Json(serde_json::from_str(text).map_err(not_json)?),
             false => Content::Hcl(Box::new(hcl::parse(text.as_bytes())?)),
         };
         Ok(Self { source: SourceFile { name: name.into(), text, lines: LineIndex::of(text.as_bytes()) }, content })
@@ -255,18 +261,6 @@ impl<'a> Json<'a> {
             Some(_) => Some(raw.to_owned()),
         }
     }
-}
-
-/// Checks that a file is JSON.
-fn raw_json(file: &str) -> Result<&RawValue, BadHcl> {
-    if file.len() > hcl::MAX_FILE_BYTES {
-        return Err(BadHcl::TooLarge(file.len()));
-    }
-    serde_json::from_str(file).map_err(|error| BadHcl::Syntax {
-        line: error.line().max(1),
-        column: error.column(),
-        reason: "the file is not JSON from here on".to_owned(),
-    })
 }
 
 /// The members of an object; a name may repeat.

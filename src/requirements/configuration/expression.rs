@@ -84,7 +84,7 @@ impl Constant {
 }
 
 /// Values by variable name.
-pub(in super::super) type Inputs = BTreeMap<String, Constant>;
+pub(in super::super) type VariableValues = BTreeMap<String, Constant>;
 
 /// An expression as its text, which is parsed when it is evaluated: a text needs a fraction of the memory of a parsed
 /// expression. It borrows nothing from its file, because a value may be in another file than its use.
@@ -169,7 +169,7 @@ pub(super) struct Scope<'a> {
     role: ModuleRole,
     variables: &'a BTreeMap<String, Variable>,
     locals: &'a BTreeMap<String, ExpressionText>,
-    inputs: &'a Inputs,
+    values: &'a VariableValues,
     /// The values of locals; `None` for a local that is being evaluated: a reference to it is a cycle.
     local_values: RefCell<BTreeMap<&'a str, Option<Constant>>>,
     steps: Cell<usize>,
@@ -177,23 +177,23 @@ pub(super) struct Scope<'a> {
 
 static NO_VARIABLES: BTreeMap<String, Variable> = BTreeMap::new();
 static NO_LOCALS: BTreeMap<String, ExpressionText> = BTreeMap::new();
-static NO_INPUTS: Inputs = Inputs::new();
+static NO_VALUES: VariableValues = VariableValues::new();
 
 impl<'a> Scope<'a> {
     /// A scope without variables and locals.
     pub(super) fn empty() -> Self {
-        Self::new(ClientKind::Opentofu, ModuleRole::Child, &NO_VARIABLES, &NO_LOCALS, &NO_INPUTS)
+        Self::new(ClientKind::Opentofu, ModuleRole::Child, &NO_VARIABLES, &NO_LOCALS, &NO_VALUES)
     }
 
-    /// The scope of a folder; `inputs` are the values of its variables.
+    /// The scope of a folder; `values` are those of its variables.
     pub(super) fn new(
         client: ClientKind,
         role: ModuleRole,
         variables: &'a BTreeMap<String, Variable>,
         locals: &'a BTreeMap<String, ExpressionText>,
-        inputs: &'a Inputs,
+        values: &'a VariableValues,
     ) -> Self {
-        Self { client, role, variables, locals, inputs, local_values: RefCell::default(), steps: Cell::default() }
+        Self { client, role, variables, locals, values, local_values: RefCell::default(), steps: Cell::default() }
     }
 
     /// Counts evaluation steps, up to the limit.
@@ -291,7 +291,7 @@ impl<'a> Scope<'a> {
     pub(super) fn key(&self, key: &ObjectKey) -> Known {
         let name = match key {
             ObjectKey::Ident(name) => name,
-            ObjectKey::Expression(key) => match hcl::strip_duplicate_mark(key) {
+            ObjectKey::Expression(key) => match hcl::without_minus(key) {
                 Expression::Variable(name) => &**name,
                 other => return self.expression(other),
             },
@@ -411,8 +411,8 @@ impl<'a> Scope<'a> {
             }
             ClientKind::Terraform | ClientKind::Opentofu => {}
         }
-        let input = self.inputs.get(name).filter(|input| !variable.is_never_null || **input != Constant::Null);
-        let value = input.or(variable.default.as_ref()).ok_or_else(|| {
+        let given = self.values.get(name).filter(|given| !variable.is_never_null || **given != Constant::Null);
+        let value = given.or(variable.default.as_ref()).ok_or_else(|| {
             format!(
                 "var.{name}, which has no default and no value that larder sees: set it in terraform.tfvars, or name the address in the order"
             )

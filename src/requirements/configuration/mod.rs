@@ -16,7 +16,7 @@ use derive_more::Display;
 
 use self::block::Parsed;
 use self::expression::Constant;
-pub(super) use self::expression::Inputs;
+pub(super) use self::expression::VariableValues;
 use self::module::Declarations;
 pub(super) use self::source::{ModuleSource, check_name, without_secrets};
 use super::ClientKind;
@@ -32,7 +32,7 @@ pub(super) struct Module {
     /// The required providers: one entry for each location.
     pub(super) provider_requirements: Vec<ProviderRequirement>,
     /// The variables whose values decide which modules the folder calls.
-    pub(super) inputs: BTreeSet<String>,
+    pub(super) deciding_variables: BTreeSet<String>,
     /// Problems, and unreadable parts.
     pub(super) problems: Vec<Problem>,
 }
@@ -45,7 +45,7 @@ pub(super) struct ModuleCall {
     /// The constraint; only for a registry.
     pub(super) versions: ModuleConstraint,
     /// Values for the module's variables.
-    pub(super) inputs: Inputs,
+    pub(super) arguments: VariableValues,
     /// The location.
     pub(super) location: SourceLine,
 }
@@ -94,7 +94,7 @@ pub(super) enum ModuleRole {
 /// The `package_prefix` of a user's own files, which are in no package.
 pub(super) const NO_PACKAGE: &str = "";
 
-/// Reads the module in a folder. `package_prefix` precedes the paths of files in problems and locations. `inputs` are the
+/// Reads the module in a folder. `package_prefix` precedes the paths of files in problems and locations. `values` are those
 /// values that a caller gives to the variables of a child module; a root has its values in files.
 pub(super) fn read(
     files: &Files,
@@ -102,7 +102,7 @@ pub(super) fn read(
     role: ModuleRole,
     client: ClientKind,
     package_prefix: &str,
-    inputs: &Inputs,
+    values: &VariableValues,
 ) -> Module {
     let (mut declarations, mut problems) = (Declarations::default(), Vec::new());
     for file in in_folder(files, folder, role, client) {
@@ -122,7 +122,7 @@ pub(super) fn read(
         }
     }
     let values_of_root = (role == ModuleRole::Root).then(|| values_of_root(files, folder));
-    let mut module = module::interpret(&declarations, role, client, values_of_root.as_ref().unwrap_or(inputs));
+    let mut module = module::interpret(&declarations, role, client, values_of_root.as_ref().unwrap_or(values));
     module.problems.extend(problems);
     module.problems.sort_by(|a, b| a.location.cmp(&b.location));
     module
@@ -213,7 +213,7 @@ fn select<'a>(
 
 /// Values from the command line: they override those of files beside a root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GivenValues(Inputs);
+pub struct GivenValues(VariableValues);
 
 impl GivenValues {
     /// Adds the values of a file, as `-var-file` reads it; `name` selects the syntax.
@@ -253,7 +253,7 @@ impl GivenValues {
     }
 }
 
-fn values_of(parsed: &Parsed<'_>) -> Inputs {
+fn values_of(parsed: &Parsed<'_>) -> VariableValues {
     let attributes = parsed.body().attributes().into_iter();
     attributes.map(|(name, attribute)| (name, attribute.value.text().constant())).collect()
 }
@@ -266,14 +266,14 @@ const MERGED_VALUES: &str = "terraform.tfvars.json";
 
 /// The values of a root's variables in the clients' order: the last file wins, then the command line. The client's own
 /// command line and environment are unknown here.
-fn values_of_root(files: &Files, folder: &str) -> Inputs {
-    let mut inputs = Inputs::new();
+fn values_of_root(files: &Files, folder: &str) -> VariableValues {
+    let mut values = VariableValues::new();
     for (name, text) in values_files(files, folder) {
         // The client reports an unreadable file; the values of the other files still count.
         let Ok(parsed) = Parsed::read(name, text) else { continue };
-        inputs.extend(values_of(&parsed));
+        values.extend(values_of(&parsed));
     }
-    inputs
+    values
 }
 
 /// The readable values files of a folder in the clients' order: `terraform.tfvars`, `terraform.tfvars.json`, and then all
@@ -299,10 +299,10 @@ pub(super) fn keep_deciding_values(files: &mut Files) {
         if names.is_empty() {
             continue;
         }
-        let deciding: BTreeSet<String> = [ClientKind::Terraform, ClientKind::Opentofu]
-            .into_iter()
-            .flat_map(|client| read(files, &folder, ModuleRole::Root, client, NO_PACKAGE, &Inputs::new()).inputs)
-            .collect();
+        let deciding_for = |client| {
+            read(files, &folder, ModuleRole::Root, client, NO_PACKAGE, &VariableValues::new()).deciding_variables
+        };
+        let deciding: BTreeSet<String> = ClientKind::ALL.into_iter().flat_map(deciding_for).collect();
         let mut values = values_of_root(files, &folder);
         values.retain(|name, _| deciding.contains(name));
         names.iter().for_each(|name| files.remove(&child_path(&folder, name)));
@@ -314,7 +314,7 @@ pub(super) fn keep_deciding_values(files: &mut Files) {
 }
 
 /// A JSON file of values; `None` without values.
-fn json_file(values: &Inputs) -> Option<String> {
+fn json_file(values: &VariableValues) -> Option<String> {
     let members: serde_json::Map<_, _> = values.iter().map(|(name, value)| (name.clone(), as_json(value))).collect();
     (!members.is_empty()).then(|| serde_json::Value::Object(members).to_string())
 }

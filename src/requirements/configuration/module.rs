@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::super::ClientKind;
 use super::block::{Block, BlockBody};
-use super::expression::{Constant, ExpressionText, Inputs, References, Scope, Variable};
+use super::expression::{Constant, ExpressionText, References, Scope, Variable, VariableValues};
 use super::source::{self, ModuleSource, ProviderReference};
 use super::{FileRole, Module, ModuleCall, ModuleRole, Problem, ProviderRequirement, SourceLine};
 use crate::address::{Constraint, ModuleConstraint, ProviderAddress};
@@ -230,8 +230,13 @@ fn provider_argument(body: BlockBody<'_>) -> Option<String> {
     body.attribute("provider")?.value.reference().into_iter().next()
 }
 
-/// Interprets the declarations of a folder; `inputs` are the values of its variables.
-pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: ClientKind, inputs: &Inputs) -> Module {
+/// Interprets the declarations of a folder; `values` are those of its variables.
+pub(super) fn interpret(
+    declarations: &Declarations,
+    role: ModuleRole,
+    client: ClientKind,
+    values: &VariableValues,
+) -> Module {
     let (local_names, recorded, module) = (BTreeMap::new(), HashSet::new(), Module::default());
     let mut reader = ModuleReader { client, local_names, recorded, module };
     for (name, required) in &declarations.required_providers {
@@ -252,15 +257,23 @@ pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: C
         }
     }
     // Clients accept imports in a root only. An imported resource that is declared has its own provider.
-    for import in declarations.imports.iter().filter(|_| role == ModuleRole::Root) {
-        let resource = |type_: &str, name: &str| ["resource", type_, name].map(str::to_owned);
-        let name = import.target.get(1).map(String::as_str).unwrap_or_default();
-        let is_declared = |type_: &String| declarations.provider_uses.contains_key(&resource(type_, name));
-        if !import.target.first().is_some_and(is_declared) {
-            reader.require_imported(import);
+    for ImportBlock { target, provider, location } in declarations.imports.iter().filter(|_| role == ModuleRole::Root) {
+        let mut address = target.as_slice();
+        while let [module, _, inner @ ..] = address
+            && module == "module"
+        {
+            address = inner;
+        }
+        let is_of_called_module = address.len() < target.len();
+        let (Some(type_), name) = (address.first(), address.get(1).cloned().unwrap_or_default()) else { continue };
+        let is_declared = declarations.provider_uses.contains_key(&["resource".to_owned(), type_.clone(), name]);
+        // Terraform ignores imports into called modules.
+        let is_ignored = if is_of_called_module { client == ClientKind::Terraform } else { is_declared };
+        if !is_ignored {
+            reader.require(provider.as_deref().unwrap_or(source::implied_by(type_)), None, location);
         }
     }
-    let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, inputs);
+    let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, values);
     let calls = declarations.calls.iter().map(|(name, block)| (format!("module {name:?}"), block, &scope));
     // Clients do not evaluate the modules of tests.
     let empty_scope = Scope::empty();
@@ -271,7 +284,7 @@ pub(super) fn interpret(declarations: &Declarations, role: ModuleRole, client: C
             Err(problem) => reader.module.problems.push(problem),
         }
     }
-    reader.module.inputs = declarations.deciding_variables(client);
+    reader.module.deciding_variables = declarations.deciding_variables(client);
     reader.module
 }
 
@@ -349,25 +362,6 @@ impl ModuleReader {
             }
         }
     }
-
-    /// Requires the provider of an `import` block.
-    fn require_imported(&mut self, ImportBlock { target, provider, location }: &ImportBlock) {
-        let mut address = target.as_slice();
-        while let [module, _, rest @ ..] = address
-            && module == "module"
-        {
-            // Terraform ignores imports into called modules.
-            if self.client == ClientKind::Terraform {
-                return;
-            }
-            address = rest;
-        }
-        match (provider, address.first()) {
-            (Some(name), _) => self.require(name, None, location),
-            (None, Some(type_)) => self.require(source::implied_by(type_), None, location),
-            (None, None) => {}
-        }
-    }
 }
 
 /// Interprets a module call; `name` is its name for people.
@@ -401,12 +395,12 @@ fn module_call(
         },
     };
     let has_version = block.has_version_beside_source || versions.is_some();
-    let inputs = block.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
+    let arguments = block.arguments.iter().map(|(name, value)| (name.clone(), scope.value(value))).collect();
     let module_source = ModuleSource::parse(&source, has_version, client);
     Ok(ModuleCall {
         source: module_source.map_err(|reason| problem(&shown, reason, location))?,
         versions: versions.unwrap_or_default(),
-        inputs,
+        arguments,
         location: location.clone(),
     })
 }

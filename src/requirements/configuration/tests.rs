@@ -10,12 +10,12 @@ fn files(texts: &[(&str, &str)]) -> Files {
 
 /// The module that Terraform reads from these files.
 fn terraform(texts: &[(&str, &str)]) -> Module {
-    read(&files(texts), "", ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &Inputs::new())
+    read(&files(texts), "", ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &VariableValues::new())
 }
 
 /// The module that OpenTofu reads from these files.
 fn opentofu(texts: &[(&str, &str)]) -> Module {
-    read(&files(texts), "", ModuleRole::Root, ClientKind::Opentofu, NO_PACKAGE, &Inputs::new())
+    read(&files(texts), "", ModuleRole::Root, ClientKind::Opentofu, NO_PACKAGE, &VariableValues::new())
 }
 
 /// `ADDRESS CONSTRAINT` of each provider requirement, each once and sorted.
@@ -340,7 +340,7 @@ fn a_repeated_declaration_and_a_new_one_in_an_override_file_count() {
     assert_eq!(calls(&module), ["registry.terraform.io/a/b/d", "./n"]);
     // Clients refuse an import in a called module.
     let called = files(&[("main.tf", "import {\n  to = a_x.y\n  id = \"x\"\n}\n")]);
-    let called = read(&called, "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, &Inputs::new());
+    let called = read(&called, "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, &VariableValues::new());
     assert_eq!(called, Module::default());
 }
 
@@ -504,7 +504,7 @@ run "q" {
     assert_eq!(calls(&module), ["./tests/setup", "registry.terraform.io/acme/net/test  1.0.0", "./b"]);
     assert_eq!(requirements_of(&module), Vec::<String>::new());
     assert_eq!(requirements_of(&opentofu(&given)), ["registry.opentofu.org/hashicorp/p"]);
-    let called = read(&files(&given), "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, &Inputs::new());
+    let called = read(&files(&given), "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, &VariableValues::new());
     assert_eq!(called, Module::default());
 }
 
@@ -625,7 +625,7 @@ fn an_unreadable_file_is_a_problem_of_its_folder_only() {
     files.insert("b/odd.tf", &[0xff]).unwrap();
     files.insert("b/large.tf", &vec![b'#'; (1 << 20) + 1]).unwrap();
     let read_folder =
-        |folder| read(&files, folder, ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &Inputs::new());
+        |folder| read(&files, folder, ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &VariableValues::new());
     assert_eq!(
         (problems(&read_folder("")), requirements_of(&read_folder(""))),
         (vec![], vec!["hashicorp/r".to_owned()])
@@ -641,7 +641,7 @@ proptest! {
     ) {
         let given = files(&[(&name, &text), ("b.tf", "module \"b\" {\n  source = \"./b\"\n}\n")]);
         for client in [ClientKind::Terraform, ClientKind::Opentofu] {
-            let module = read(&given, "", ModuleRole::Root, client, NO_PACKAGE, &Inputs::new());
+            let module = read(&given, "", ModuleRole::Root, client, NO_PACKAGE, &VariableValues::new());
             // A broken file hides no call of another file.
             prop_assert!(calls(&module).contains(&"./b".to_owned()) || text.contains("module"));
         }
@@ -652,7 +652,7 @@ proptest! {
         text in "(\\{|\\}|\\[|\\]|\"module\":|\"terraform\":|\"required_providers\":|\"m\":|\"source\":|\"[a-z./]{0,6}\"|null|1|,){0,40}",
     ) {
         let given = files(&[("main.tf.json", &text)]);
-        read(&given, "", ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &Inputs::new());
+        read(&given, "", ModuleRole::Root, ClientKind::Terraform, NO_PACKAGE, &VariableValues::new());
     }
 
     #[test]
@@ -702,7 +702,7 @@ locals {
 fn source_of(source: &str, client: ClientKind) -> String {
     let text = format!("{SURROUNDINGS}\nmodule \"m\" {{\n  source = {source}\n}}\n").replace("\"name\" =", "name =");
     let given = files(&[("main.tf", &text)]);
-    let module = read(&given, "", ModuleRole::Root, client, NO_PACKAGE, &Inputs::new());
+    let module = read(&given, "", ModuleRole::Root, client, NO_PACKAGE, &VariableValues::new());
     match (&module.calls[..], problems(&module).as_slice()) {
         ([call], []) => match &call.source {
             ModuleSource::Local(path) => path.clone(),
@@ -813,9 +813,9 @@ fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
     assert_eq!(calls_with(&[("prod.tfvars", "v = \"c\"\n"), ("terraform.tfvars", "v = {")]), ["./a"]);
     // Values files of a called module are not read.
     let given = files(&[("main.tf", main), ("terraform.tfvars", "v = \"c\"\n")]);
-    let given_a_value = Inputs::from([("v".to_owned(), expression::Constant::Text("g".to_owned()))]);
-    for (inputs, expected) in [(&Inputs::new(), "./a"), (&given_a_value, "./g")] {
-        assert_eq!(calls(&read(&given, "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, inputs)), [expected]);
+    let given_a_value = VariableValues::from([("v".to_owned(), expression::Constant::Text("g".to_owned()))]);
+    for (values, expected) in [(&VariableValues::new(), "./a"), (&given_a_value, "./g")] {
+        assert_eq!(calls(&read(&given, "", ModuleRole::Child, ClientKind::Terraform, NO_PACKAGE, values)), [expected]);
     }
 }
 
@@ -833,7 +833,7 @@ fn only_values_that_decide_which_modules_are_called_remain() {
     keep_deciding_values(&mut given);
     let texts = serde_json::to_string(&given).unwrap();
     assert!(!texts.contains("s3cret") && !texts.contains("undeclared"), "{texts}");
-    let module = read(&given, "a", ModuleRole::Root, ClientKind::Opentofu, NO_PACKAGE, &Inputs::new());
+    let module = read(&given, "a", ModuleRole::Root, ClientKind::Opentofu, NO_PACKAGE, &VariableValues::new());
     assert_eq!(calls(&module), ["./x/y"], "{texts}");
     assert!(given.in_folder("b").iter().all(|(name, _)| *name == "main.tf"), "{texts}");
 }
@@ -874,7 +874,7 @@ fn large_values_that_are_used_often_are_evaluated_quickly() {
     ] {
         let module = terraform(&[("a.tf", &declared), ("b.tf", &uses(value))]);
         assert_eq!((calls(&module), problems(&module)), (vec!["./m".to_owned()], Vec::new()), "{value}");
-        assert_eq!(module.calls[0].inputs.len(), 5_000, "{value}");
+        assert_eq!(module.calls[0].arguments.len(), 5_000, "{value}");
     }
 }
 

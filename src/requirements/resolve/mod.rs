@@ -13,7 +13,8 @@ use futures_util::future::join_all;
 
 use self::queries::{LocalModules, RegistryQueries};
 use super::configuration::{
-    self, Inputs, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, is_configuration, is_for_opentofu_only, is_test,
+    self, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration, is_for_opentofu_only,
+    is_test,
 };
 use super::files::{LOCK_FILE, resolve_path};
 use super::{
@@ -32,7 +33,7 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
         match entry {
             OrderEntry::Address { what: selector, platforms } => {
                 let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                versions::resolve_address(&queries, selector, platforms).await;
+                versions::resolve_address(&queries, selector, platforms, &[], &selector.to_string()).await;
             }
             OrderEntry::LockFile { name, locked } => {
                 versions::resolve_lock_file(&queries, name, locked, &order.platforms).await;
@@ -113,8 +114,14 @@ pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
     let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
     let mut called = BTreeSet::new();
     for folder in &folders {
-        let module =
-            configuration::read(files, folder, ModuleRole::Root, client_of(files, folder), NO_PACKAGE, &Inputs::new());
+        let module = configuration::read(
+            files,
+            folder,
+            ModuleRole::Root,
+            client_of(files, folder),
+            NO_PACKAGE,
+            &VariableValues::new(),
+        );
         for call in module.calls {
             let ModuleSource::Local(call_path) = call.source else { continue };
             called.extend(resolve_path(folder, &call_path).filter(|target| target != folder));
@@ -191,7 +198,7 @@ impl ResolutionResult {
         let archives = self.required.into_iter().map(|(artifact, details)| RequiredArchive {
             artifact,
             hashes: details.hashes.into_iter().collect(),
-            required_by: shortened_list(details.required_by),
+            required_by: shortened_list(details.required_by, MAX_REQUIRED_BY),
         });
         let truncation_notice = (self.unavailable.len() >= MAX_UNAVAILABLE).then(|| UnavailableItem {
             subject: "further items".to_owned(),
@@ -201,7 +208,7 @@ impl ResolutionResult {
         let unavailable = self.unavailable.into_iter().map(|((subject, reason), required_by)| UnavailableItem {
             subject,
             reason,
-            required_by: shortened_list(required_by),
+            required_by: shortened_list(required_by, MAX_REQUIRED_BY),
         });
         ResolvedRequirements {
             archives: archives.collect(),
@@ -219,10 +226,10 @@ fn shortened_text(mut text: String) -> String {
     text
 }
 
-/// The first few names, and the number of the others.
-fn shortened_list(required_by: BTreeSet<String>) -> Vec<String> {
-    let omitted = required_by.len().saturating_sub(MAX_REQUIRED_BY);
-    let mut named: Vec<String> = required_by.into_iter().take(MAX_REQUIRED_BY).collect();
+/// The first `max` names, and the number of the others.
+fn shortened_list(names: BTreeSet<String>, max: usize) -> Vec<String> {
+    let omitted = names.len().saturating_sub(max);
+    let mut named: Vec<String> = names.into_iter().take(max).collect();
     if omitted > 0 {
         named.push(format!("and {omitted} more"));
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::super::configuration::{self, Inputs, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine};
+use super::super::configuration::{self, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine, VariableValues};
 use super::super::{ClientKind, Configurations, ModuleFiles, Registries, UnlistedVersions};
 use super::{ResolutionResult, Root, find_roots};
 use crate::address::{Address, ModulePackage, Version};
@@ -83,7 +83,7 @@ pub(super) struct RegistryQueries<'a, R> {
     permits: Semaphore,
     versions: AnswerCache<Address, Vec<Version>>,
     module_files: AnswerCache<ModulePackage, ModuleFiles>,
-    modules: AnswerCache<(ModulePackage, String, ClientKind, Arc<Inputs>), Module>,
+    modules: AnswerCache<(ModulePackage, String, ClientKind, Arc<VariableValues>), Module>,
     lists_queried: OrderLimit,
     modules_queried: OrderLimit,
     module_bytes: OrderLimit,
@@ -150,16 +150,16 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         package: &ModulePackage,
         folder: &str,
         client: ClientKind,
-        inputs: &Arc<Inputs>,
+        values: &Arc<VariableValues>,
     ) -> Answer<Module> {
         let parse = async || {
             let files = self.module_files(package).await?;
             // Parsing a long file takes a moment: other tasks run in between.
             tokio::task::yield_now().await;
             let package_prefix = format!("{package}//");
-            Ok(configuration::read(&files.files, folder, ModuleRole::Child, client, &package_prefix, inputs))
+            Ok(configuration::read(&files.files, folder, ModuleRole::Child, client, &package_prefix, values))
         };
-        let key = (package.clone(), folder.to_owned(), client, Arc::clone(inputs));
+        let key = (package.clone(), folder.to_owned(), client, Arc::clone(values));
         self.modules.get_or_query(&key, parse).await
     }
 }
@@ -168,7 +168,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
 pub(super) struct LocalModules {
     pub(super) configurations: Arc<Configurations>,
     permits: Arc<Semaphore>,
-    modules: AnswerCache<(String, ModuleRole, ClientKind, Arc<Inputs>), Module>,
+    modules: AnswerCache<(String, ModuleRole, ClientKind, Arc<VariableValues>), Module>,
 }
 
 impl LocalModules {
@@ -190,17 +190,17 @@ impl LocalModules {
         folder: &str,
         role: ModuleRole,
         client: ClientKind,
-        inputs: &Arc<Inputs>,
+        values: &Arc<VariableValues>,
     ) -> Arc<Module> {
-        let key = (folder.to_owned(), role, client, Arc::clone(inputs));
+        let key = (folder.to_owned(), role, client, Arc::clone(values));
         let parse = async || {
             // The semaphore is never closed.
             let permit = Arc::clone(&self.permits).acquire_owned().await;
-            let (configurations, (folder, role, client, inputs)) = (Arc::clone(&self.configurations), key.clone());
+            let (configurations, (folder, role, client, values)) = (Arc::clone(&self.configurations), key.clone());
             let parse = move || {
                 // Parsing continues after its caller is cancelled, and holds the permit to its end.
                 let _permit = permit;
-                configuration::read(&configurations.files, &folder, role, client, NO_PACKAGE, &inputs)
+                configuration::read(&configurations.files, &folder, role, client, NO_PACKAGE, &values)
             };
             tokio::task::spawn_blocking(parse).await.map_err(|_| PARSER_PANICKED.to_owned())
         };
@@ -231,8 +231,8 @@ mod tests {
             // The only blocking thread is busy, so parsing is queued behind it.
             let (release, released) = mpsc::channel();
             let busy = tokio::task::spawn_blocking(move || released.recv());
-            let inputs = Arc::default();
-            let cancelled = local.module("", ModuleRole::Root, ClientKind::Terraform, &inputs).now_or_never();
+            let values = Arc::default();
+            let cancelled = local.module("", ModuleRole::Root, ClientKind::Terraform, &values).now_or_never();
             assert_eq!((cancelled, local.permits.available_permits()), (None, MAX_CONCURRENT_PARSES - 1));
             release.send(()).unwrap();
             busy.await.unwrap().unwrap();

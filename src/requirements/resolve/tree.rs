@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::super::configuration::{
-    self, Inputs, Module, ModuleCall, ModuleRole, ModuleSource, Problem, ProviderRequirement,
+    self, Module, ModuleCall, ModuleRole, ModuleSource, Problem, ProviderRequirement, VariableValues,
 };
 use super::super::{Registries, files};
 use super::queries::{LocalModules, RegistryQueries};
@@ -29,7 +29,7 @@ struct CalledFolder {
     /// The path of the folder in that module, or in the user's files.
     folder: String,
     /// The values of variables that decide which modules the folder calls; empty for a root, whose values are in files.
-    inputs: Arc<Inputs>,
+    values: Arc<VariableValues>,
 }
 
 /// Collects the requirements of `init` in a root.
@@ -59,7 +59,7 @@ struct RequirementsWalk<'a, R> {
 impl<R: Registries> RequirementsWalk<'_, R> {
     /// Reads folders level by level, each once.
     async fn visit_all(&mut self) {
-        let root_folder = CalledFolder { package: None, folder: self.root.folder.clone(), inputs: Arc::default() };
+        let root_folder = CalledFolder { package: None, folder: self.root.folder.clone(), values: Arc::default() };
         let mut level = BTreeSet::from([root_folder.clone()]);
         for depth in 0..MAX_DEPTH {
             if level.is_empty() || self.visited.len() + level.len() > MAX_FOLDERS {
@@ -162,10 +162,10 @@ impl<R: Registries> RequirementsWalk<'_, R> {
 
     /// The module in a folder.
     async fn module(&self, called: &CalledFolder, role: ModuleRole) -> Result<Arc<Module>, String> {
-        let CalledFolder { package, folder, inputs } = called;
+        let CalledFolder { package, folder, values } = called;
         match package {
-            Some(package) => self.queries.module(package, folder, self.root.client, inputs).await,
-            None => Ok(self.local.module(folder, role, self.root.client, inputs).await),
+            Some(package) => self.queries.module(package, folder, self.root.client, values).await,
+            None => Ok(self.local.module(folder, role, self.root.client, values).await),
         }
     }
 
@@ -188,21 +188,21 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             },
         };
         match target {
-            Ok(called) => (package, Ok(self.with_inputs(called, call).await)),
+            Ok(called) => (package, Ok(self.with_arguments(called, call).await)),
             Err(unavailable) => (package, Err(problem(unavailable))),
         }
     }
 
     /// Adds the values of a call that decide which modules the called folder calls. Without such values, all callers share
     /// one entry for the folder.
-    async fn with_inputs(&self, called: CalledFolder, call: &ModuleCall) -> CalledFolder {
-        if call.inputs.is_empty() {
+    async fn with_arguments(&self, called: CalledFolder, call: &ModuleCall) -> CalledFolder {
+        if call.arguments.is_empty() {
             return called;
         }
         let Ok(module) = self.module(&called, ModuleRole::Child).await else { return called };
-        let deciding = call.inputs.iter().filter(|(name, _)| module.inputs.contains(*name));
-        let inputs: Inputs = deciding.map(|(name, value)| (name.clone(), value.clone())).collect();
-        CalledFolder { inputs: Arc::new(inputs), ..called }
+        let deciding = call.arguments.iter().filter(|(name, _)| module.deciding_variables.contains(*name));
+        let values: VariableValues = deciding.map(|(name, value)| (name.clone(), value.clone())).collect();
+        CalledFolder { values: Arc::new(values), ..called }
     }
 
     /// The folder at a path relative to the caller; an error is a subject and a reason.
@@ -235,7 +235,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
                 }
             }
         }
-        Ok(CalledFolder { package: caller.package.clone(), folder, inputs: Arc::default() })
+        Ok(CalledFolder { package: caller.package.clone(), folder, values: Arc::default() })
     }
 
     /// The newest version that a call allows.
@@ -245,17 +245,12 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         versions: &ModuleConstraint,
     ) -> Result<ModulePackage, String> {
         let choose = |listed: &[Version]| {
-            let no_match = || match *versions == ModuleConstraint::default() {
-                true => format!("none of the {} versions that are listed is a release", listed.len()),
-                false => {
-                    let constraint = versions.to_string();
-                    let count = listed.len();
-                    format!(
-                        "none of the {count} versions that are listed matches {constraint:?}: change the constraint"
-                    )
-                }
+            let reason = match *versions == ModuleConstraint::default() {
+                true => "is a release".to_owned(),
+                false => format!("matches {:?}: change the constraint", versions.to_string()),
             };
-            versions.newest(listed).cloned().ok_or_else(no_match)
+            let no_match = format!("none of the {} versions that are listed {reason}", listed.len());
+            versions.newest(listed).cloned().ok_or(no_match)
         };
         let chosen = versions::choose(self.queries, &module.into(), choose).await?;
         Ok(ModulePackage { module: module.clone(), version: chosen.version })
@@ -271,7 +266,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         let files = self.queries.module_files(package).await.map_err(unreadable)?;
         let folder = files::resolve_path(&files.subdir, subdir).filter(|folder| files.files.has_folder(folder));
         let folder = folder.ok_or_else(|| format!("the module has no file that a client reads in {subdir:?}"))?;
-        let called = CalledFolder { package: Some(package.clone()), folder, inputs: Arc::default() };
+        let called = CalledFolder { package: Some(package.clone()), folder, values: Arc::default() };
         self.module(&called, ModuleRole::Child).await.map_err(unreadable)?;
         Ok(called)
     }

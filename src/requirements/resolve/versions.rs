@@ -9,8 +9,8 @@ use super::super::configuration::ProviderRequirement;
 use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
 use super::super::{ClientKind, Files, Registries};
-use super::Root;
 use super::queries::RegistryQueries;
+use super::{Root, shortened_list};
 use crate::address::{
     Address, Artifact, Constraint, Hostname, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
     Selection, Version, Versions,
@@ -104,13 +104,7 @@ fn constraints_text(requirements: &[&ProviderRequirement]) -> String {
     let texts = |requirement: &&ProviderRequirement| {
         requirement.versions.as_ref().map(|versions| format!("{versions} ({})", requirement.location))
     };
-    let texts: BTreeSet<String> = requirements.iter().filter_map(texts).collect();
-    let omitted = texts.len().saturating_sub(MAX_LISTED_CONSTRAINTS);
-    let mut texts: Vec<String> = texts.into_iter().take(MAX_LISTED_CONSTRAINTS).collect();
-    if omitted > 0 {
-        texts.push(format!("and {omitted} more"));
-    }
-    texts.join("; ")
+    shortened_list(requirements.iter().filter_map(texts).collect(), MAX_LISTED_CONSTRAINTS).join("; ")
 }
 
 /// The locked providers of a root.
@@ -177,38 +171,36 @@ pub(super) async fn choose(
     Ok(ChosenVersion { version: choose(&unlisted.versions)?, extra_platforms: unlisted.platforms })
 }
 
-/// Resolves an address to its own archive; the modules that it calls are not resolved.
+/// Resolves an address to its own archive; the modules that it calls are not resolved. `hashes` are those of a lock file.
 pub(super) async fn resolve_address(
     queries: &RegistryQueries<'_, impl Registries>,
     selector: &PackageSelector,
     platforms: &[Platform],
+    hashes: &[String],
+    required_by: &str,
 ) {
-    let required_by = selector.to_string();
-    let chosen = match selector {
-        PackageSelector::Provider(selection) => {
-            let chosen = choose_provider(queries, selection).await;
-            chosen
-                .map(|chosen| require_provider(queries, &selection.of, &chosen, platforms, &[], [required_by.clone()]))
-        }
-        PackageSelector::Module(selection) => {
-            let choose_listed = |listed: &[Version]| selection.choose(&listed.iter().collect::<Vec<_>>()).cloned();
-            choose(queries, &(&selection.of).into(), choose_listed).await.map(|ChosenVersion { version, .. }| {
-                let package = ModulePackage { module: selection.of.clone(), version };
-                queries.result.lock().require(Artifact::Module(package), &[], [required_by.clone()]);
-            })
+    let choose_listed = |listed: &[Version]| {
+        let listed: Vec<&Version> = listed.iter().collect();
+        match selector {
+            PackageSelector::Provider(selection) => selection.choose(&listed).cloned(),
+            PackageSelector::Module(selection) => selection.choose(&listed).cloned(),
         }
     };
-    if let Err(reason) = chosen {
-        queries.result.lock().add_unavailable(&required_by, reason, [required_by.clone()]);
+    let address = match selector {
+        PackageSelector::Provider(selection) => Address::from(&selection.of),
+        PackageSelector::Module(selection) => Address::from(&selection.of),
+    };
+    let required_by = [required_by.to_owned()];
+    match (choose(queries, &address, choose_listed).await, address) {
+        (Ok(chosen), Address::Provider(provider)) => {
+            require_provider(queries, &provider, &chosen, platforms, hashes, required_by);
+        }
+        (Ok(ChosenVersion { version, .. }), Address::Module(module)) => {
+            let artifact = Artifact::Module(ModulePackage { module, version });
+            queries.result.lock().require(artifact, &[], required_by);
+        }
+        (Err(reason), _) => queries.result.lock().add_unavailable(selector.to_string(), reason, required_by),
     }
-}
-
-async fn choose_provider(
-    queries: &RegistryQueries<'_, impl Registries>,
-    selection: &Selection<ProviderAddress>,
-) -> Result<ChosenVersion, String> {
-    let choose_listed = |listed: &[Version]| selection.choose(&listed.iter().collect::<Vec<_>>()).cloned();
-    choose(queries, &(&selection.of).into(), choose_listed).await
 }
 
 /// Resolves a lock file.
@@ -218,17 +210,12 @@ pub(super) async fn resolve_lock_file(
     locked: &[LockedProvider],
     platforms: &[Platform],
 ) {
-    let resolved = locked.iter().map(|locked| async move {
+    let resolutions = locked.iter().map(|locked| async move {
         let selection = Selection { of: locked.provider.clone(), versions: Versions::Exactly(locked.version.clone()) };
-        let chosen = choose_provider(queries, &selection).await;
-        (locked, selection, chosen)
+        let selector = PackageSelector::Provider(selection);
+        resolve_address(queries, &selector, platforms, &locked.hashes, name).await;
     });
-    for (LockedProvider { provider, hashes, .. }, selection, chosen) in join_all(resolved.collect::<Vec<_>>()).await {
-        match chosen {
-            Ok(chosen) => require_provider(queries, provider, &chosen, platforms, hashes, [name.to_owned()]),
-            Err(reason) => queries.result.lock().add_unavailable(selection.to_string(), reason, [name.to_owned()]),
-        }
-    }
+    join_all(resolutions.collect::<Vec<_>>()).await;
 }
 
 /// Requires a version of a provider for each platform.
