@@ -372,18 +372,13 @@ impl ApplyReporter {
 fn entry_line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     let subject = escape_for_terminal(&entry.package.without(host).to_string());
-    match &entry.outcome {
-        ApplyOutcome::Applied { note } => {
-            page.push_with_prefix("  applied  ", &subject);
-            note.iter().for_each(|note| page.push_with_prefix("           note: ", &escape_for_terminal(note)));
-        }
-        ApplyOutcome::Held => page.push_with_prefix("  stored   ", &subject),
-        ApplyOutcome::NotReached => page.push_with_prefix("  missed   ", &subject),
-        ApplyOutcome::Refused { why: reason } => {
-            page.push_with_prefix("  REFUSED  ", &subject);
-            page.push_with_prefix("           ", &escape_for_terminal(reason));
-        }
-    }
+    let (label, note) = match &entry.outcome {
+        ApplyOutcome::Applied { note } => ("  applied  ", note.as_ref().map(|note| format!("note: {note}"))),
+        ApplyOutcome::Held => ("  stored   ", None),
+        ApplyOutcome::NotReached => ("  missed   ", None),
+        ApplyOutcome::Refused { why: reason } => ("  REFUSED  ", Some(reason.clone())),
+    };
+    page.outcome(label, &subject, &note);
     page.text()
 }
 

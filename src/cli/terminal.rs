@@ -118,6 +118,13 @@ impl TextPage {
         }
     }
 
+    /// A label with its subject, and foreign notes about it in the same column below.
+    pub(super) fn outcome<'a>(&mut self, label: &str, subject: &str, notes: impl IntoIterator<Item = &'a String>) {
+        self.push_with_prefix(label, subject);
+        let margin = " ".repeat(label.chars().count());
+        notes.into_iter().for_each(|note| self.push_with_prefix(&margin, &escape_for_terminal(note)));
+    }
+
     pub(super) fn text(self) -> String {
         self.lines.join("\n")
     }

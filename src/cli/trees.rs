@@ -286,24 +286,21 @@ fn file_line(file: &ImportedFile, host: &Hostname, width: Option<usize>) -> Stri
         None => escape_for_terminal(&file.file),
     };
     let with_size = format!("{subject}, {}", ByteSize(file.size_bytes));
-    match &file.judged {
+    let (label, text, reason) = match &file.judged {
         FileVerdict::Proven { by } => {
             let proven_by = match by {
                 ProvenBy::HeldSet => "by the stored proof set",
                 ProvenBy::Upstream => "by upstream's documents",
                 ProvenBy::Tree => "by files beside it",
             };
-            page.push_with_prefix("  verified  ", &format!("{with_size}, {proven_by}"));
+            ("  verified  ", format!("{with_size}, {proven_by}"), None)
         }
-        FileVerdict::Unsigned => page.push_with_prefix("  unsigned  ", &with_size),
-        FileVerdict::PackedAnew => page.push_with_prefix("  unsigned  ", &format!("{with_size}, repacked")),
-        FileVerdict::Held => page.push_with_prefix("  stored    ", &subject),
-        FileVerdict::Refused { why: reason } => {
-            page.push_with_prefix("  REFUSED   ", &escape_for_terminal(&file.file));
-            page.push_with_prefix("            ", &escape_for_terminal(reason));
-        }
-    }
-    file.notes.iter().for_each(|note| page.push_with_prefix("            ", &escape_for_terminal(note)));
+        FileVerdict::Unsigned => ("  unsigned  ", with_size, None),
+        FileVerdict::PackedAnew => ("  unsigned  ", format!("{with_size}, repacked"), None),
+        FileVerdict::Held => ("  stored    ", subject, None),
+        FileVerdict::Refused { why: reason } => ("  REFUSED   ", escape_for_terminal(&file.file), Some(reason)),
+    };
+    page.outcome(label, &text, reason.into_iter().chain(&file.notes));
     page.text()
 }
 

@@ -355,18 +355,14 @@ fn newly_finished_lines(
 
 fn add_finished_item(page: &mut TextPage, item: &JobItem, host: &Hostname) {
     let size = item.size_bytes.map(|size| format!("  {}", ByteSize(size))).unwrap_or_default();
-    let unconfirmed = item.unconfirmed.as_deref().map(escape_for_terminal);
-    let (state_text, size, reason) = match &item.state {
-        ItemState::AlreadyStored => ("stored", size, unconfirmed),
-        ItemState::Fetched => ("fetched", size, unconfirmed),
+    let (state_text, size, note) = match &item.state {
+        ItemState::AlreadyStored => ("stored", size, item.unconfirmed.as_ref()),
+        ItemState::Fetched => ("fetched", size, item.unconfirmed.as_ref()),
         ItemState::Cancelled => ("cancelled", String::new(), None),
-        ItemState::Failed { error } => ("FAILED", String::new(), Some(escape_for_terminal(error))),
+        ItemState::Failed { error } => ("FAILED", String::new(), Some(error)),
         ItemState::Waiting | ItemState::Resolving | ItemState::Fetching => return,
     };
-    page.push_with_prefix(&format!("{state_text:STATE_WIDTH$} "), &format!("{}{size}", full_name(item, host)));
-    if let Some(reason) = reason {
-        page.push_with_prefix(&format!("{:STATE_WIDTH$} ", ""), &reason);
-    }
+    page.outcome(&format!("{state_text:STATE_WIDTH$} "), &format!("{}{size}", full_name(item, host)), note);
 }
 
 /// Renders the final counts of a job.
