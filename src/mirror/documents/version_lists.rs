@@ -236,9 +236,9 @@ impl StoredDocument {
 pub(in crate::mirror) enum ListingState {
     /// Listed, with this spelling.
     Listed(String),
-    /// Not listed. `checked` is upstream's last confirmation of the list, also where it came without a new copy; `confirmed` is
-    /// that of the stored copy.
-    Unlisted { checked: Timestamp, confirmed: Confirmation },
+    /// Not listed. `checked` is upstream's last confirmation of the list, also where it came without a new copy;
+    /// `confirmed` is that of the stored copy.
+    Unlisted { checked: Timestamp, confirmation: Confirmation },
     /// Upstream has no list, or an invalid one (`None`), or it could not be fetched (the error).
     Unknown(Option<Error>),
 }

@@ -428,7 +428,7 @@ mod tests {
     }
 
     fn lines_of(wants: &MissingRequests) -> Vec<String> {
-        wants.packages.iter().map(|(missing, _)| PackageRef::from(missing).to_string()).collect()
+        wants.packages.keys().map(|missing| PackageRef::from(missing).to_string()).collect()
     }
 
     #[test]
