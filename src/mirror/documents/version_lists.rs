@@ -238,7 +238,7 @@ pub(in crate::mirror) enum ListingState {
     Listed(String),
     /// Not listed. `checked` is upstream's last confirmation of the list, also where it came without a new copy;
     /// `confirmed` is that of the stored copy.
-    Unlisted { checked: Timestamp, confirmation: Confirmation },
+    Unlisted { checked: Timestamp, confirmed: Confirmation },
     /// Upstream has no list, or an invalid one (`None`), or it could not be fetched (the error).
     Unknown(Option<Error>),
 }
