@@ -50,7 +50,7 @@ pub enum ChecksumKind {
 }
 
 /// A checksum with its hash function.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Checksum {
     kind: ChecksumKind,
     value: Vec<u8>,
@@ -137,6 +137,12 @@ impl fmt::Display for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = KINDS.iter().find(|(kind, ..)| *kind == self.kind).map_or("", |(_, name, _)| name);
         write!(f, "{kind}:{}", hex::encode(&self.value))
+    }
+}
+
+impl fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
