@@ -395,7 +395,7 @@ fn notes(job: &Job, width: Option<usize>) -> Option<String> {
 
 /// Renders the message for a cancelled job.
 fn stopped_message(job: &Job) -> String {
-    let stored = job.items.iter().filter(|item| item.state.is_stored()).count();
+    let stored = job.items.iter().filter(|item| item.state.was_stored()).count();
     format!(
         "stopped: {}; the same command continues",
         if stored == 1 { "1 archive is stored".to_owned() } else { format!("{stored} archives are stored") }

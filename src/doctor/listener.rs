@@ -79,7 +79,7 @@ pub(super) async fn check_listener(
 /// The checks of the server that answered.
 fn checks_of_answer(identified: &Identified, base: &Url, shown: &str) -> Vec<Check> {
     let listener = match &identified.kind {
-        ServerKind::Larder => Check::ok(LISTENER, format!("larder answers at {shown}")),
+        ServerKind::Larder => Check::passed(LISTENER, format!("larder answers at {shown}")),
         ServerKind::LarderWithoutService => {
             Check::fail(LISTENER, format!("larder answers at {shown}, but has no registry below it"))
                 .advise("set [server] public_url to exactly the URL that the proxy in front of larder forwards")
@@ -102,7 +102,7 @@ fn checks_of_answer(identified: &Identified, base: &Url, shown: &str) -> Vec<Che
                 .advise("renew the certificate; larder loads a new one without a restart"),
             None => {
                 let finding = format!("the certificate of {shown} is trusted here, and valid for two weeks or more");
-                Check::ok(CERTIFICATE, finding)
+                Check::passed(CERTIFICATE, finding)
             }
         });
     }
@@ -120,7 +120,7 @@ fn links(config: &Config) -> Option<Check> {
         true => "",
         false => " (except to proxies that send X-Forwarded-Host and X-Forwarded-Proto)",
     };
-    Some(Check::ok(
+    Some(Check::passed(
         LINKS,
         format!(
             "URLs in responses have no host{proxies}: Terraform and OpenTofu resolve them; Checkov, Trivy, Renovate and \
@@ -134,7 +134,7 @@ fn checks_of_failure(error: &ProbeError, shown: &str, config: &Config) -> Vec<Ch
     let finding = format!("{shown}: {error}");
     match error {
         ProbeError::Certificate(bad) => {
-            let ok = Check::ok(LISTENER, format!("a server answers at {shown} over TLS"));
+            let ok = Check::passed(LISTENER, format!("a server answers at {shown} over TLS"));
             vec![ok, Check::fail(CERTIFICATE, finding).advise(certificate_advice(bad))]
         }
         _ => vec![Check::fail(LISTENER, finding).advise(match config.server.public_url.is_some() {

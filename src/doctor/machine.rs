@@ -126,7 +126,7 @@ async fn check_answering(config: &Config, examined: &StoreFindings, address: Soc
             return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
         }
         // The token check reports this.
-        Err(_) => return (running, Check::ok(RUNNING, format!("ready; admin listener on {address}"))),
+        Err(_) => return (running, Check::passed(RUNNING, format!("ready; admin listener on {address}"))),
     };
     running.is_offline = report.offline;
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
@@ -135,7 +135,7 @@ async fn check_answering(config: &Config, examined: &StoreFindings, address: Soc
         return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
     }
     let offline = if report.offline { ", offline" } else { "" };
-    (running, Check::ok(RUNNING, format!("larder {own_version}, ready{offline}; admin listener on {address}")))
+    (running, Check::passed(RUNNING, format!("larder {own_version}, ready{offline}; admin listener on {address}")))
 }
 
 /// Checks that the admin token exists, is private, and is the one of the running larder.
@@ -145,7 +145,7 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
     let token_source = match &examined.token {
         _ if config.admin.token.is_some() => "[admin] token".to_owned(),
         TokenFile::Absent if !is_up => {
-            return Check::ok(TOKEN, format!("{file} is created at the first start"));
+            return Check::passed(TOKEN, format!("{file} is created at the first start"));
         }
         TokenFile::Absent => {
             return Check::fail(TOKEN, format!("missing: {file} does not exist"))
@@ -167,7 +167,7 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
         TokenFile::Good { .. } => file.to_string(),
     };
     let Some(token) = known_token(config, examined).filter(|_| is_up && examined.lock == LockState::Held) else {
-        return Check::ok(TOKEN, token_source);
+        return Check::passed(TOKEN, token_source);
     };
     // An empty refresh changes nothing, but needs a valid token.
     let path = Operation::Refresh.path();
@@ -179,7 +179,7 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
                 .advise("the running larder was started with another token; restart larder")
         }
         Ok(Ok(_) | Err(AdminClientError::Refused { .. })) => {
-            Check::ok(TOKEN, format!("{token_source}, and the running larder accepts it"))
+            Check::passed(TOKEN, format!("{token_source}, and the running larder accepts it"))
         }
         Ok(Err(error)) => Check::fail(TOKEN, error.to_string()),
         Err(_) => Check::fail(TOKEN, format!("the running larder did not answer within {} s", PROBE_TIMEOUT.as_secs())),
@@ -250,12 +250,12 @@ fn check_store(config: &Config, examined: &StoreFindings) -> Check {
             }
         }
         (Ok(false), Ok(()), Ok(())) => {
-            Check::ok(STORE, format!("none in {path} yet; it is created at the first start"))
+            Check::passed(STORE, format!("none in {path} yet; it is created at the first start"))
         }
         (Ok(true), Ok(()), Ok(())) => match examined.foreign_owner {
             Some(owner) => Check::warn(STORE, format!("{path} can be written, and belongs to user {owner}"))
                 .advise("only larder's own user can check its access; run the doctor as that user"),
-            None => Check::ok(STORE, format!("{path} can be written")),
+            None => Check::passed(STORE, format!("{path} can be written")),
         },
     }
 }
@@ -282,7 +282,7 @@ fn check_space(space: &DiskSpace, max_store_bytes: u64, used_bytes: Option<u64>)
             .advise("the disk would be full before larder evicts by size")
             .advise(lower_limit);
     }
-    Check::ok(DISK, finding)
+    Check::passed(DISK, finding)
 }
 
 /// From this difference on, the clock is reported.
@@ -322,11 +322,11 @@ pub(super) fn check_clock(now: Timestamp, sources: &[TimeSource]) -> Check {
     let Some(nearest) = sources.iter().min_by_key(|source| source.difference()) else {
         let here = now.date_time();
         let finding = format!("not checked: no upstream sent a Date header to compare with; here it is {here} (UTC)");
-        return Check::ok("clock", finding);
+        return Check::passed("clock", finding);
     };
     let (difference, source) = (nearest.difference(), &nearest.source);
     if difference <= MIN_WARN_DIFFERENCE {
-        return Check::ok("clock", format!("within {} s of {source}", difference.as_secs().max(1)));
+        return Check::passed("clock", format!("within {} s of {source}", difference.as_secs().max(1)));
     }
     let direction = if nearest.local_time > nearest.time { "ahead of" } else { "behind" };
     let rounded = Duration::from_secs(difference.as_secs() / 60 * 60);

@@ -91,10 +91,10 @@ async fn check_upstreams(
     times: &AnnouncedTimes,
 ) -> Vec<Check> {
     if running.state == LarderState::NeverSetUp {
-        return vec![Check::ok("upstreams", "not checked: no larder is set up here")];
+        return vec![Check::passed("upstreams", "not checked: no larder is set up here")];
     }
     if running.is_offline {
-        return vec![Check::ok("upstreams", "not checked: larder is offline")];
+        return vec![Check::passed("upstreams", "not checked: larder is offline")];
     }
     if !can_start {
         // The outbound connector needs the files that failed to load.
@@ -158,7 +158,7 @@ impl Check {
         Self { id, verdict, subject: None, finding: finding.into(), advice: Vec::new(), paste: None }
     }
 
-    fn ok(id: &'static str, finding: impl Into<String>) -> Self {
+    fn passed(id: &'static str, finding: impl Into<String>) -> Self {
         Self::new(id, CheckResult::Ok, finding)
     }
 
@@ -218,7 +218,7 @@ fn of_configuration(config: &Config, warnings: &[Diagnostic], problems: Vec<Stri
     let mut checks: Vec<Check> = problems.chain(warnings).collect();
     if checks.is_empty() {
         let file = config.source.as_ref().map(|file| file.display().to_string());
-        checks.push(Check::ok(CONFIG, file.unwrap_or_else(|| "no file found: the defaults".to_owned())));
+        checks.push(Check::passed(CONFIG, file.unwrap_or_else(|| "no file found: the defaults".to_owned())));
     }
     checks
 }

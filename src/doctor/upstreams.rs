@@ -113,9 +113,9 @@ impl UpstreamCheck<'_> {
 
     /// The passed checks before an answer: name, connection, TLS.
     fn passed_steps(&self, url: &Url) -> Vec<Check> {
-        let mut steps = vec![self.name_check(url), Check::ok(CONNECTION, format!("connected to {}", origin(url)))];
+        let mut steps = vec![self.name_check(url), Check::passed(CONNECTION, format!("connected to {}", origin(url)))];
         if url.scheme() == "https" {
-            steps.push(Check::ok(TLS, "the certificate is trusted"));
+            steps.push(Check::passed(TLS, "the certificate is trusted"));
         }
         steps
     }
@@ -124,16 +124,16 @@ impl UpstreamCheck<'_> {
     fn name_check(&self, url: &Url) -> Check {
         let name = url.host_str().unwrap_or_default();
         if let Some(proxy) = self.outbound.proxy_for(url) {
-            return Check::ok(NAME, format!("{name} is resolved by the proxy {proxy}"));
+            return Check::passed(NAME, format!("{name} is resolved by the proxy {proxy}"));
         }
         let addresses = &self.upstream.settings.addresses;
         if !addresses.is_empty() {
             let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-            return Check::ok(NAME, format!("{name} is not resolved: addresses = {}", addresses.join(", ")));
+            return Check::passed(NAME, format!("{name} is not resolved: addresses = {}", addresses.join(", ")));
         }
         match url.host() {
-            Some(Host::Domain(_)) | None => Check::ok(NAME, format!("{name} resolves")),
-            Some(Host::Ipv4(_) | Host::Ipv6(_)) => Check::ok(NAME, format!("{name} is an IP address")),
+            Some(Host::Domain(_)) | None => Check::passed(NAME, format!("{name} resolves")),
+            Some(Host::Ipv4(_) | Host::Ipv6(_)) => Check::passed(NAME, format!("{name} is an IP address")),
         }
     }
 
@@ -208,7 +208,7 @@ impl UpstreamCheck<'_> {
                     credential_scope.with_permitted_service(&base)
                 };
                 let finding = format!("names {}, in {elapsed_ms} ms", offered.join(" and "));
-                (Check::ok(DISCOVERY, finding), Some((base, credential_scope)))
+                (Check::passed(DISCOVERY, finding), Some((base, credential_scope)))
             }
             None if offered.is_empty() => {
                 bad("its discovery document names neither providers.v1 nor modules.v1".to_owned())
@@ -225,7 +225,7 @@ impl UpstreamCheck<'_> {
         let (folder, host) = (store.to_owned(), self.host.clone());
         let stored = in_time(move || Store::any_cached_provider(&folder, &host)).await.flatten();
         let Some(address) = stored.or_else(|| well_known(self.host)) else {
-            return Check::ok(LIST, "no list was requested: no provider of this upstream is stored yet");
+            return Check::passed(LIST, "no list was requested: no provider of this upstream is stored yet");
         };
         let subject = format!("the version list of {}/{}", address.namespace, address.type_);
         let Ok(url) = versions_url(base, &address) else { return Check::fail(LIST, "providers.v1 is not a base URL") };
@@ -235,7 +235,7 @@ impl UpstreamCheck<'_> {
                 Ok(list) => {
                     let (count, elapsed_ms) = (list.versions.len(), started.elapsed().as_millis());
                     let plural = if count == 1 { "" } else { "s" };
-                    Check::ok(LIST, format!("{subject} has {count} version{plural}, in {elapsed_ms} ms"))
+                    Check::passed(LIST, format!("{subject} has {count} version{plural}, in {elapsed_ms} ms"))
                 }
                 Err(reason) => Check::fail(LIST, format!("{subject} is invalid: {reason}")).advise(NO_REGISTRY_ADVICE),
             },

@@ -132,7 +132,7 @@ impl MirrorFolder {
         contents: impl Read,
         expected: Option<Digest>,
     ) -> Result<(), MirrorFolderError> {
-        let name = path.file_name();
+        let name = path.name_of_file();
         let folder = self.make_folder(&path.folder())?;
         let temp_name = format!("{TEMP_PREFIX}{name}");
         // A temporary file of an earlier run is overwritten.

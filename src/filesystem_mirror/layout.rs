@@ -83,7 +83,7 @@ impl MirrorPath {
     }
 
     /// The file name in its folder.
-    pub fn file_name(&self) -> String {
+    pub fn name_of_file(&self) -> String {
         let type_ = &self.provider.type_;
         let stem = |version: &Version| format!("terraform-provider-{type_}_{version}");
         let of_package = |version: &Version, platform: &Platform| format!("{}_{platform}", stem(version));
@@ -149,7 +149,7 @@ pub fn enclosing_package_folder(path: &str) -> &str {
 impl fmt::Display for MirrorPath {
     /// The path below the tree's folder.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.folder(), self.file_name())
+        write!(f, "{}/{}", self.folder(), self.name_of_file())
     }
 }
 

@@ -151,7 +151,7 @@ impl ItemState {
     }
 
     /// Returns true if the archive is stored.
-    pub fn is_stored(&self) -> bool {
+    pub fn was_stored(&self) -> bool {
         matches!(self, Self::AlreadyStored | Self::Fetched)
     }
 }

@@ -126,7 +126,7 @@ impl Jobs {
             let forgotten = jobs.iter().filter(|job| is_dropped(job)).map(|job| job.id).collect();
             jobs.retain(|job| !is_dropped(job));
             if let Some(records) = self.shared.records.clone() {
-                self.running.spawn(async move { records.forget(forgotten).await });
+                self.running.spawn(async move { records.forget_jobs(forgotten).await });
             }
         }
         let interrupted: Vec<_> =
@@ -177,7 +177,7 @@ impl Jobs {
         // The client may disconnect meanwhile.
         self.running.spawn(async move {
             if let Some(records) = records.filter(|_| !forgotten.is_empty()) {
-                records.forget(forgotten).await;
+                records.forget_jobs(forgotten).await;
             }
             recorded_job.write().await;
             let _ = sender.send(());
@@ -316,7 +316,7 @@ impl JobRecords {
     }
 
     /// Removes the records of jobs.
-    pub(super) async fn forget(&self, ids: Vec<JobId>) {
+    pub(super) async fn forget_jobs(&self, ids: Vec<JobId>) {
         let removed = self.run_blocking(move |store| {
             ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.bytes()), Durability::Synced))
         });

@@ -143,7 +143,7 @@ impl TrackedJob {
         }
         self.head.state = match end {
             JobEnd::Cancelled => JobState::Cancelled,
-            JobEnd::Completed if self.items.iter().all(|tracked| tracked.item.state.is_stored()) => JobState::Done,
+            JobEnd::Completed if self.items.iter().all(|tracked| tracked.item.state.was_stored()) => JobState::Done,
             JobEnd::Completed | JobEnd::Panicked => JobState::Failed,
         };
         self.head.resolving = false;
@@ -332,7 +332,7 @@ impl RunningJob {
     /// The items with a stored archive, each with its position.
     pub fn stored_items(&self) -> Vec<(usize, Artifact, Digest)> {
         let tracked = self.tracked.lock();
-        let stored = tracked.items.iter().enumerate().filter(|(_, tracked)| tracked.item.state.is_stored());
+        let stored = tracked.items.iter().enumerate().filter(|(_, tracked)| tracked.item.state.was_stored());
         let items = stored.filter_map(|(number, TrackedItem { subject, .. })| {
             Some((number, subject.artifact.clone()?, subject.digest?))
         });

@@ -293,7 +293,7 @@ impl<'t> LinkResolver<'t> {
     /// Resolves a link as the kernel would if the tree were a whole file system.
     fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<LinkTarget, TreeError> {
         let refused = |reason: &str| Err(TreeError::refused(link, reason));
-        let mut folder = link.parent().unwrap_or_default();
+        let mut folder = link.parent_folder().unwrap_or_default();
         // The names still to resolve; the next one is last.
         let mut remaining_names: Vec<&[u8]> = Vec::new();
         let mut followed_links = 0;
@@ -312,7 +312,7 @@ impl<'t> LinkResolver<'t> {
                 let Some(name) = remaining_names.pop() else { return Ok(LinkTarget::Folder(folder)) };
                 self.add_work(folder.as_bytes().len() + name.len())?;
                 if name == b".." {
-                    match folder.parent() {
+                    match folder.parent_folder() {
                         Some(parent) => folder = parent,
                         None => return refused("it is a link out of the package"),
                     }

@@ -68,7 +68,7 @@ impl TreePath {
     }
 
     /// The folder that contains the path; `None` for the root.
-    pub fn parent(&self) -> Option<Self> {
+    pub fn parent_folder(&self) -> Option<Self> {
         if self.0.is_empty() {
             return None;
         }
@@ -257,9 +257,9 @@ mod tests {
             assert!(TreePath::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
         let path = |text: &str| TreePath::parse(text.as_bytes()).unwrap();
-        assert_eq!(path("a/b/c").parent(), Some(path("a/b")));
-        assert_eq!(path("a").parent(), Some(TreePath::root()));
-        assert_eq!(TreePath::root().parent(), None);
+        assert_eq!(path("a/b/c").parent_folder(), Some(path("a/b")));
+        assert_eq!(path("a").parent_folder(), Some(TreePath::root()));
+        assert_eq!(TreePath::root().parent_folder(), None);
         assert_eq!(path("a/b/c").below(&path("a")), Some(path("b/c")));
         assert_eq!(path("ab").below(&path("a")), None);
         assert_eq!(path("a").join(&path("b/c")), Ok(path("a/b/c")));
@@ -273,7 +273,7 @@ mod tests {
                 prop_assert_eq!(path.as_bytes(), &given[..]);
                 prop_assert!(path.names().all(|name| name != b".." && name != b"." && !name.contains(&b'/')));
                 prop_assert!(!path.to_string().chars().any(char::is_control));
-                if let Some(parent) = path.parent() {
+                if let Some(parent) = path.parent_folder() {
                     prop_assert!(path.below(&parent).is_some_and(|name| name.names().count() == 1));
                 }
             }

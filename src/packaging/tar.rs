@@ -270,7 +270,7 @@ impl<W: Write> TarWriter<W> {
             let reason = format!("{} became shorter while it was read", String::from_utf8_lossy(path));
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
         }
-        self.pad(size_bytes)
+        self.pad_to_block(size_bytes)
     }
 
     /// Writes the end marker, flushes and returns the output.
@@ -300,7 +300,7 @@ impl<W: Write> TarWriter<W> {
         self.finish_header(long_name_header, EntryType::GNULongName, 0o644, name_bytes_with_nul)?;
         self.out.write_all(name)?;
         self.out.write_all(&[0])?;
-        self.pad(name_bytes_with_nul)?;
+        self.pad_to_block(name_bytes_with_nul)?;
         let mut header = Header::new_gnu();
         fill(&mut header.as_old_mut().name, name);
         self.finish_header(header, kind, mode, size)
@@ -318,7 +318,7 @@ impl<W: Write> TarWriter<W> {
     }
 
     /// Writes zeros up to the end of the block.
-    fn pad(&mut self, size: u64) -> io::Result<()> {
+    fn pad_to_block(&mut self, size: u64) -> io::Result<()> {
         let length = usize::try_from(padding_bytes(size)).unwrap_or(0);
         self.out.write_all([0; BLOCK].get(..length).unwrap_or_default())
     }

@@ -124,7 +124,7 @@ impl Tree {
                 Some(_) => {
                     return Err(TreeError::refused(entry, format!("its parent {folder} is not a folder")));
                 }
-                None => next = folder.parent(),
+                None => next = folder.parent_folder(),
             }
             missing.push(folder);
         }
@@ -229,7 +229,7 @@ impl Tree {
         if path.is_root() || self.entries.contains_key(path) {
             return Err(TreeError::refused(path, "another entry has the same name"));
         }
-        match path.parent() {
+        match path.parent_folder() {
             Some(parent) => self.ensure_folder(&parent, path),
             None => Ok(()),
         }

@@ -218,13 +218,13 @@ impl<'a> Hcl1Reader<'a> {
             '"' => Token::Text(self.quoted_text()?),
             '<' => Token::Text(self.heredoc()?),
             _ if first.is_alphabetic() || first == '_' => {
-                match self.take_while(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
+                match self.take_chars_while(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
                     "true" | "false" => Token::Scalar,
                     name => Token::Name(name.to_owned()),
                 }
             }
             _ if unsigned.starts_with(|next: char| next.is_ascii_digit()) => {
-                self.take_while(|next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
+                self.take_chars_while(|next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
                 Token::Scalar
             }
             _ => return Err("this character has no meaning here"),
@@ -235,7 +235,7 @@ impl<'a> Hcl1Reader<'a> {
         loop {
             self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
             if self.rest.starts_with('#') || self.rest.starts_with("//") {
-                self.take_while(|next| next != '\n');
+                self.take_chars_while(|next| next != '\n');
             } else if let Some(comment) = self.rest.strip_prefix("/*") {
                 self.token_start = self.text.len() - self.rest.len();
                 (_, self.rest) = comment.split_once("*/").ok_or("unterminated comment")?;
@@ -246,7 +246,7 @@ impl<'a> Hcl1Reader<'a> {
     }
 
     /// Consumes and returns the characters up to the first that is not `accepted`.
-    fn take_while(&mut self, accepted: impl Fn(char) -> bool) -> &'a str {
+    fn take_chars_while(&mut self, accepted: impl Fn(char) -> bool) -> &'a str {
         let end = self.rest.find(|next| !accepted(next)).unwrap_or(self.rest.len());
         let (taken, rest) = self.rest.split_at(end);
         self.rest = rest;

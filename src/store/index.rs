@@ -237,7 +237,7 @@ impl Index {
         if updated == previous {
             return;
         }
-        if !self.write_or_continue(&[(key.to_vec(), updated.as_ref().map(|entry| entry.encode()))]) {
+        if !self.write_or_continue(&[(key.to_vec(), updated.as_ref().map(|entry| entry.encode_entry()))]) {
             return;
         }
         let kind = key.first().copied().unwrap_or(DOCUMENT);
@@ -468,7 +468,7 @@ impl Index {
         for added in name.archives.iter().filter(|listed| !previous.lists(&listed.digest)) {
             changes.push((listed_key(&added.digest, artifact), Some(Vec::new())));
         }
-        changes.push((name_key(artifact), (!name.is_empty()).then(|| name.encode())));
+        changes.push((name_key(artifact), (!name.is_empty()).then(|| name.encode_entry())));
         self.put(&changes);
         // The set of pinned names changes after the entry: a scan of all entries holds its lock, and sees either state.
         if let Some(pinned) = self.pinned.lock().as_mut() {

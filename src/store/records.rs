@@ -51,7 +51,7 @@ impl<R> Recorded<R> {
     }
 
     /// Does `next` with a record that was readable.
-    pub fn and_then<T>(self, next: impl FnOnce(R) -> Recorded<T>) -> Recorded<T> {
+    pub fn and_then_read<T>(self, next: impl FnOnce(R) -> Recorded<T>) -> Recorded<T> {
         match self {
             Self::Whole(record) => next(record),
             Self::Absent => Recorded::Absent,
@@ -63,7 +63,7 @@ impl<R> Recorded<R> {
 impl Recorded {
     /// Parses the record; one that cannot be parsed counts as damaged.
     pub fn parsed<T>(self, parse: impl FnOnce(Vec<u8>) -> Option<T>) -> Recorded<T> {
-        self.and_then(|record| parse(record).map_or(Recorded::Damaged, Recorded::Whole))
+        self.and_then_read(|record| parse(record).map_or(Recorded::Damaged, Recorded::Whole))
     }
 
     /// Parses the record as JSON.

@@ -125,10 +125,10 @@ impl ClientChecks<'_> {
         let upstream = self.config.upstreams.iter().find(|upstream| upstream.host == *host);
         let may_lead_here = upstream.is_some_and(|upstream| !upstream.addresses.is_empty());
         if may_lead_here && self.running.is_offline {
-            return Check::ok(OVERRIDE, "no host block; its name is not checked: larder is offline");
+            return Check::passed(OVERRIDE, "no host block; its name is not checked: larder is offline");
         }
         if may_lead_here && self.host_name_leads_to_larder(host).await {
-            return Check::ok(OVERRIDE, "its name leads to larder");
+            return Check::passed(OVERRIDE, "its name leads to larder");
         }
         Check::warn(OVERRIDE, "no host block: the client asks this registry directly, not larder")
             .advise("to use larder, add the block that `larder client-config` prints")
@@ -260,7 +260,7 @@ impl ClientFiles {
         let mut checks: Vec<Check> = problems.chain(self.config.complaints.iter().map(complaint)).collect();
         if checks.is_empty() && !self.files.is_empty() {
             let files: Vec<String> = self.files.iter().map(|file| file.display().to_string()).collect();
-            checks.push(Check::ok(FILES, files.join(", ")));
+            checks.push(Check::passed(FILES, files.join(", ")));
         }
         checks
     }
@@ -349,7 +349,10 @@ impl ClientChecks<'_> {
             let finding = format!("the plugin cache {folder} is not a folder: the client prints an error");
             return Some(Check::warn(CACHE, finding).advise(format!("mkdir -p {folder}, or remove the setting")));
         }
-        Some(Check::ok(CACHE, format!("a plugin cache is used: locked providers in {folder} are not requested again")))
+        Some(Check::passed(
+            CACHE,
+            format!("a plugin cache is used: locked providers in {folder} are not requested again"),
+        ))
     }
 
     fn authorities(&self) -> Option<Check> {

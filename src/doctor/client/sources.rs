@@ -93,7 +93,7 @@ impl ClientChecks<'_> {
                     let elsewhere = modules
                         .map(|modules| format!("; modules come from {}", modules.origin().ascii_serialization()));
                     let finding = format!("its host block leads to larder{}", elsewhere.unwrap_or_default());
-                    checks.push(Check::ok(OVERRIDE, finding));
+                    checks.push(Check::passed(OVERRIDE, finding));
                 }
                 None => {}
             },
@@ -124,7 +124,9 @@ impl ClientChecks<'_> {
         let host_in_path = host_of_base(&url, "modules").unwrap_or_else(|| host.clone());
         let correction = format!("write \"modules.v1\" = \"{}{}\"", self.base_for(&url), modules_base(host));
         match self.try_base(&url, ("modules.v1", ProbedService::Modules), &correction, &host_in_path).await {
-            UrlProbe::Larder => Check::ok(OVERRIDE, "its host block leads to larder; the registry offers modules only"),
+            UrlProbe::Larder => {
+                Check::passed(OVERRIDE, "its host block leads to larder; the registry offers modules only")
+            }
             UrlProbe::OtherServer(fault) | UrlProbe::Unusable(fault) => fault,
         }
     }
@@ -314,7 +316,7 @@ impl ProviderSources {
             (Coverage::All, Coverage::None) => Some(self.check_other_sources(all_pattern).unwrap_or_else(|| {
                 let finding =
                     "providers come from larder through the network mirror; modules come from the registry directly";
-                Check::ok(OVERRIDE, finding)
+                Check::passed(OVERRIDE, finding)
             })),
             (Coverage::None, Coverage::None) if self.faults.is_empty() => {
                 let finding = format!("providers are installed from {}, not from larder", self.other_source_names());

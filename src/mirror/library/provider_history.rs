@@ -259,7 +259,7 @@ impl HistoryStep<'_, '_> {
         let key = Key::FirstSeen(self.provider.clone(), version.clone());
         let recorded = match self.step.read(&key)?.json() {
             Recorded::Absent => {
-                whole.clone().and_then(|whole| whole.version(version).map_or(Recorded::Absent, Recorded::Whole))
+                whole.clone().and_then_read(|whole| whole.version(version).map_or(Recorded::Absent, Recorded::Whole))
             }
             recorded => recorded,
         };
@@ -295,7 +295,7 @@ impl HistoryStep<'_, '_> {
     fn key_log(&mut self, whole: &Recorded<ProviderRecordV0>) -> Result<Recoverable<KeyLog>, StoreError> {
         let keys = Key::KeyLog(self.provider.clone());
         let recorded = match self.step.read(&keys)?.json() {
-            Recorded::Absent => whole.clone().and_then(|whole| Recorded::Whole(whole.key_log())),
+            Recorded::Absent => whole.clone().and_then_read(|whole| Recorded::Whole(whole.key_log())),
             recorded => recorded,
         };
         let is_lost = match recorded {

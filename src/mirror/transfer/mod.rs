@@ -106,7 +106,7 @@ struct TransferStage(Option<Staged>);
 impl TransferStage {
     /// Creates a staging file with disk space for `bytes`. Leftovers of an interrupted import may have other bytes and
     /// are discarded.
-    fn create(library: &Library, name: &str, bytes: u64) -> Result<Self, StoreError> {
+    fn create_stage(library: &Library, name: &str, bytes: u64) -> Result<Self, StoreError> {
         library.store.blobs.stage(name)?.discard()?;
         let mut stage = Self(Some(library.store.blobs.stage(name)?));
         stage.remember(StagedNote { length: Some(bytes), ..StagedNote::default() }, bytes)?;
@@ -120,7 +120,7 @@ impl TransferStage {
             return Err(full);
         }
         library.free_disk_space(bytes, &full)?;
-        Self::create(library, name, bytes)
+        Self::create_stage(library, name, bytes)
     }
 
     /// Marks the bytes as verified, if they have this digest, so that they can be committed.

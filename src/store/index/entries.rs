@@ -58,7 +58,7 @@ impl EvictableEntry {
         })
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode_entry(&self) -> Vec<u8> {
         encode_numbers(&[self.last_use.0, self.size_bytes, self.last_verified.0])
     }
 
@@ -222,7 +222,7 @@ impl IndexedName {
         self.archives.iter().any(|listed| listed.digest == *digest)
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode_entry(&self) -> Vec<u8> {
         let mut value = vec![if self.pinned { PINNED } else { 0 } | if self.imported { IMPORTED } else { 0 }];
         for listed in &self.archives {
             value.extend_from_slice(listed.digest.as_bytes());
@@ -273,13 +273,13 @@ mod tests {
     #[test]
     fn an_entry_without_a_check_time_decodes_as_never_checked() {
         let entry = EvictableEntry { last_use: Timestamp(7), size_bytes: 9, last_verified: Timestamp(8) };
-        assert_eq!(EvictableEntry::decode(&entry.encode()), Some(entry.clone()));
+        assert_eq!(EvictableEntry::decode(&entry.encode_entry()), Some(entry.clone()));
         assert_eq!(
-            EvictableEntry::decode(&entry.encode()[..16]),
+            EvictableEntry::decode(&entry.encode_entry()[..16]),
             Some(EvictableEntry { last_verified: Timestamp(0), ..entry.clone() })
         );
         for length in [0, 7, 8, 15, 17, 23] {
-            assert_eq!(EvictableEntry::decode(&entry.encode()[..length]), None, "{length}");
+            assert_eq!(EvictableEntry::decode(&entry.encode_entry()[..length]), None, "{length}");
         }
     }
 
@@ -312,7 +312,7 @@ mod tests {
         fn an_encoded_name_decodes_to_itself(pinned: bool, imported: bool, archives: Vec<([u8; 32], bool)>, other: Vec<u8>) {
             let listed = |(digest, lacks_hashes)| ListedArchive { digest: Digest::from_bytes(digest), lacks_hashes };
             let name = IndexedName { pinned, imported, archives: archives.into_iter().map(listed).collect() };
-            let encoded = name.encode();
+            let encoded = name.encode_entry();
             prop_assert_eq!(IndexedName::decode(&encoded), Some(name));
             prop_assert_eq!(IndexedName::decode(&encoded[..encoded.len() - 1]), None);
             if let Some(read) = IndexedName::decode(&other) {

@@ -65,7 +65,7 @@ impl ArrivedArchive {
         Ok(Self { digest, fast, size_bytes: blob.size_bytes(), source: ArchiveSource::Stored(blob) })
     }
 
-    fn into_bytes(self) -> Result<ArchiveBytes, String> {
+    fn into_archive_bytes(self) -> Result<ArchiveBytes, String> {
         match self.source {
             ArchiveSource::Stored(_) => Ok(ArchiveBytes::Stored),
             ArchiveSource::Staged(stage) => stage.verify(self.digest).map_err(|verdict| verdict.to_string()),
@@ -153,7 +153,7 @@ impl BundledSet {
         let Self { package, set, confirmed, .. } = self;
         let archive = StoredArchive::of_set(&set, arrived.fast, arrived.size_bytes, now);
         let record_proof = || library.replace_set(&package, &set, confirmed, now);
-        let bytes = arrived.into_bytes()?;
+        let bytes = arrived.into_archive_bytes()?;
         let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;
         let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
         library.runtime.config().not_found.remove_if(|key| *key == Key::ProofSet(package.clone()));
@@ -379,7 +379,7 @@ impl BundledModule {
             library.replace_document(&location_key, location, now, Durability::Synced, |_, incoming| Ok(incoming))?;
             Ok(true)
         };
-        let (archive, bytes) = (archive.map_err(store_failed)?, arrived.into_bytes()?);
+        let (archive, bytes) = (archive.map_err(store_failed)?, arrived.into_archive_bytes()?);
         library.commit(&key, archive, bytes, record_proof).map_err(store_failed)?;
         library.runtime.config().not_found.remove_if(|absent| *absent == location_key);
         library.enforce_size_limit();

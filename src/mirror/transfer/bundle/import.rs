@@ -303,7 +303,7 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         let mut stage = match accepted {
             Ok(Some(_)) => {
                 let name = format!("carried~{}", file.sha256);
-                let stage = TransferStage::create(self.library, &name, file.bytes)
+                let stage = TransferStage::create_stage(self.library, &name, file.bytes)
                     .or_else(|full| TransferStage::create_after(self.library, &name, file.bytes, full));
                 stage.map(Some).map_err(store_failed)
             }

@@ -71,7 +71,7 @@ impl Transfers {
             let archive = MirrorPath::archive(&package);
             let Package { provider, version, platform } = &package;
             let versions = indexes.entry(provider.clone()).or_default();
-            versions.entry(version.clone()).or_default().add(&archive.file_name(), platform, &hashes);
+            versions.entry(version.clone()).or_default().add(&archive.name_of_file(), platform, &hashes);
             if set.proof().how != ProofBasis::Imported {
                 // The first SHA256SUMS of a version is its shared file. A package with another one gets a separate
                 // file.
@@ -128,7 +128,7 @@ impl Export {
         let Package { version, platform, .. } = package;
         let sums = archive.sibling(MirrorFileKind::Sums(scope.clone()));
         let signature = archive.sibling(MirrorFileKind::Signature(scope));
-        let urls = [archive.file_name(), sums.file_name(), signature.file_name()];
+        let urls = [archive.name_of_file(), sums.name_of_file(), signature.name_of_file()];
         let document = set.document.with_urls(urls);
         let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
         let place = archive.sibling(MirrorFileKind::Document(version.clone(), platform.clone()));

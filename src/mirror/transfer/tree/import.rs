@@ -311,7 +311,7 @@ impl TreeImport {
     async fn stage(&mut self, file: &str, bytes: u64) -> Result<TransferStage, ImportAbort> {
         let name = format!("import~{}", &FastHash::of(file.as_bytes()).to_string()[..16]);
         let (library, again) = (Arc::clone(&self.transfers.library), name.clone());
-        let stage = self.on_tar(move |_| Ok(TransferStage::create(&library, &name, bytes))).await?;
+        let stage = self.on_tar(move |_| Ok(TransferStage::create_stage(&library, &name, bytes))).await?;
         let full = match stage {
             Err(full) if full.is_full() => full,
             stage => return stage.map_err(ImportAbort::store_failed_at(file)),

@@ -256,7 +256,7 @@ impl TreeImport {
                     }
                     Recoverable::Whole(_) | Recoverable::Absent => {}
                 }
-                return match self.sidecars.listed_digest(package, &MirrorPath::archive(package).file_name()) {
+                return match self.sidecars.listed_digest(package, &MirrorPath::archive(package).name_of_file()) {
                     Some(listed) if listed != digest => {
                         contradicted(format!("its SHA-256 is {digest}, but the SHA256SUMS beside it says {listed}"))
                     }
@@ -317,7 +317,7 @@ impl TreeImport {
         notes.extend(
             self.index_contradiction(&arrived, &hashes).map(|reason| format!("{reason}; it is verified nevertheless")),
         );
-        let reservation = self.reserve_space(arrived.stage.written()).await?;
+        let reservation = self.reserve_bytes(arrived.stage.written()).await?;
         let (package, proven_by) = (arrived.package.clone(), proof.proven_by);
         tracing::info!(%package, ?proven_by, "an archive of a tree is verified and stored");
         self.proven.insert(package, arrived.digest);
@@ -373,7 +373,7 @@ impl TreeImport {
             },
             None => {}
         }
-        let reservation = self.reserve_space(arrived.stage.written()).await?;
+        let reservation = self.reserve_bytes(arrived.stage.written()).await?;
         let upstream = self.call.upstream(&package.provider.host)?;
         let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), upstream, call.now);
         let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
@@ -460,7 +460,7 @@ impl TreeImport {
     }
 
     /// Reserves disk space for an archive. Others are evicted for it, unless larder is offline.
-    async fn reserve_space(&self, bytes: u64) -> Result<Reservation, Error> {
+    async fn reserve_bytes(&self, bytes: u64) -> Result<Reservation, Error> {
         let library = &self.transfers.library;
         if self.transfers.runtime.connectivity() == Connectivity::Offline {
             let check_room = move |library: &Library| {

@@ -161,7 +161,7 @@ pub(super) fn unsigned_set(
     upstream: &Upstream,
     now: Timestamp,
 ) -> Result<ProofSet, String> {
-    let filename = MirrorPath::archive(package).file_name();
+    let filename = MirrorPath::archive(package).name_of_file();
     let Platform { os, arch } = &package.platform;
     let body = json!({
         "os": os,
@@ -183,7 +183,7 @@ pub(super) fn unsigned_set(
 pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Digest)>) -> Bytes {
     let mut lines: Vec<String> = archives
         .into_iter()
-        .map(|(package, digest)| format!("{digest}  {}\n", MirrorPath::archive(package).file_name()))
+        .map(|(package, digest)| format!("{digest}  {}\n", MirrorPath::archive(package).name_of_file()))
         .collect();
     lines.sort_by(|one, other| one[64..].cmp(&other[64..]));
     lines.concat().into()
