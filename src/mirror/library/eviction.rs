@@ -40,7 +40,7 @@ enum EvictionResult {
 struct EvictionTotals {
     bytes: u64,
     archives: usize,
-    passed_over: usize,
+    skipped: usize,
 }
 
 impl EvictionTotals {
@@ -50,7 +50,7 @@ impl EvictionTotals {
                 self.bytes += bytes;
                 self.archives += 1;
             }
-            EvictionResult::Skipped => self.passed_over += 1,
+            EvictionResult::Skipped => self.skipped += 1,
             EvictionResult::Exempt => {}
         }
     }
@@ -62,10 +62,10 @@ impl Library {
         loop {
             let request = evictor.next_request().await;
             let Some(library) = library.upgrade() else { return };
-            let mirror_clone = Arc::clone(&library);
+            let owned_library = Arc::clone(&library);
             // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
             let _ = library.store.index.until_complete().await;
-            let passed = library.runtime.tasks.spawn_blocking(move || mirror_clone.evict_to_limits()).await;
+            let passed = library.runtime.tasks.spawn_blocking(move || owned_library.evict_to_limits()).await;
             let failed = match &passed {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => {
@@ -109,8 +109,8 @@ impl Library {
         self.evict_documents(&self.store.index.pages_by_age()?, || self.store.index.totals().page_bytes <= enough)
     }
 
-    fn was_evicted(&self, kind: ObjectKind, because: EvictionReason, size_bytes: u64) {
-        self.runtime.counters.evicted(kind, because, size_bytes);
+    fn was_evicted(&self, kind: ObjectKind, reason: EvictionReason, size_bytes: u64) {
+        self.runtime.counters.evicted(kind, reason, size_bytes);
         // Wakes the waiting writers.
         self.evictor.passes.send_modify(|_| ());
     }
@@ -141,17 +141,17 @@ impl Library {
 
     /// Evicts documents in their order, unless they are exempt. Pages never are.
     fn evict_documents(&self, documents: &[(Key, u64)], enough: impl Fn() -> bool) -> Result<(), StoreError> {
-        for some in documents.chunks(DOCUMENT_BATCH) {
+        for batch in documents.chunks(DOCUMENT_BATCH) {
             if enough() || self.runtime.tasks.is_stopping() {
                 break;
             }
             // The pinned documents are looked up once a batch: the lock keeps out new pins meanwhile.
-            let _alone = self.evictor.block_evictions();
-            let pinned = match some {
+            let _no_eviction = self.evictor.block_evictions();
+            let pinned = match batch {
                 [(key, _), ..] if key.is_page() => BTreeSet::new(),
                 _ => self.pinned_documents()?,
             };
-            for (key, size_bytes) in some {
+            for (key, size_bytes) in batch {
                 if enough() {
                     break;
                 }
@@ -175,10 +175,10 @@ impl Library {
     /// anyway.
     pub(in crate::mirror) fn free_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         let free = self.free_on_disk(bytes, full)?;
-        let (archive_bytes, stays) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
+        let (archive_bytes, exempt) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
         let limit = free.saturating_add(archive_bytes);
-        if bytes.saturating_add(stays) > limit {
-            return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: stays });
+        if bytes.saturating_add(exempt) > limit {
+            return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: exempt });
         }
         let missing = bytes.saturating_sub(free);
         self.evict_archives(EvictionReason::DiskFull, |freed| freed.bytes >= missing).map(drop)
@@ -222,7 +222,7 @@ impl Library {
     /// deleted are evicted last.
     fn evict_archives(
         &self,
-        because: EvictionReason,
+        reason: EvictionReason,
         enough: impl Fn(EvictionTotals) -> bool,
     ) -> Result<u64, StoreError> {
         if self.runtime.connectivity() == Connectivity::Offline {
@@ -230,20 +230,20 @@ impl Library {
         }
         self.store.index.needs_to_be_whole()?;
         let (mut freed, mut gone_upstream) = (EvictionTotals::default(), Vec::new());
-        let (mut looks, mut all_are_seen) = (0, false);
+        let (mut scans, mut all_are_seen) = (0, false);
         let is_over = |freed| enough(freed) || self.runtime.tasks.is_stopping();
         while !is_over(freed) {
             let Some(archive) = self.evictor.candidates.lock().pop_front() else {
-                if looks == MAX_INDEX_SCANS || (all_are_seen && freed.passed_over == 0) {
+                if scans == MAX_INDEX_SCANS || (all_are_seen && freed.skipped == 0) {
                     break;
                 }
                 let mut oldest = self.store.index.archives_by_age()?;
-                all_are_seen = looks > 0 || oldest.len() <= MAX_CANDIDATES;
+                all_are_seen = scans > 0 || oldest.len() <= MAX_CANDIDATES;
                 if !all_are_seen {
                     oldest.truncate(MAX_CANDIDATES);
                 }
                 *self.evictor.candidates.lock() = oldest.into();
-                (looks, freed.passed_over) = (looks + 1, 0);
+                (scans, freed.skipped) = (scans + 1, 0);
                 continue;
             };
             let names = self.store.index.names_of(&archive.digest)?;
@@ -254,13 +254,13 @@ impl Library {
                 gone_upstream.push(archive);
                 continue;
             }
-            freed.note(self.evict(&archive, because)?);
+            freed.note(self.evict(&archive, reason)?);
         }
         for archive in gone_upstream {
             if is_over(freed) {
                 break;
             }
-            let evicted = self.evict(&archive, because)?;
+            let evicted = self.evict(&archive, reason)?;
             if let EvictionResult::Freed(_) = evicted {
                 tracing::warn!(digest = %archive.digest, "evicted an archive that upstream has deleted: it cannot be fetched again");
             }
@@ -271,8 +271,8 @@ impl Library {
 
     /// Evicts one archive. Its errors do not block the eviction of others. Rewriting a name that lists other archives too
     /// may fail on a full disk: such an archive is retried after others have freed space.
-    fn evict(&self, archive: &IndexedArchive, because: EvictionReason) -> Result<EvictionResult, StoreError> {
-        match self.evict_unless_used(archive, because) {
+    fn evict(&self, archive: &IndexedArchive, reason: EvictionReason) -> Result<EvictionResult, StoreError> {
+        match self.evict_unless_used(archive, reason) {
             Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
             Err(error @ (StoreError::Io { .. } | StoreError::Newer { .. })) => {
                 tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
@@ -286,10 +286,10 @@ impl Library {
     fn evict_unless_used(
         &self,
         archive: &IndexedArchive,
-        because: EvictionReason,
+        reason: EvictionReason,
     ) -> Result<EvictionResult, StoreError> {
         let digest = &archive.digest;
-        let _alone = self.evictor.block_evictions();
+        let _no_eviction = self.evictor.block_evictions();
         let _lock = self.catalog.digest_lock(digest).lock();
         let index = &self.store.index;
         index.needs_to_be_whole()?;
@@ -322,7 +322,7 @@ impl Library {
         self.store.blobs.remove(digest, Durability::Lazy)?;
         index.archive_gone(digest);
         self.catalog.verified_since_start.lock().remove(digest);
-        self.was_evicted(ObjectKind::Archive, because, archive.size_bytes);
+        self.was_evicted(ObjectKind::Archive, reason, archive.size_bytes);
         Ok(EvictionResult::Freed(archive.size_bytes))
     }
 

@@ -195,21 +195,21 @@ impl Library {
         package: &ModulePackage,
         key: &ModulePackage,
         packed: PackedArchive,
-        believing: TreeExpectation,
+        expectation: TreeExpectation,
         now: Timestamp,
     ) -> Result<Result<StoredArchive, Error>, StoreError> {
-        let PackedArchive { staged, pinned_tree: sighting, origin } = packed;
-        match believing {
+        let PackedArchive { staged, pinned_tree: observed, origin } = packed;
+        match expectation {
             TreeExpectation::Pinned => {
-                let comparison = module_history::compare(self, key, &sighting, None)?;
+                let comparison = module_history::compare(self, key, &observed, None)?;
                 let accepting = format!("`larder accept {key}`");
-                if let Err(refused) = self.require_pinned_tree(package, key, &sighting, comparison, &accepting) {
+                if let Err(refused) = self.require_pinned_tree(package, key, &observed, comparison, &accepting) {
                     staged.discard()?;
                     return Ok(Err(refused));
                 }
             }
             TreeExpectation::Accepted => {
-                module_history::accept(self, key, &sighting)?;
+                module_history::accept(self, key, &observed)?;
                 self.resolve_tree_alarms(key);
             }
         }
@@ -218,7 +218,7 @@ impl Library {
         let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
             return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
         };
-        let archive = StoredArchive::of_tree(sighting.packed.clone(), digest, fast, size_bytes, origin, now)?;
+        let archive = StoredArchive::of_tree(observed.packed.clone(), digest, fast, size_bytes, origin, now)?;
         self.commit(key, archive.clone(), ArchiveBytes::Staged(Box::new(verified)), || Ok(true))?;
         self.enforce_size_limit();
         Ok(Ok(archive))
@@ -241,14 +241,14 @@ impl Library {
         let Validators { etag, last_modified } = incoming.validators.clone();
         let note = StagedNote { etag, last_modified, length };
         self.on_disk(move |library| {
-            let taken = match staged.remember(note.clone(), bytes) {
+            let remembered = match staged.remember(note.clone(), bytes) {
                 Err(full) if full.is_full() => {
                     let missing = bytes.saturating_sub(staged.written());
                     library.free_disk_space(missing, &full).and_then(|()| staged.remember(note, bytes))
                 }
                 remembered => remembered,
             };
-            Ok((staged, taken))
+            Ok((staged, remembered))
         })
         .await
     }

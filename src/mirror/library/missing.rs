@@ -143,12 +143,12 @@ impl MissingRequests {
     /// Reads the record of an earlier run. `None` if it is invalid. Applies the current limits.
     pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
         let MissingRecord { things } = serde_json::from_slice(record).ok()?;
-        let mut wants = Self::default();
+        let mut requests = Self::default();
         for MissingLine { what: package, count } in things {
-            wants.evict_for(&package);
-            wants.packages.insert(package, count);
+            requests.evict_for(&package);
+            requests.packages.insert(package, count);
         }
-        Some(wants)
+        Some(requests)
     }
 
     /// Serialises the record. Missing non-packages are kept only in memory.
@@ -159,7 +159,7 @@ impl MissingRequests {
 
     /// Records a request. At the limit, the package with the fewest requests is dropped; among equals, the one
     /// requested longest ago.
-    fn note(&mut self, missing: MissingPackage, now: Timestamp) {
+    fn record(&mut self, missing: MissingPackage, now: Timestamp) {
         if let Some(count) = self.packages.get_mut(&missing) {
             // A changed count is not worth a write.
             *count = RequestCount { times: count.times.saturating_add(1), last: now, last_miss: None };
@@ -171,7 +171,7 @@ impl MissingRequests {
     }
 
     /// Records a missing non-package.
-    fn note_words(&mut self, words: &str) {
+    fn record_text(&mut self, words: &str) {
         if self.texts.len() < MAX_MISSING_TEXTS {
             self.texts.insert(words.to_owned());
         }
@@ -181,13 +181,13 @@ impl MissingRequests {
         if self.packages.contains_key(missing) {
             return;
         }
-        let of_the_same = self.packages.keys().filter(|other| other.has_same_address(missing)).count();
-        let may_go: &dyn Fn(&MissingPackage) -> bool = match () {
-            () if of_the_same >= MAX_MISSING_PER_ADDRESS => &|other| other.has_same_address(missing),
+        let of_this_address = self.packages.keys().filter(|other| other.has_same_address(missing)).count();
+        let may_be_dropped: &dyn Fn(&MissingPackage) -> bool = match () {
+            () if of_this_address >= MAX_MISSING_PER_ADDRESS => &|other| other.has_same_address(missing),
             () if self.packages.len() >= MAX_MISSING => &|_| true,
             () => return,
         };
-        let candidates = self.packages.iter().filter(|(other, _)| may_go(other));
+        let candidates = self.packages.iter().filter(|(other, _)| may_be_dropped(other));
         let least = candidates.min_by_key(|(_, count)| (count.times, count.last)).map(|(other, _)| other.clone());
         if let Some(least) = least {
             self.packages.remove(&least);
@@ -261,7 +261,7 @@ impl Library {
     /// Records a request for a non-package, in words, for this run only.
     pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
         if let (Error::Offline(subject), false) = (error, call.is_plan_step()) {
-            self.missing.requests.lock().note_words(subject);
+            self.missing.requests.lock().record_text(subject);
         }
     }
 
@@ -274,7 +274,7 @@ impl Library {
         if call.is_plan_step() {
             return;
         }
-        self.missing.requests.lock().note(missing.into(), call.now);
+        self.missing.requests.lock().record(missing.into(), call.now);
         if self.missing.is_save_scheduled.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -342,28 +342,28 @@ impl Library {
     /// since the last lookup.
     pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
         let terms = self.runtime.config.load_full();
-        let noted = self.missing.requests.lock().packages.clone();
+        let recorded = self.missing.requests.lock().packages.clone();
         let mut missing = Vec::new();
-        for (thing, count) in noted {
-            if terms.upstreams.get(thing.host()).is_none() {
+        for (package, count) in recorded {
+            if terms.upstreams.get(package.host()).is_none() {
                 continue;
             }
-            let found = (self.revision_of_address(&thing.address()), terms.generation);
+            let found = (self.revision_of_address(&package.address()), terms.generation);
             if count.last_miss == Some(found) {
-                missing.push(thing);
+                missing.push(package);
                 continue;
             }
-            match self.is_stored_now(&thing, &terms) {
+            match self.is_stored_now(&package, &terms) {
                 Ok(is_held) => {
-                    self.missing.requests.lock().record_lookup(&thing, count, is_held, found);
+                    self.missing.requests.lock().record_lookup(&package, count, is_held, found);
                     if !is_held {
-                        missing.push(thing);
+                        missing.push(package);
                     }
                 }
                 // A failed lookup does not mean that the package is stored.
                 Err(error) => {
-                    tracing::debug!(what = %PackageRef::from(&thing), %error, "its state in the store cannot be read");
-                    missing.push(thing);
+                    tracing::debug!(what = %PackageRef::from(&package), %error, "its state in the store cannot be read");
+                    missing.push(package);
                 }
             }
         }
@@ -427,21 +427,21 @@ mod tests {
         MissingPackage::Provider { of: address.clone(), version, platform: None }
     }
 
-    fn lines_of(wants: &MissingRequests) -> Vec<String> {
-        wants.packages.keys().map(|missing| PackageRef::from(missing).to_string()).collect()
+    fn lines_of(requests: &MissingRequests) -> Vec<String> {
+        requests.packages.keys().map(|missing| PackageRef::from(missing).to_string()).collect()
     }
 
     #[test]
     fn requests_for_nonexistent_versions_crowd_out_no_other_provider() {
-        let mut wants = MissingRequests::default();
+        let mut requests = MissingRequests::default();
         let (real, other) = (provider("real"), provider("other"));
-        wants.note(any_version(&other), Timestamp(1));
-        wants.note(version(&real, 0), Timestamp(1));
-        wants.note(version(&real, 0), Timestamp(2));
+        requests.record(any_version(&other), Timestamp(1));
+        requests.record(version(&real, 0), Timestamp(1));
+        requests.record(version(&real, 0), Timestamp(2));
         for number in 1..5000 {
-            wants.note(version(&real, number), Timestamp(3));
+            requests.record(version(&real, number), Timestamp(3));
         }
-        let lines = lines_of(&wants);
+        let lines = lines_of(&requests);
         assert_eq!(lines.len(), MAX_MISSING_PER_ADDRESS + 1);
         // The package requested twice stays, and so does the other provider.
         assert!(lines.contains(&"registry.example/acme/real 1.0.0".to_owned()), "{lines:?}");
@@ -450,38 +450,38 @@ mod tests {
 
     #[test]
     fn at_the_limit_the_most_and_latest_requested_packages_stay() {
-        let mut wants = MissingRequests::default();
+        let mut requests = MissingRequests::default();
         let often = any_version(&provider("often"));
-        wants.note(often.clone(), Timestamp(1));
-        wants.note(often, Timestamp(1));
+        requests.record(often.clone(), Timestamp(1));
+        requests.record(often, Timestamp(1));
         for number in 0..3 * MAX_MISSING as u64 {
-            wants.note(any_version(&provider(&format!("p{number}"))), Timestamp(2 + number));
-            wants.note_words(&format!("page {number}"));
+            requests.record(any_version(&provider(&format!("p{number}"))), Timestamp(2 + number));
+            requests.record_text(&format!("page {number}"));
         }
-        let (lines, words) = (lines_of(&wants), wants.texts.len());
+        let (lines, words) = (lines_of(&requests), requests.texts.len());
         assert_eq!((lines.len(), words), (MAX_MISSING, MAX_MISSING_TEXTS));
         let last = format!("registry.example/acme/p{}", 3 * MAX_MISSING - 1);
         assert!(lines.contains(&"registry.example/acme/often".to_owned()) && lines.contains(&last));
         assert!(!lines.contains(&"registry.example/acme/p0".to_owned()));
-        assert!(wants.write().len() < 300 * MAX_MISSING);
+        assert!(requests.write().len() < 300 * MAX_MISSING);
     }
 
     #[test]
     fn a_stored_package_is_forgotten_unless_requested_again_meanwhile() {
-        let mut wants = MissingRequests::default();
+        let mut requests = MissingRequests::default();
         let missing = any_version(&provider("null"));
-        wants.note(missing.clone(), Timestamp(1));
-        let seen = *wants.packages.iter().next().unwrap().1;
-        wants.note(missing.clone(), Timestamp(2));
+        requests.record(missing.clone(), Timestamp(1));
+        let seen = *requests.packages.iter().next().unwrap().1;
+        requests.record(missing.clone(), Timestamp(2));
         let found = (7, ConfigGeneration::default());
-        wants.record_lookup(&missing, seen, true, found);
-        assert_eq!(lines_of(&wants).len(), 1);
-        let seen = *wants.packages.iter().next().unwrap().1;
-        wants.record_lookup(&missing, seen, false, found);
-        assert_eq!(wants.packages.iter().next().unwrap().1.last_miss, Some(found));
-        let seen = *wants.packages.iter().next().unwrap().1;
-        wants.record_lookup(&missing, seen, true, found);
-        assert!(lines_of(&wants).is_empty());
+        requests.record_lookup(&missing, seen, true, found);
+        assert_eq!(lines_of(&requests).len(), 1);
+        let seen = *requests.packages.iter().next().unwrap().1;
+        requests.record_lookup(&missing, seen, false, found);
+        assert_eq!(requests.packages.iter().next().unwrap().1.last_miss, Some(found));
+        let seen = *requests.packages.iter().next().unwrap().1;
+        requests.record_lookup(&missing, seen, true, found);
+        assert!(lines_of(&requests).is_empty());
     }
 
     proptest! {
@@ -489,7 +489,7 @@ mod tests {
         fn the_list_is_bounded_and_round_trips(
             noted in prop::collection::vec((0..30_u8, prop::option::of(0..200_usize), prop::bool::ANY, 0..5_u64), 0..400),
         ) {
-            let mut wants = MissingRequests::default();
+            let mut requests = MissingRequests::default();
             for (type_, number, has_platform, now) in noted {
                 let address = provider(&format!("p{type_}"));
                 let missing = match number.map(|number| version(&address, number)) {
@@ -499,12 +499,12 @@ mod tests {
                     Some(missing) => missing,
                     None => any_version(&address),
                 };
-                wants.note(missing, Timestamp(now));
+                requests.record(missing, Timestamp(now));
             }
-            prop_assert!(wants.packages.len() <= MAX_MISSING);
-            let record = wants.write();
+            prop_assert!(requests.packages.len() <= MAX_MISSING);
+            let record = requests.write();
             let again = MissingRequests::read(&record).unwrap();
-            prop_assert_eq!(&again.packages.keys().collect::<Vec<_>>(), &wants.packages.keys().collect::<Vec<_>>());
+            prop_assert_eq!(&again.packages.keys().collect::<Vec<_>>(), &requests.packages.keys().collect::<Vec<_>>());
             prop_assert_eq!(again.write(), record);
         }
 

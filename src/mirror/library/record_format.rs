@@ -16,7 +16,7 @@ use crate::store::Key;
 /// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.
 pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
     match key {
-        Key::Document(_) => StoredDocument::read(record).map(|kept| kept.write()),
+        Key::Document(_) => StoredDocument::read(record).map(|document| document.write()),
         Key::ProofSet(package) => StoredProofSet::read(record, package).map(|document| document.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
         Key::Seen(_) => as_json::<ProviderRecordV0>(&record),
@@ -27,7 +27,7 @@ pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::SeenModule(_) => as_json::<ModuleFirstSeenRecord>(&record),
         // The job code reads these, so any JSON is valid here.
         Key::Job(_) | Key::RecurringJobs => as_json::<serde_json::Value>(&record),
-        Key::Missing => MissingRequests::read(&record).map(|wants| wants.write()),
+        Key::Missing => MissingRequests::read(&record).map(|requests| requests.write()),
     }
 }
 
