@@ -13,6 +13,7 @@ use crate::address::{Address, Artifact, FileName, Hostname, ModuleAddress, Packa
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
+use crate::mirror::library::is_default;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 use crate::store::{
@@ -227,7 +228,7 @@ pub struct StoredArchive {
     /// The proof of its set.
     pub proof: Proof,
     /// The packer of the zip.
-    #[serde(default, skip_serializing_if = "ZipOrigin::is_the_publishers")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub zip: ZipOrigin,
     /// The origin it was fetched from.
     pub origin: String,
@@ -303,12 +304,6 @@ pub enum ZipOrigin {
     Published,
     /// larder, for a provider that was imported unpacked: its `h1:` is the publisher's, its `zh:` is not.
     PackedAnew,
-}
-
-impl ZipOrigin {
-    fn is_the_publishers(&self) -> bool {
-        *self == Self::Published
-    }
 }
 
 /// The state of an archive's package hashes.

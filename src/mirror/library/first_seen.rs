@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::{Package, Platform};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::mirror::library::is_default;
 use crate::upstream::error::sanitized;
 use crate::verify::{Checksums, ProofBasis};
 
@@ -95,12 +96,8 @@ pub(in crate::mirror) struct VersionHistory {
 pub(in crate::mirror) struct KeyLog {
     entries: Vec<KeyEntry>,
     /// The number of the first entry. Not less than the `known_keys` of any version if an earlier log was lost.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     begins: usize,
-}
-
-fn is_zero(number: &usize) -> bool {
-    *number == 0
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::ArchiveRef;
 use crate::mirror::library::module_history;
-use crate::mirror::library::{StoredArchive, ZipOrigin};
+use crate::mirror::library::{NameRecord, StoredArchive, ZipOrigin};
 use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_store_unavailable};
 use crate::store::{Key, Recorded, StoreError};
 use crate::verify::VerificationPolicy;
@@ -97,12 +97,14 @@ impl Library {
         self: &Arc<Self>,
         wanted: &ArchiveRef,
     ) -> Result<Option<StoredArchive>, Error> {
-        let wanted = wanted.clone();
-        self.on_disk(move |library| {
-            let name = default_if_store_unavailable(library.catalog.name(&wanted.package))?;
-            Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
-        })
-        .await
+        let name = self.name_of(&wanted.package).await?;
+        Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
+    }
+
+    /// Reads the name of a package; an empty one while the store is unavailable.
+    async fn name_of(self: &Arc<Self>, package: &Package) -> Result<NameRecord, Error> {
+        let package = package.clone();
+        self.on_disk(move |library| default_if_store_unavailable(library.catalog.name(&package))).await
     }
 
     /// Returns the catalog entry of a stored archive.
@@ -111,11 +113,7 @@ impl Library {
         package: &Package,
         digest: Digest,
     ) -> Result<Option<StoredArchive>, Error> {
-        let package = package.clone();
-        self.on_disk(move |library| {
-            Ok(default_if_store_unavailable(library.catalog.name(&package))?.get(&digest).cloned())
-        })
-        .await
+        Ok(self.name_of(package).await?.get(&digest).cloned())
     }
 
     /// Syncs the documents that a warmed package needs, so that they survive a power cut. They were written without a
@@ -244,11 +242,7 @@ impl Library {
 
     /// True if an archive of the package was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
-        let owned_package = package.clone();
-        self.on_disk(move |library| {
-            Ok(default_if_store_unavailable(library.catalog.name(&owned_package))?.is_imported())
-        })
-        .await
+        Ok(self.name_of(package).await?.is_imported())
     }
 
     /// Syncs the discovery document and the version list of a provider.

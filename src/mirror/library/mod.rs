@@ -157,6 +157,11 @@ impl Library {
     }
 }
 
+/// True for a value that a record leaves out.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// The last failure to store an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreFailure {

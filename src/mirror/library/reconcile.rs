@@ -23,14 +23,15 @@ impl Catalog {
         named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
         stopped: impl Fn() -> bool,
     ) -> Result<(), StoreError> {
-        let goes_on = || if stopped() { Err(interrupted()) } else { Ok(()) };
+        let interrupted = || StoreError::Index("larder stopped before the index was rebuilt".to_owned());
+        let check_running = || if stopped() { Err(interrupted()) } else { Ok(()) };
         let (index, records, blobs) = (&self.store.index, &self.store.records, &self.store.blobs);
         let indexed = (index.archives_by_age()?, index.documents_by_age()?, index.pages_by_age()?);
         let (stored, documents, names) = (blobs.all()?, records.all_documents()?, records.all_named()?);
         let entries = stored.len() + documents.len() + names.len();
         let digests = indexed.0.into_iter().map(|archive| archive.digest);
         for digest in digests.chain(stored.into_iter().map(|(digest, ..)| digest)).collect::<BTreeSet<_>>() {
-            goes_on()?;
+            check_running()?;
             let _lock = self.digest_lock(&digest).lock();
             match self.stat_or_log(&digest, blobs.stat(&digest)) {
                 Some(Some((size_bytes, written))) => index.archive_found(&digest, size_bytes, written),
@@ -40,7 +41,7 @@ impl Catalog {
         }
         let keys = indexed.1.into_iter().chain(indexed.2).map(|(key, _)| key);
         for key in keys.chain(documents).collect::<BTreeSet<_>>() {
-            goes_on()?;
+            check_running()?;
             records.change(&key, |step| {
                 if let Some(found) = self.stat_or_log(&key.path().display(), records.stat(&key)) {
                     let found = found.map_or(IndexEntry::Gone, |(size, written)| IndexEntry::Found(size, written));
@@ -50,7 +51,7 @@ impl Catalog {
             })?;
         }
         for artifact in index.names(|artifact, _| Some(artifact))? {
-            goes_on()?;
+            check_running()?;
             let key = Key::Name(artifact);
             records.change(&key, |step| {
                 if matches!(records.stat(&key), Ok(None)) {
@@ -60,7 +61,7 @@ impl Catalog {
             })?;
         }
         for artifact in names {
-            goes_on()?;
+            check_running()?;
             self.index_name(&artifact, &named_by_set)?;
         }
         if entries > 0 {
@@ -124,8 +125,8 @@ impl Catalog {
     }
 
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
-    fn stat_or_log<T>(&self, subject: &dyn fmt::Display, looked: Result<T, StoreError>) -> Option<T> {
-        let failed = looked.inspect_err(|error| {
+    fn stat_or_log<T>(&self, subject: &dyn fmt::Display, file: Result<T, StoreError>) -> Option<T> {
+        let failed = file.inspect_err(|error| {
             tracing::error!(%subject, %error, to_do = error.remedy(), "a file of the store cannot be checked; it is not counted");
             self.store.index.is_incomplete();
         });
@@ -140,18 +141,14 @@ impl Catalog {
     }
 }
 
-fn interrupted() -> StoreError {
-    StoreError::Index("larder stopped before the index was rebuilt".to_owned())
-}
-
 const REBUILD_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 impl Library {
     /// Rebuilds the index. Retries until it succeeds or the mirror is dropped.
     pub(in crate::mirror) async fn rebuild_index(library: Weak<Self>) {
         while let Some(library) = library.upgrade() {
-            let mirror_clone = Arc::clone(&library);
-            match library.runtime.tasks.spawn_blocking(move || mirror_clone.reconcile_index()).await {
+            let owned_library = Arc::clone(&library);
+            match library.runtime.tasks.spawn_blocking(move || owned_library.reconcile_index()).await {
                 Ok(true) => return library.enforce_size_limit(),
                 Ok(false) => {}
                 Err(panicked) => {

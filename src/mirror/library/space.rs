@@ -49,13 +49,6 @@ pub(in crate::mirror) struct Reservation {
     reserved: Arc<AtomicU64>,
 }
 
-impl Reservation {
-    fn add(&mut self, more: u64) {
-        self.reserved.fetch_add(more, Ordering::Relaxed);
-        self.bytes = self.bytes.saturating_add(more);
-    }
-}
-
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -149,12 +142,13 @@ impl Library {
             // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
             let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.index.until_complete()).await;
             whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
-            let stays = self.on_disk(Self::exempt_bytes).await?;
-            if bytes.saturating_add(stays) > limit {
-                return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: stays }.into());
+            let exempt = self.on_disk(Self::exempt_bytes).await?;
+            if bytes.saturating_add(exempt) > limit {
+                return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: exempt }.into());
             }
         }
-        reservation.add(more);
+        reservation.reserved.fetch_add(more, Ordering::Relaxed);
+        reservation.bytes = bytes;
         if self.is_over(limit) {
             let freed = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
             freed.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
@@ -223,12 +217,12 @@ impl Library {
     pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
         index.needs_to_be_whole()?;
-        let mut staying = self.evictor.holds.lock().archives.clone();
+        let mut exempt = self.evictor.holds.lock().archives.clone();
         for name in index.pinned_names()? {
-            staying.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
+            exempt.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
         }
         let mut bytes = 0u64;
-        for digest in staying {
+        for digest in exempt {
             bytes = bytes.saturating_add(index.archive(&digest)?.map_or(0, |archive| archive.size_bytes));
         }
         Ok(bytes)
