@@ -38,8 +38,9 @@ pub enum Key {
     Missing,
 }
 
-/// The key of a document, by its kind. Everything that treats the kinds in different ways is in this file: their groups,
-/// paths, names in messages, and sizes in the index. Others make a key of the kind that they ask for.
+/// The key of a document, by its kind. A new kind needs its path in both directions (`path`, `from_path`), its address,
+/// its name in messages (`Display`), and a decision in `is_document_of` and `counts_disk_blocks`. Other files make keys of
+/// the kinds that they ask for; bundles carry discovery documents, version lists and locations only.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DocumentKey {
     /// An upstream's discovery document.
@@ -130,6 +131,12 @@ impl Key {
             }
             _ => false,
         }
+    }
+
+    /// Returns true for a document of an address that is about none of its versions.
+    pub(super) fn is_about_whole_address(&self) -> bool {
+        matches!(self, Self::Document(document) if !matches!(document, DocumentKey::Location(_)))
+            && self.address().is_some()
     }
 
     /// Returns true for a page of the registry HTTP API: pages are evicted before other documents.

@@ -387,6 +387,12 @@ impl dyn Records + '_ {
         self.chosen_below(&Key::folder("documents", address), with_package)
     }
 
+    /// The documents about an address and none of its versions, such as its version list.
+    pub fn address_documents(&self, address: &Address) -> Result<Vec<Key>, StoreError> {
+        let folder = Key::folder("documents", address);
+        self.chosen_below(&folder, |key| key.is_about_whole_address().then_some(key))
+    }
+
     /// The versions of a module with first-seen records.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         let package = |key| if let Key::SeenModule(package) = key { Some(package) } else { None };

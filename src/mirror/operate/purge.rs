@@ -121,10 +121,12 @@ impl Purge<'_> {
                 self.purge_document(&document)?;
             }
         }
-        let list = Key::version_list(address);
         match versions {
-            Versions::All if spared.is_empty() => self.purge_document(&list),
-            versions if spared.is_empty() => self.unlist_dropped(&list, versions),
+            Versions::All if spared.is_empty() => {
+                let documents = library.store.records.address_documents(address)?;
+                documents.iter().try_for_each(|document| self.purge_document(document))
+            }
+            versions if spared.is_empty() => self.unlist_dropped(&Key::version_list(address), versions),
             _ => Ok(()),
         }
     }
