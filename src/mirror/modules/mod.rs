@@ -161,7 +161,7 @@ impl Modules {
             // The folder of the module within the archive is in the page that the location names. Without it, a client
             // would use the root.
             PackageSource::Indirect(_) => {
-                call.config.pending_subdirs.get(&key, call.now).ok_or_else(|| Error::Slow(subject))?
+                call.config.pending_subdirs.get(&key, call.now).ok_or(Error::Slow(subject))?
             }
             _ => subdir_in_archive(package, location.located.subdir.as_ref())?,
         };
