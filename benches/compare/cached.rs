@@ -48,7 +48,7 @@ fn documents() -> Vec<Row> {
     // The base of its URLs depends on Host and certificate.
     let absolute =
         row("download document, absolute URLs, TLS", Subject::Document, false, 64, &[(ServerName::Bare, 0.9)]);
-    rows.push(Row { protocol: ClientProtocol::Tls1, ..absolute });
+    rows.push(Row { protocol: ClientProtocol::Http1Tls, ..absolute });
     rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(ServerName::Bare, 0.95)]));
     let logged = row("version list, 2 KB gzip, logs on", Subject::List, true, 64, &[]);
     rows.push(Row { log: Log::On, ..logged });

@@ -45,24 +45,24 @@ pub(crate) enum ClientProtocol {
     Http1,
     /// Prior knowledge, without TLS.
     Http2,
-    Tls1,
-    Tls2,
+    Http1Tls,
+    Http2Tls,
 }
 
 impl ClientProtocol {
-    pub(crate) const ALL: [Self; 4] = [Self::Http1, Self::Http2, Self::Tls1, Self::Tls2];
+    pub(crate) const ALL: [Self; 4] = [Self::Http1, Self::Http2, Self::Http1Tls, Self::Http2Tls];
 
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Http1 => "HTTP/1.1",
             Self::Http2 => "HTTP/2",
-            Self::Tls1 => "TLS, HTTP/1.1",
-            Self::Tls2 => "TLS, HTTP/2",
+            Self::Http1Tls => "TLS, HTTP/1.1",
+            Self::Http2Tls => "TLS, HTTP/2",
         }
     }
 
     pub(crate) fn is_tls(self) -> bool {
-        matches!(self, Self::Tls1 | Self::Tls2)
+        matches!(self, Self::Http1Tls | Self::Http2Tls)
     }
 }
 
@@ -103,7 +103,7 @@ impl Peer {
         match protocol {
             ClientProtocol::Http1 => self.listening.plain,
             ClientProtocol::Http2 => self.listening.plain_http2,
-            ClientProtocol::Tls1 | ClientProtocol::Tls2 => self.listening.tls,
+            ClientProtocol::Http1Tls | ClientProtocol::Http2Tls => self.listening.tls,
         }
     }
 

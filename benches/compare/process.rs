@@ -35,7 +35,7 @@ impl Running {
         [parent].into_iter().chain(children.split_whitespace().filter_map(|id| id.parse().ok())).collect()
     }
 
-    /// Sends SIGTERM, and SIGKILL after a timeout; returns the status if the process ended by itself.
+    /// Sends SIGTERM, and SIGKILL after a timeout; returns the status unless SIGKILL was needed.
     pub(crate) fn end(&mut self) -> Option<ExitStatus> {
         if let Ok(Some(ended)) = self.0.try_wait() {
             return Some(ended);

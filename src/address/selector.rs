@@ -96,7 +96,8 @@ impl Versions {
 }
 
 impl Selection<ProviderAddress> {
-    /// Chooses from the listed versions like a client: the newest selected one. A pre-release needs its exact name.
+    /// Chooses from the listed versions like a client: the newest selected one. A pre-release is
+    /// chosen only where the selector gives its exact version.
     ///
     /// # Errors
     /// The reason why no listed version matches.
@@ -136,7 +137,7 @@ impl<A: fmt::Display> Selection<A> {
                 format!("{self} is none of the {listed_count} versions that are listed, so no client would ask for it")
             }
             Versions::Matching(_) | Versions::MatchingModule(_) => {
-                format!("none of the {listed_count} versions that are listed is {self}")
+                format!("none of the {listed_count} listed versions matches {self}")
             }
         }
     }

@@ -22,7 +22,7 @@ pub(super) async fn running_larder(config: &Config) -> Result<Option<AdminClient
     let configured = config.admin.token.as_ref().map(|token| token.expose_secret().to_owned());
     let token = match configured.or_else(|| Store::read_admin_token(store)) {
         Some(token) => AdminToken::Known(token),
-        None => Store::admin_token_is_private(store)
+        None => Store::admin_token_denial(store)
             .map_or(AdminToken::Absent, |reason| AdminToken::Unreadable(reason.to_string())),
     };
     let client = AdminClient::new(address, token);
@@ -36,10 +36,10 @@ pub(super) async fn running_larder(config: &Config) -> Result<Option<AdminClient
     }
 }
 
-/// The store that a command needs where no larder runs.
+/// The store that a command needs if no larder runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreNeed {
-    /// An existing store.
+    /// If no larder runs, the store must exist.
     Existing,
     /// Any store; it is created where there is none.
     Any,
@@ -66,7 +66,8 @@ pub(super) async fn with_larder<T>(
     Ok(value)
 }
 
-/// Asks the running larder, else a service within this process, for a value. Needs a store where no larder runs.
+/// Asks the running larder, else a service within this process, for a value. If no larder runs, the
+/// store must exist.
 pub(super) fn ask<T: DeserializeOwned>(
     config: &Config,
     request: impl AsyncFnOnce(&AdminClient) -> Result<Bytes, AdminClientError>,

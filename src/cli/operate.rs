@@ -93,7 +93,7 @@ fn purged_lines(items: &[PurgeResult], host: &Hostname) -> Vec<String> {
     for item in items {
         let PurgeResult { archives, archive_bytes, shared, documents, document_bytes, .. } = item;
         let subject = item.package.without(host);
-        if *archives == 0 && *documents == 0 && *shared == 0 && item.is_all() {
+        if *archives == 0 && *documents == 0 && *shared == 0 && item.removed_everything() {
             lines.push(format!("{subject}: nothing was stored"));
             continue;
         }

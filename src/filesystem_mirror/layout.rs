@@ -1,5 +1,5 @@
-//! The paths of a provider tree. They are parsed as Terraform's reader does (filesystem mirror layout). Where that
-//! reader only logs a warning, this parser returns an error.
+//! The paths of a provider tree. They are parsed as Terraform's reader does (filesystem mirror layout). A zip for
+//! which that reader only logs a warning is `Misnamed` here, with the reason.
 
 use std::fmt;
 
@@ -134,14 +134,13 @@ impl MirrorPath {
     }
 }
 
-/// The unpacked package to whose folder a path leads, or in whose folder it is. The part of the path in the package may
-/// be malformed.
+/// The unpacked package whose folder this path is, or lies in. The rest of the path is not checked.
 pub fn enclosing_package(path: &str) -> Option<Package> {
     package_of(&path.split('/').collect::<Vec<_>>())
 }
 
-/// The folder of the unpacked package that contains a path, spelled as in the path. Folders with two spellings can be
-/// one package.
+/// The folder of the unpacked package that contains a path, spelled as in the path. Two folders that
+/// are spelled differently can hold the same package (a host in Unicode and in Punycode).
 pub fn enclosing_package_folder(path: &str) -> &str {
     path.match_indices('/').nth(4).map_or(path, |(end, _)| &path[..end])
 }
@@ -185,7 +184,7 @@ fn parse_file_name(type_: &Name, name: &str) -> Result<Option<MirrorFileKind>, S
     let Some(matched_prefix) = name.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(&prefix)) else {
         let version = name.strip_suffix(JSON_SUFFIX).and_then(|version| Version::parse(version).ok());
         return match version {
-            // Clients request only this spelling of the version.
+            // Clients request only the canonical spelling. Every other spelling has another length.
             Some(version) if name.len() == version.as_str().len() + JSON_SUFFIX.len() => {
                 Ok(Some(MirrorFileKind::VersionIndex(version)))
             }

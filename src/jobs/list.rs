@@ -68,7 +68,7 @@ pub enum JobStartError {
     Stopping,
     /// The system returned no random bytes for the job's ID.
     #[error("the system returned no random bytes for the job's ID")]
-    Random,
+    NoRandomId,
 }
 
 impl Jobs {
@@ -165,7 +165,7 @@ impl Jobs {
         warm_up: WarmUp,
         recurring_key: Option<String>,
     ) -> Result<Arc<RunningJob>, JobStartError> {
-        let id = JobId::random().ok_or(JobStartError::Random)?;
+        let id = JobId::random().ok_or(JobStartError::NoRandomId)?;
         let warm_up = Arc::new(warm_up);
         let (started, number) = (self.shared.clock.now(), self.next_order.fetch_add(1, Ordering::Relaxed));
         let origin = JobOrigin { started, number, recurring_key };

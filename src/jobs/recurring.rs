@@ -179,7 +179,7 @@ impl Recurring {
                 // Another job took the slot meanwhile.
                 Err(JobStartError::TooMany) => {}
                 Err(JobStartError::Stopping) => return Ok(None),
-                Err(reason @ JobStartError::Random) => return Err(reason.to_string()),
+                Err(reason @ JobStartError::NoRandomId) => return Err(reason.to_string()),
             }
         }
     }

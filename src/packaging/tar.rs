@@ -36,7 +36,7 @@ pub enum BadTar {
     MalformedPax,
     /// A pax header gives the entry with this name another size. Tar programs differ in the one they take.
     #[error("a pax header gives a file another size")]
-    TwoSizes(Vec<u8>),
+    DifferentSizes(Vec<u8>),
     /// It is damaged or truncated, or reading failed.
     #[error("{0}")]
     Unreadable(#[from] io::Error),
@@ -158,7 +158,7 @@ impl<R: Read> TarReader<R> {
         let name = gnu_path.or(pax.path).unwrap_or_else(|| header.path_bytes().into_owned());
         let link = gnu_link.or(pax.link).or_else(|| header.link_name_bytes().map(|name| name.into_owned()));
         if pax.size.is_some_and(|pax_size| pax_size != size) {
-            return Err(BadTar::TwoSizes(name));
+            return Err(BadTar::DifferentSizes(name));
         }
         let size_bytes = self.remaining_bytes;
         Ok(TarMember { header, name, link, size_bytes, is_sparse: is_sparse || pax.is_sparse })

@@ -34,7 +34,8 @@ pub enum ArchiveFormat {
     Xz,
 }
 
-/// The suffixes without their dot, which are also the values of `?archive=`. Only Terraform knows `tbz2`.
+/// The suffixes without their dot, which are also the values of `?archive=`. Terraform knows
+/// `tbz2`, OpenTofu does not.
 const SUFFIXES: [(&str, ArchiveFormat); 11] = [
     ("zip", ArchiveFormat::Zip),
     ("tar.gz", ArchiveFormat::TarGz),
@@ -114,7 +115,8 @@ fn unpack_tar(input: impl Read, tree: &mut Tree) -> Result<(), TreeError> {
     while let Some(member) = tar.next_member()? {
         has_file |= add_tar_member(&member, &mut tar, tree)?;
     }
-    // The end is two zero blocks, or the end of the stream. Go rejects other bytes after a single zero block.
+    // The reader stops after the first zero block, or at the end of the stream. Then only a second zero block or nothing
+    // may follow: Go rejects other bytes there.
     let input = tar.into_input();
     let mut block = Vec::new();
     input.take(BLOCK as u64).read_to_end(&mut block).map_err(|e| unreadable(&e))?;
@@ -164,7 +166,7 @@ impl From<BadTar> for TreeError {
         match bad {
             BadTar::TooManyEntries(limit) => Self::TooLarge(format!("{limit} files, folders and links")),
             BadTar::LongExtension(limit) => Self::TooLarge(format!("{limit} bytes in one extension header")),
-            BadTar::TwoSizes(name) => refused(&name, "it has two sizes"),
+            BadTar::DifferentSizes(name) => refused(&name, "its headers give two different sizes"),
             BadTar::MalformedPax | BadTar::Unreadable(_) => unreadable(&bad),
         }
     }
@@ -194,7 +196,7 @@ impl From<BadZip> for TreeError {
             BadZip::TooManyEntries { limit, .. } => Self::TooLarge(format!("{limit} files, folders and links")),
             BadZip::DuplicateName(name) => refused(&name, "two of its entries have this name"),
             BadZip::SharedBytes(name) => refused(&name, "it shares its bytes with other entries"),
-            BadZip::SecondName(name) => refused(&name, "it has two names"),
+            BadZip::ConflictingNames(name) => refused(&name, "its headers give two different names"),
             BadZip::Entry { name, source } => refused(&name, format!("it cannot be unpacked: {source}")),
         }
     }

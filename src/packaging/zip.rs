@@ -42,7 +42,7 @@ pub enum BadZip {
     /// The entry shares its bytes with others.
     SharedBytes(Vec<u8>),
     /// The entry has a second name in an extra field.
-    SecondName(Vec<u8>),
+    ConflictingNames(Vec<u8>),
     /// The entry is encrypted, damaged or of an unsupported kind.
     Entry {
         /// The name of the entry.
@@ -119,7 +119,7 @@ impl<R: Read + Seek> ZipReader<R> {
             };
             // Go ignores this field, but the zip crate takes the name from it.
             if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
-                return Err(BadZip::SecondName(name).into());
+                return Err(BadZip::ConflictingNames(name).into());
             }
             on_entry(name, entry)?;
         }

@@ -39,7 +39,7 @@ pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Recreates a removed folder, but not the store itself, which may be a disk that is not mounted.
-pub(super) fn recreate_folder(path: &Path) -> Result<(), StoreError> {
+pub(super) fn create_folder_if_missing(path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
     }

@@ -16,8 +16,8 @@
 //! DIR/v1/index/                   last use, sizes, names by digest; rebuilt when it does not open
 //! ```
 //!
-//! The store knows nothing of formats, policy or the network. All its functions block: async callers use a blocking
-//! task.
+//! The store knows nothing of the contents of its records, of policy or of the network. All its functions block: async
+//! callers use a blocking task.
 
 mod blobs;
 mod disk;
@@ -45,7 +45,7 @@ pub(crate) use self::locks::Striped;
 pub use self::records::{
     Action, Change, Durability, Generation, IndexEntry, Recorded, Records, Step, WriteOutcome, to_json,
 };
-pub use self::staged::{Scratch, Staged, StagedNote, Staging};
+pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -57,8 +57,8 @@ pub const FORMAT: u32 = 1;
 pub struct Store {
     /// Last use, sizes, names by digest.
     pub index: Arc<Index>,
-    /// Names, documents, first-seen records and jobs, by key. Dropped before `lock`, and with it the index: the next
-    /// process finds nothing open.
+    /// Names, documents, first-seen records and jobs, by key. Dropped before `lock`, together with the last reference to
+    /// the index, so that nothing is open when the next process locks the store.
     pub records: Box<dyn Records>,
     /// Archives by digest.
     pub blobs: Box<dyn Blobs>,
@@ -173,19 +173,20 @@ impl Store {
 
     /// Reads the token that another process made; `None` if it is absent or unreadable.
     pub fn read_admin_token(folder: &Path) -> Option<String> {
-        // Without a token the admin listener still answers on loopback, and reports the missing token elsewhere.
+        // Without a token the admin listener still answers reads on loopback. It answers everything else with the advice
+        // that the token is missing.
         disk::read_secret(&Self::token_file(folder)).ok().flatten()
     }
 
-    /// The reason why this user cannot read the token.
-    pub fn admin_token_is_private(folder: &Path) -> Option<StoreError> {
+    /// The reason why this user may not read the token; `None` if the user may.
+    pub fn admin_token_denial(folder: &Path) -> Option<StoreError> {
         disk::read_secret(&Self::token_file(folder)).err().filter(StoreError::is_denied)
     }
 
     /// Marks a clean close, so that the next start trusts the index.
     pub fn close(&self) -> Result<(), StoreError> {
         if self.lock.check().is_err() {
-            // The index may miss changes at the store's new place.
+            // The folder was moved or replaced while larder ran. Its index may lack changes, so it is not marked as clean.
             return Ok(());
         }
         self.index.close()
@@ -202,7 +203,7 @@ impl Store {
     pub fn write_receipt(&self, time: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
         self.check()?;
         let folder = self.root.join("receipts");
-        disk::recreate_folder(&folder)?;
+        disk::create_folder_if_missing(&folder)?;
         let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
         for number in 2..MAX_SAME_NAME {
@@ -278,7 +279,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Returns true if the disk or this user's quota is full, or would be with a file of this size.
+    /// Returns true if the bytes do not fit: the disk or this user's quota is full, or the file is larger than allowed.
     pub fn is_full(&self) -> bool {
         let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))

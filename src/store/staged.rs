@@ -34,7 +34,7 @@ impl Staging {
     /// The folder; made again if it was removed.
     pub(super) fn folder_now(&self) -> Result<&Path, StoreError> {
         self.lock.check()?;
-        disk::recreate_folder(&self.folder)?;
+        disk::create_folder_if_missing(&self.folder)?;
         Ok(&self.folder)
     }
 
@@ -84,22 +84,22 @@ impl Staging {
 
 /// The note needed to resume a download after a restart.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct StagedNote {
+pub struct ResumeNote {
     /// The strong validator of the response.
     pub etag: Option<String>,
-    /// The date of the response.
+    /// The Last-Modified of the response.
     pub last_modified: Option<String>,
     /// The whole length, if announced.
     pub length: Option<u64>,
 }
 
-/// A download in progress: appended to, hashed as it grows, visible to its followers only.
+/// A download in progress: appended to, hashed as it grows, visible only to those who joined the download.
 #[derive(Debug)]
 pub struct Staged {
     file: Arc<File>,
     path: PathBuf,
     note_path: PathBuf,
-    note: Option<StagedNote>,
+    note: Option<ResumeNote>,
     hasher: Hasher,
     /// The number of staged bytes.
     written: u64,
@@ -120,12 +120,12 @@ impl Drop for Staged {
 
 impl Staged {
     /// The note of the earlier download.
-    pub fn note(&self) -> Option<&StagedNote> {
+    pub fn note(&self) -> Option<&ResumeNote> {
         self.note.as_ref()
     }
 
     /// Writes the resume note, and reserves disk space for a download of `total_bytes`.
-    pub fn remember(&mut self, note: StagedNote, total_bytes: u64) -> Result<(), StoreError> {
+    pub fn remember(&mut self, note: ResumeNote, total_bytes: u64) -> Result<(), StoreError> {
         if total_bytes > self.written
             && let Err(e) = disk::reserve_space(&self.file, self.written, total_bytes)
         {
@@ -148,7 +148,7 @@ impl Staged {
         self.written
     }
 
-    /// The staged bytes, for followers of the download.
+    /// The staged bytes, for those who joined the download.
     pub fn bytes(&self) -> FileBytes {
         FileBytes::of(&self.file)
     }

@@ -224,7 +224,7 @@ impl PermitState {
     fn next(&mut self, limit: ConcurrencyLimit) -> Option<QueuedRequest> {
         let can_run = |queued: &QueuedRequest| !queued.sender.is_closed() && self.has_capacity(&queued.upstream, limit);
         let rank = |queued: &QueuedRequest| match queued.priority {
-            RequestPriority::ClientMidway => (queued.priority, 0),
+            RequestPriority::ClientResumption => (queued.priority, 0),
             RequestPriority::Client | RequestPriority::Job => (queued.priority, self.in_use.of(&queued.upstream)),
         };
         let runnable = self.queue.iter().enumerate().filter(|(_, queued)| can_run(queued));

@@ -56,7 +56,7 @@ pub struct Outbound {
     document_memory: Arc<DocumentMemory>,
     /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
-    /// Permits for git fetches that only resolve a name.
+    /// Permits for git requests that only resolve a ref to a commit.
     pub(super) resolve_permits: ConcurrencyLimits,
     pub(super) limits: UpstreamLimits,
 }
@@ -173,7 +173,7 @@ impl Outbound {
         attempt.retry(pauses).when(|error| is_worth_a_retry(&error.fault)).await
     }
 
-    /// Takes a permit, waiting as long as its limit allows. `origin` and `reason` are for the error.
+    /// Takes a permit. Fails after the longest wait that `permits` allows. `origin` and `reason` are for the error.
     pub(super) async fn permit(
         &self,
         permits: &ConcurrencyLimits,
@@ -238,7 +238,8 @@ impl Outbound {
         Err(request.unusable(&url, format!("more than {MAX_HOPS} redirects")))
     }
 
-    /// Returns the head of a response whose body has time limits of its own, if its status is a success.
+    /// Returns the response, its body unread, if its status is a success. The success is recorded now, because the body
+    /// has time limits of its own.
     pub(super) async fn checked_head(
         &self,
         request: UpstreamRequest<'_>,
@@ -320,7 +321,7 @@ impl Outbound {
         let attempt = || async {
             let mut permit_request = request;
             if start > 0 && request.priority == RequestPriority::Client {
-                permit_request.priority = RequestPriority::ClientMidway;
+                permit_request.priority = RequestPriority::ClientResumption;
             }
             let (permits, origin) = (&self.archive_permits, || origin(request.url));
             let permit = self.permit(permits, permit_request, origin, ALL_ARCHIVE_PERMITS_TAKEN).await?;
@@ -388,8 +389,8 @@ impl Outbound {
     }
 }
 
-const ALL_ARCHIVE_PERMITS_TAKEN: &str = "as many archives are being fetched as may be at one time";
-const ALL_DOCUMENT_PERMITS_TAKEN: &str = "as many documents are being fetched as may be at one time";
+const ALL_ARCHIVE_PERMITS_TAKEN: &str = "the limit of simultaneous archive fetches is reached";
+const ALL_DOCUMENT_PERMITS_TAKEN: &str = "the limit of simultaneous document fetches is reached";
 const MAX_ERROR_BODY_BYTES: u64 = 64 * 1024;
 /// Number of upstream's error texts that an error quotes.
 const MAX_ERRORS: usize = 8;
@@ -410,7 +411,8 @@ impl Outbound {
             insert(&mut conditions, header::IF_NONE_MATCH, stored.etag.as_deref());
             insert(&mut conditions, header::IF_MODIFIED_SINCE, stored.last_modified.as_deref());
         }
-        // The same time limit as that of the whole request, whose end alone would not count as a failure of the origin.
+        // The body ends with the time limit of the whole request. The outer limit alone would drop the observer, and the
+        // origin's failure would not be recorded.
         let deadline = Instant::now() + self.limits.give_up_after;
         let attempt = || async {
             let _permit = self.document_permit(request).await?;

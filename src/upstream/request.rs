@@ -45,8 +45,8 @@ impl Validators {
 /// Priority of a request, in the order in which requests get free permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestPriority {
-    /// A client waits in the middle of a file.
-    ClientMidway,
+    /// A client waits for the rest of a file. A download that has begun goes before new ones.
+    ClientResumption,
     /// A client waits.
     Client,
     /// No client waits.

@@ -105,8 +105,8 @@ async fn a_web_page_in_a_browser_cannot_run_commands() {
     fixture.assert_unchanged().await;
 }
 
-/// A page of another site is refused, also where the browser sends no `Origin`, as for embedded resources. A typed
-/// address and larder's own page are not.
+/// A page of another site is refused, even if the browser sends no `Origin`, as for embedded resources. An address that
+/// the user types and larder's own page are allowed.
 #[tokio::test]
 async fn a_page_of_another_site_reads_nothing() {
     let fixture = AdminFixture::new().await;
@@ -166,17 +166,17 @@ async fn no_answer_of_the_admin_listener_is_sniffed_or_stored() {
 async fn a_web_form_cannot_run_commands() {
     let fixture = AdminFixture::new().await;
     let bearer = format!("Bearer {}", fixture.larder.token());
-    let valid_headers = ("authorization", bearer.as_str());
+    let authorization = ("authorization", bearer.as_str());
     for path in PATHS {
         for content_type in
             ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "json"]
         {
             fixture
-                .post(path, &[valid_headers, ("content-type", content_type)], AdminFixture::body(path))
+                .post(path, &[authorization, ("content-type", content_type)], AdminFixture::body(path))
                 .await
                 .expect(415);
         }
-        fixture.post(path, &[valid_headers], AdminFixture::body(path)).await.expect(415);
+        fixture.post(path, &[authorization], AdminFixture::body(path)).await.expect(415);
         fixture.post(path, &[("content-type", "text/plain")], AdminFixture::body(path)).await.expect(401);
     }
     fixture.assert_unchanged().await;
@@ -235,9 +235,9 @@ async fn commands_are_posts_on_the_admin_listener_and_nowhere_else() {
 async fn the_token_is_not_sent_to_another_program_on_larders_port() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let impostor = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = impostor.local_addr().unwrap().port();
-    drop(impostor);
+    let free_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free_port.local_addr().unwrap().port();
+    drop(free_port);
     let setup = CommandSetup::with_admin_port(&upstream, port);
     let larder = setup.serve();
     let path = larder.archive_path("null").await;

@@ -229,7 +229,8 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
 async fn reset_storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
     let mut stream = connect(larder).await;
     stream.write_all(&preface()).await.unwrap();
-    // One stream stays open, so that its handler runs and its request reaches upstream.
+    // One stream stays open, so that its handler runs. Every storm starts when the request for the cold path has reached
+    // upstream.
     stream.write_all(&get_request_frame(1, path)).await.unwrap();
     upstream.wait_for(Target::Versions, 1).await;
     let mut sent = 0;
@@ -251,7 +252,7 @@ async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
     let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
     assert_others_are_served(&larder).await;
     upstream.forget_requests();
-    // One document is stored and one is not: a stalled upstream must not keep streams that were reset.
+    // One document is stored and one is not: while upstream stalls, larder must not keep streams that were reset.
     let stored = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
     let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
     let gate = upstream.hold_headers(Target::Versions);

@@ -76,7 +76,7 @@ async fn an_archive_that_finds_no_permit_in_time_is_a_503() {
     let gate = upstream.hold_body(Target::Archive);
     let (got, ()) = tokio::join!(larder.get(&first), async {
         upstream.wait_for(Target::Archive, 1).await;
-        assert_busy(larder.get(&second).await, "as many archives are being fetched as may be at one time");
+        assert_busy(larder.get(&second).await, "the limit of simultaneous archive fetches is reached");
         assert_eq!(upstream.count_of(Target::Archive), 1);
         gate.open();
     });
@@ -107,7 +107,7 @@ async fn a_document_that_finds_no_permit_in_time_is_a_503_unless_it_is_stored() 
     let gate = upstream.hold_headers(version_list_target("random"));
     let (got, ()) = tokio::join!(larder.versions("random"), async {
         upstream.wait_for(version_list_target("random"), 1).await;
-        assert_busy(larder.versions("tls").await, "as many documents are being fetched as may be at one time");
+        assert_busy(larder.versions("tls").await, "the limit of simultaneous document fetches is reached");
         assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
         assert_eq!(upstream.count_of(version_list_target("tls")), 0);
         gate.open();

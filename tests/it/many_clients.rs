@@ -210,7 +210,7 @@ async fn a_client_that_reads_nothing_delays_no_other_client() {
     let (upstream, bytes) = upstream_and_archive(16_000_000).await;
     let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
-    let gate = upstream.hold_after(Target::Archive, HALF_BYTES);
+    let gate = upstream.hold_after(Target::Archive, bytes.len() / 4);
     let mut slow = TcpStream::connect(larder.address()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", larder.address());
     slow.write_all(request.as_bytes()).await.unwrap();
@@ -306,14 +306,14 @@ async fn fills_that_evict_each_other_serve_everybody() {
     let stored = || larder.folder.blobs().len() as u64;
     until("a store of 1 MiB has at most two archives of 500 kB", async || stored() <= 2).await;
     assert!(stored() >= 1);
-    until("the index has the actual size", async || {
+    until("the index counts the archives that are stored", async || {
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         status["archives"] == stored()
     })
     .await;
 }
 
-/// Promise 4: a dozen real clients on a cold store fetch every file once, and lock the same.
+/// Promise 4: a dozen real clients on a cold store fetch every file once, and write the same lock file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_dozen_inits_at_once_fetch_every_file_once() {
     let Some(client) = Terraform::find() else { return };
@@ -345,8 +345,8 @@ async fn a_dozen_inits_at_once_fetch_every_file_once() {
     assert!(requests.values().all(|times| *times == 1), "{requests:?}");
 }
 
-/// Promise 4: the URLs of `VERSION.json` are named by convention from another platform's sums; the proof set that they
-/// need is fetched once for all clients.
+/// Promise 4: `VERSION.json` names the archive of another platform by convention, from the SHA256SUMS that is already
+/// there. The proof set of that platform is fetched once for all clients.
 #[tokio::test]
 async fn a_hundred_clients_of_a_mirror_archive_cause_one_proof_set_fetch() {
     let upstream = FakeUpstream::start().await;
@@ -361,7 +361,7 @@ async fn a_hundred_clients_of_a_mirror_archive_cause_one_proof_set_fetch() {
     assert_eq!((upstream.count_of(Target::Document), upstream.count_of(Target::Archive)), (1, 1));
 }
 
-/// Promise 1: two packages may share one archive; a document of one upstream never overwrites the other's.
+/// Promise 1: two packages may have the same archive; wrong bytes sent for one never become the bytes of the other.
 #[tokio::test]
 async fn two_packages_with_the_same_archive_are_fetched_separately() {
     let upstream = FakeUpstream::start().await;
@@ -386,7 +386,7 @@ async fn two_packages_with_the_same_archive_are_fetched_separately() {
     gate.open();
     assert!(acme_request.await.unwrap().unwrap().expect(200).body == bytes);
     if let Ok(answer) = other_request.await.unwrap() {
-        // Late enough to find the other package's verified archive.
+        // The request may have come late enough to find the other package's verified archive.
         assert!(answer.status != 200 || answer.body == bytes);
     }
     assert!(get(&format!("{}{acme}", larder.base())).await.expect(200).body == bytes);

@@ -34,7 +34,7 @@ fn document_path(version: &str) -> String {
     format!("/v1/providers/acme/null/{version}/download/linux/amd64")
 }
 
-fn errors(answer: &Answer) -> String {
+fn first_error(answer: &Answer) -> String {
     answer.json()["errors"].as_array().expect("errors are a list")[0].as_str().unwrap().to_owned()
 }
 
@@ -58,7 +58,7 @@ async fn assert_all_files_served(larder: &Larder, upstream: &FakeUpstream, case:
 async fn only_the_three_urls_of_a_download_document_change() {
     let upstream = FakeUpstream::start().await;
     let provider = Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64");
-    upstream.publish(provider.unknown_fields().packages().protocols(&["5.1", "6"]));
+    upstream.publish(provider.unknown_fields().packages_member().protocols(&["5.1", "6"]));
     let larder = Larder::mirroring(&upstream).start().await;
     let upstream_document = get(&format!("{}{}", upstream.origin(), document_path("1.2.0"))).await.expect(200).text();
     let larder_document = larder.document("null", "1.2.0").await.expect(200);
@@ -106,7 +106,7 @@ async fn archive_sums_and_signature_are_byte_identical_when_cold_and_when_stored
     upstream.publish(Provider::new("acme", "null").size(2_000_000));
     let larder = Larder::mirroring(&upstream).start().await;
     assert_all_files_served(&larder, &upstream, "cold").await;
-    assert_all_files_served(&larder, &upstream, "held").await;
+    assert_all_files_served(&larder, &upstream, "stored").await;
     assert_eq!(upstream.count_of(Target::Archive), 1);
     assert_eq!((upstream.count_of(Target::Sums), upstream.count_of(Target::Signature)), (1, 1));
 }
@@ -209,7 +209,7 @@ async fn files_on_another_origin_behind_redirects_are_served_completely() {
     }
 }
 
-/// Promise 13: HOST is one key, so one upstream request.
+/// Promise 13: all spellings of a host have one key, so they cause one upstream request.
 #[tokio::test]
 async fn every_spelling_of_a_host_is_one_key_and_one_upstream_request() {
     let upstream = FakeUpstream::start().await;
@@ -283,7 +283,7 @@ async fn a_host_that_is_not_configured_is_reported_with_the_reason() {
         ] {
             // With 404 a network mirror lets the client go on to its other installation methods.
             let status = if path.starts_with("/registry/") { 421 } else { 404 };
-            let text = errors(&larder.get(&path).await.expect(status));
+            let text = first_error(&larder.get(&path).await.expect(status));
             assert!(text.contains(host) && text.contains("[[upstream]]"), "{path}: {text}");
         }
     }
@@ -326,7 +326,7 @@ async fn invalid_names_versions_platforms_and_digests_are_400() {
     ] {
         let answer = larder.get(&path).await;
         assert_eq!(answer.status, 400, "{path}: {}", answer.text());
-        assert!(!errors(&answer).is_empty());
+        assert!(!first_error(&answer).is_empty());
     }
     assert_eq!(larder.get("/v1/providers/acme/null/versions").await.status, 421);
     for path in ["/", "/v2/", "/git/x", "/archive/~x/y", "/admin/v1/status"] {
@@ -345,7 +345,7 @@ async fn only_get_and_head_are_answered() {
         let request = client().request(method.parse().unwrap(), &url).body("x");
         let answer = send(request).await.unwrap().expect(405);
         assert_eq!(answer.header("allow"), "GET, HEAD", "{method}");
-        assert!(!errors(&answer).is_empty(), "{method}");
+        assert!(!first_error(&answer).is_empty(), "{method}");
     }
     assert_eq!(upstream.count_of(Target::Everything), 0);
 }
@@ -361,7 +361,7 @@ async fn an_unknown_platform_version_or_provider_is_404() {
         larder.document("nothing", "1.2.0").await,
         larder.versions("nothing").await,
     ] {
-        let output = errors(&answer.expect(404));
+        let output = first_error(&answer.expect(404));
         assert!(
             output.contains(HOST) && (output.contains("404") || output.contains("does not name 9.9.9")),
             "{output}"
@@ -370,7 +370,7 @@ async fn an_unknown_platform_version_or_provider_is_404() {
     larder.document("null", "1.2.0").await.expect(200);
 }
 
-/// A well-formed but unlisted archive URL costs one upstream request within `not_found`.
+/// A well-formed but unlisted archive URL costs one upstream request while its 404 is cached (option `not_found`).
 #[tokio::test]
 async fn an_unlisted_archive_url_is_404_and_costs_one_upstream_request() {
     let upstream = FakeUpstream::start().await;
@@ -380,7 +380,7 @@ async fn an_unlisted_archive_url_is_404_and_costs_one_upstream_request() {
         upstream.forget_requests();
         let folder = format!("/archive/{HOST}/providers/acme/{name}/{version}/linux_amd64");
         for digest in ["0123456789abcdef", "0123456789abcdef", "fedcba9876543210"] {
-            let text = errors(&larder.get(&format!("{folder}/{digest}/f.zip")).await.expect(404));
+            let text = first_error(&larder.get(&format!("{folder}/{digest}/f.zip")).await.expect(404));
             assert!(text.contains(&format!("{HOST}/acme/{name}")), "{text}");
         }
         // A version that the list lacks is not requested.
@@ -413,7 +413,7 @@ async fn a_listed_file_that_upstream_does_not_serve_is_502_and_not_cached() {
                 _ => document,
             };
             assert_eq!(refused.status, 502, "{target:?} {status}: {}", refused.text());
-            assert!(errors(&refused).contains(&status.to_string()), "{}", refused.text());
+            assert!(first_error(&refused).contains(&status.to_string()), "{}", refused.text());
             assert_eq!(upstream.count_of(Target::Document), 2, "{target:?} {status}");
             assert_eq!(upstream.count_of(target.clone()), 2, "{target:?} {status}");
             upstream.clear_faults();

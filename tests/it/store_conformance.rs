@@ -14,7 +14,7 @@ use larder::clock::Timestamp;
 use larder::digest::Digest;
 use larder::store::memory::{MemoryBlobs, MemoryRecords};
 use larder::store::{
-    Action, Blobs, Change, Durability, IndexEntry, Key, Recorded, Records, StagedNote, Step, Store, WriteOutcome,
+    Action, Blobs, Change, Durability, IndexEntry, Key, Recorded, Records, ResumeNote, Step, Store, WriteOutcome,
 };
 use larder::verify::Verified;
 
@@ -227,7 +227,7 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs
     let digest = Digest::of(bytes);
     let mut staged = blobs.stage("download").unwrap();
     staged.append(&bytes[..9]).unwrap();
-    let note = StagedNote { etag: Some("\"1\"".to_owned()), ..StagedNote::default() };
+    let note = ResumeNote { etag: Some("\"1\"".to_owned()), ..ResumeNote::default() };
     staged.remember(note, bytes.len() as u64).unwrap();
     assert!(blobs.open(&digest).unwrap().is_none() && blobs.all().unwrap().is_empty());
     drop(staged);
@@ -371,7 +371,7 @@ async fn a_crash_between_two_changes_leaves_the_first() {
 #[tokio::test]
 async fn a_crash_between_the_steps_of_a_publication_loses_no_archive() {
     let folder = Folder::new();
-    let (bytes, note) = (b"the bytes of an archive", StagedNote { length: Some(23), ..StagedNote::default() });
+    let (bytes, note) = (b"the bytes of an archive", ResumeNote { length: Some(23), ..ResumeNote::default() });
     let store = reopened(&folder).await;
     let mut staged = store.blobs.stage("download").unwrap();
     staged.remember(note.clone(), 23).unwrap();

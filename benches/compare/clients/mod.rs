@@ -37,8 +37,8 @@ impl RequestLoad {
         certificate: &Certificate,
     ) -> anyhow::Result<Self> {
         let tls = match protocol {
-            ClientProtocol::Tls1 => Some(certificate.client(b"http/1.1")?),
-            ClientProtocol::Tls2 => Some(certificate.client(b"h2")?),
+            ClientProtocol::Http1Tls => Some(certificate.client(b"http/1.1")?),
+            ClientProtocol::Http2Tls => Some(certificate.client(b"h2")?),
             ClientProtocol::Http1 | ClientProtocol::Http2 => None,
         };
         Ok(Self { address: peer.address(protocol), protocol, path: path.to_owned(), gzip: false, tls })
@@ -98,8 +98,8 @@ pub(crate) fn run<T>(
     let client = |_| {
         let shared = Arc::clone(&shared);
         thread::Builder::new().name("client".into()).spawn(move || match shared.load.protocol {
-            ClientProtocol::Http1 | ClientProtocol::Tls1 => http1::send_requests(&shared),
-            ClientProtocol::Http2 | ClientProtocol::Tls2 => http2::send_requests(&shared),
+            ClientProtocol::Http1 | ClientProtocol::Http1Tls => http1::send_requests(&shared),
+            ClientProtocol::Http2 | ClientProtocol::Http2Tls => http2::send_requests(&shared),
         })
     };
     let threads: Vec<_> = (0..connections).map(client).collect::<Result<_, _>>()?;

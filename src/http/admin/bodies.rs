@@ -1,5 +1,5 @@
-//! Bodies of the admin listener: bounded request bodies; orders of plan and warm-up requests, as JSON or, for curl, as a
-//! lock file or a tar of configurations with options in the query; answers streamed as lines; and changes of a job as
+//! Bodies of the admin listener. Request bodies are bounded. An order comes as JSON or, for curl, as a lock file or a tar
+//! of configurations, with its options in the query. Answers are streamed as lines of JSON, changes of a job as
 //! server-sent events.
 
 use std::io;
@@ -21,7 +21,7 @@ use super::{Answer, errors, refused};
 use crate::address::Hostname;
 use crate::jobs::{JobEvent, JobSubscription};
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::{NamedText, OrderQuery, OrderRequest};
+use crate::protocol::admin::order::{NamedText, OrderDraft, OrderRequest};
 use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
@@ -127,8 +127,9 @@ static BODY_PERMITS: Semaphore = Semaphore::const_new(4);
 /// Limits parsing to one thread at a time.
 static PARSER_PERMITS: Semaphore = Semaphore::const_new(1);
 
-/// Parses the body and the query of a plan or warm-up request. The error is every problem that hides the order.
-type OrderParser = fn(&[u8], Option<&str>) -> Result<OrderQuery, Vec<String>>;
+/// Parses the body and the query of a plan or warm-up request. The error lists the problems that
+/// leave no readable order.
+type OrderParser = fn(&[u8], Option<&str>) -> Result<OrderDraft, Vec<String>>;
 
 /// The forms of an order: content type, size limit and deadline of the body, and its parser. A web page can send
 /// `text/plain`, too; the token keeps it out.
@@ -169,7 +170,7 @@ pub(super) async fn read_order(
     let parsing = mirror.runtime.spawn_blocking(move || {
         // The permits are released when the parsing ends, even if the client has disconnected.
         let _permits = (memory_permit, parser_permit);
-        let OrderQuery { options, mut problems } = parse(&body, query.as_deref())?;
+        let OrderDraft { options, mut problems } = parse(&body, query.as_deref())?;
         match options.order(&host) {
             Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin }),
             order => {
@@ -182,28 +183,28 @@ pub(super) async fn read_order(
     parsed.map_err(refused)
 }
 
-fn parse_json(body: &[u8], query: Option<&str>) -> Result<OrderQuery, Vec<String>> {
+fn parse_json(body: &[u8], query: Option<&str>) -> Result<OrderDraft, Vec<String>> {
     if query.is_some() {
         return Err(vec!["an order in JSON takes no query: put the options into the body".to_owned()]);
     }
     let options = OrderRequest::read(body).map_err(|reason| vec![reason])?;
-    Ok(OrderQuery { options, problems: Vec::new() })
+    Ok(OrderDraft { options, problems: Vec::new() })
 }
 
-fn parse_lock_file(body: &[u8], query: Option<&str>) -> Result<OrderQuery, Vec<String>> {
+fn parse_lock_file(body: &[u8], query: Option<&str>) -> Result<OrderDraft, Vec<String>> {
     let text = std::str::from_utf8(body)
         .map_err(|_| vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()])?;
-    let mut order = OrderQuery::of_lock_file(query);
+    let mut order = OrderDraft::of_lock_file(query);
     order.options.lock_files = vec![NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }];
     Ok(order)
 }
 
-fn parse_tar(body: &[u8], query: Option<&str>) -> Result<OrderQuery, Vec<String>> {
+fn parse_tar(body: &[u8], query: Option<&str>) -> Result<OrderDraft, Vec<String>> {
     let files = Files::from_users_tar(body).map_err(|error| vec![error.to_string()])?;
     if files.is_empty() {
         return Err(vec!["the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned()]);
     }
-    let mut order = OrderQuery::of_tar(query);
+    let mut order = OrderDraft::of_tar(query);
     order.options.files = files.into();
     Ok(order)
 }

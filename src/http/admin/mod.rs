@@ -35,7 +35,7 @@ use crate::store::StoreError;
 /// The `Server` header of the admin listener, by which the commands recognise larder.
 pub(super) const SERVER: HeaderValue = HeaderValue::from_static("larder");
 
-/// A response; an `Err` is one with an error status.
+/// A value, by default a response; or the error response to send instead.
 type Answer<T = Response<Body>> = Result<T, Box<Response<Body>>>;
 
 const NDJSON: &str = "application/x-ndjson";
@@ -188,7 +188,7 @@ impl Admin {
             Err(not_started) => {
                 let status = match not_started {
                     JobStartError::TooMany | JobStartError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
-                    JobStartError::Random => StatusCode::INTERNAL_SERVER_ERROR,
+                    JobStartError::NoRandomId => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 Err(errors(status, vec![not_started.to_string()]))
             }
@@ -234,7 +234,7 @@ impl Admin {
                 let purge = |selector| async move {
                     operations.purge(&selector, &self.call()).await.map(|purged| vec![purged])
                 };
-                report_each(addresses, purge, PurgeResult::is_all).await
+                report_each(addresses, purge, PurgeResult::removed_everything).await
             }
             Operation::Accept => {
                 let accept = |selector| async move {

@@ -56,7 +56,7 @@ impl Fill {
                 self.log_not_stored(reason, "an archive could not be stored; it is passed through");
             }
             FillProgress::Committed { archive, .. } => {
-                library.record_stored(ObjectKind::Archive);
+                library.count_stored(ObjectKind::Archive);
                 stored = Some(archive.digest);
             }
             // Waiting requests report the error themselves.
@@ -73,7 +73,7 @@ impl Fill {
         let (package, library) = (&self.request.package, &self.request.archives.library);
         let store = library.store.root().display();
         tracing::error!(%package, %store, error = %reason, to_do = reason.remedy(), "{subject}");
-        library.record_not_stored(ObjectKind::Archive, reason);
+        library.count_not_stored(ObjectKind::Archive, reason);
     }
 
     async fn fill(&mut self) -> Result<FillProgress, Error> {

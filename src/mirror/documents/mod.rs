@@ -174,7 +174,7 @@ impl DocumentFetch<'_> {
                 let lifetime = request.rule.not_found_lifetime();
                 let absence = call.remember_absence(request.key.clone(), error.to_string(), lifetime);
                 if before.is_some() && documents.runtime.is_current_config(call) {
-                    documents.library.drop_document(request.key.clone()).await?;
+                    documents.library.remove_document(request.key.clone()).await?;
                 }
                 Err(absence)
             }

@@ -12,7 +12,7 @@ use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::module_history::{self, PinnedTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
-use crate::store::{Durability, IndexEntry, IndexedName, Key, Staged, StagedNote, StoreError};
+use crate::store::{Durability, IndexEntry, IndexedName, Key, ResumeNote, Staged, StoreError};
 use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
 
@@ -239,7 +239,7 @@ impl Library {
             Err(error) => return Err(error),
         }
         let Validators { etag, last_modified } = incoming.validators.clone();
-        let note = StagedNote { etag, last_modified, length };
+        let note = ResumeNote { etag, last_modified, length };
         self.on_disk(move |library| {
             let remembered = match staged.remember(note.clone(), bytes) {
                 Err(full) if full.is_full() => {

@@ -140,14 +140,14 @@ impl Library {
     }
 
     /// Records that an object could not be stored.
-    pub(in crate::mirror) fn record_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
+    pub(in crate::mirror) fn count_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
         self.runtime.counters.count_not_stored(kind);
         let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
         self.work.store_failures.lock().insert(kind, trouble);
     }
 
     /// Clears the failure of a kind, after an object was stored.
-    pub(in crate::mirror) fn record_stored(&self, kind: ObjectKind) {
+    pub(in crate::mirror) fn count_stored(&self, kind: ObjectKind) {
         self.work.store_failures.lock().remove(&kind);
     }
 

@@ -1,4 +1,4 @@
-//! Stored documents: their record format, and how they are fetched, stored and replaced.
+//! Stored documents: their record format, and how they are read, parsed, stored and replaced.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::upstream::request::{Document, Validators};
 
 pub(in crate::mirror) type DocumentFlightResult = FlightResult<Arc<StoredDocument>>;
 
-/// Documents of this size or larger are parsed on a blocking thread, in bytes.
+/// Size in bytes from which a document is parsed on a blocking thread.
 const LARGE_DOCUMENT: usize = 64 * 1024;
 
 /// The most large documents parsed at a time in this process. Parsing takes several times the size of a document.
@@ -173,9 +173,9 @@ impl Library {
 }
 
 impl Library {
-    /// Stores a document that was just fetched, and enforces the size limit. A stored copy that was confirmed later
-    /// stays; it is also returned, unless it was fetched from another URL. A failed write is logged, and the caller
-    /// still gets the document.
+    /// Stores a document that was just fetched, and enforces the size limit. If the stored copy was confirmed later than
+    /// this document, it stays, and is returned if it was requested at the same URL. Otherwise this document is
+    /// returned. A failed write is only logged.
     pub(in crate::mirror) async fn store_document(
         self: &Arc<Self>,
         key: Key,
@@ -190,13 +190,13 @@ impl Library {
         });
         let document = match put.await {
             Ok(kept) => {
-                self.record_stored(ObjectKind::Document);
+                self.count_stored(ObjectKind::Document);
                 kept.filter(|kept| kept.metadata.asked == document.metadata.asked).unwrap_or(document)
             }
             Err(error) => {
                 tracing::error!(%error, "a document could not be stored");
                 if let Error::Store(reason) = &error {
-                    self.record_not_stored(ObjectKind::Document, reason);
+                    self.count_not_stored(ObjectKind::Document, reason);
                 }
                 document
             }
@@ -204,7 +204,7 @@ impl Library {
         Ok(Confirmed { confirmed: document.confirmation(), value: Arc::new(document) })
     }
 
-    /// Stores the document that `made` builds from the old and the new one. Returns the old one if it stays, because it was
+    /// Stores the document that `build` makes of the old and the new one. Returns the old one if it stays, because it was
     /// confirmed later.
     pub(in crate::mirror) fn replace_document(
         &self,
@@ -212,7 +212,7 @@ impl Library {
         coming: StoredDocument,
         now: Timestamp,
         durability: Durability,
-        mut made: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
+        mut build: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<Option<StoredDocument>, StoreError> {
         self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.whole().and_then(StoredDocument::read);
@@ -222,13 +222,13 @@ impl Library {
             {
                 return Ok(stored);
             }
-            let made = made(stored.as_ref(), coming.clone())?;
-            step.put(key, made.write(), durability, IndexEntry::Document(made.metadata.checked));
+            let built = build(stored.as_ref(), coming.clone())?;
+            step.put(key, built.write(), durability, IndexEntry::Document(built.metadata.checked));
             Ok(None)
         })
     }
 
-    pub(in crate::mirror) async fn drop_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
+    pub(in crate::mirror) async fn remove_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
         self.on_disk(move |library| library.store.records.remove(&key, Durability::Synced)).await
     }
 

@@ -98,8 +98,8 @@ impl Modules {
             }
         };
         match &filled {
-            Ok(_) => self.library.record_stored(ObjectKind::Archive),
-            Err(Error::Store(reason)) => self.library.record_not_stored(ObjectKind::Archive, reason),
+            Ok(_) => self.library.count_stored(ObjectKind::Archive),
+            Err(Error::Store(reason)) => self.library.count_not_stored(ObjectKind::Archive, reason),
             Err(_) => {}
         }
         filled

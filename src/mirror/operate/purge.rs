@@ -46,8 +46,8 @@ pub struct PurgeResult {
 }
 
 impl PurgeResult {
-    /// Returns true if the whole selection was removed.
-    pub fn is_all(&self) -> bool {
+    /// Returns true if nothing of the selection was left.
+    pub fn removed_everything(&self) -> bool {
         self.pinned.is_empty() && self.unreadable.is_empty() && self.left.is_empty()
     }
 }

@@ -322,11 +322,11 @@ impl ProofSets {
                 Ok((changed, !is_gone))
             })?;
             match written {
-                Ok(()) if is_put => library.record_stored(ObjectKind::Document),
+                Ok(()) if is_put => library.count_stored(ObjectKind::Document),
                 Ok(()) => return Ok(changed),
                 Err(error) => {
                     tracing::error!(package = %owned_package, %error, "a proof set could not be stored");
-                    library.record_not_stored(ObjectKind::Document, &error);
+                    library.count_not_stored(ObjectKind::Document, &error);
                 }
             }
             library.enforce_size_limit();

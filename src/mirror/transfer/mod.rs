@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
 use crate::mirror::{Documents, Library, ProofSets, Runtime, VerifiedReader};
-use crate::store::{Scratch, Staged, StagedNote, StoreError};
+use crate::store::{ResumeNote, Scratch, Staged, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::request::Validators;
 use crate::verify::{Proof, VerificationError, Verified};
@@ -109,7 +109,7 @@ impl TransferStage {
     fn create_stage(library: &Library, name: &str, bytes: u64) -> Result<Self, StoreError> {
         library.store.blobs.stage(name)?.discard()?;
         let mut stage = Self(Some(library.store.blobs.stage(name)?));
-        stage.remember(StagedNote { length: Some(bytes), ..StagedNote::default() }, bytes)?;
+        stage.remember(ResumeNote { length: Some(bytes), ..ResumeNote::default() }, bytes)?;
         Ok(stage)
     }
 

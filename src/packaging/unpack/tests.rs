@@ -367,7 +367,7 @@ fn hostile_tars_are_refused_with_the_name_of_the_entry() {
             "holes",
             "sparse",
         ),
-        (TarBuilder::default().pax(EntryType::XHeader, &[("size", "2")]).file("a", "x"), "a", "two sizes"),
+        (TarBuilder::default().pax(EntryType::XHeader, &[("size", "2")]).file("a", "x"), "a", "two different sizes"),
         (TarBuilder::default().file("a", "1").file("a", "2"), "a", "same name"),
         (TarBuilder::default().file("a", "1").file("./a", "2"), "a", "same name"),
         (TarBuilder::default().file("a", "1").file("a/b", "2"), "a/b", "is not a folder"),

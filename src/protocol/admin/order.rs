@@ -177,12 +177,12 @@ const MAX_ROOT_BYTES: usize = 1024;
 /// Maximum number of options in one query.
 const MAX_OPTIONS: usize = 1024;
 
-/// A parsed query.
+/// An order as far as it is read from the query, and later from the body.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OrderQuery {
+pub struct OrderDraft {
     /// The options; the body has the rest.
     pub options: OrderRequest,
-    /// Every problem.
+    /// Every problem so far.
     pub problems: Vec<String>,
 }
 
@@ -193,7 +193,7 @@ enum OrderBodyKind {
     Tar,
 }
 
-impl OrderQuery {
+impl OrderDraft {
     /// Parses the query of a request with a lock file.
     pub fn of_lock_file(query: Option<&str>) -> Self {
         Self::read(query, OrderBodyKind::LockFile)
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_query_sets_platforms_roots_pin_and_client() {
         let query = "root=prod&root=./stage/&root=.&platform=linux_amd64&platform=darwin_arm64&client=opentofu&pin";
-        let OrderQuery { options, problems } = OrderQuery::of_tar(Some(query));
+        let OrderDraft { options, problems } = OrderDraft::of_tar(Some(query));
         assert_eq!(problems, [""; 0]);
         assert_eq!(
             (options.roots, options.platforms),
@@ -310,17 +310,17 @@ mod tests {
             )
         );
         assert_eq!((options.client, options.pin), (Some(ClientKind::Opentofu), true));
-        assert_eq!(OrderQuery::of_lock_file(None), OrderQuery::default());
+        assert_eq!(OrderDraft::of_lock_file(None), OrderDraft::default());
     }
 
     #[test]
     fn every_problem_of_a_query_is_reported() {
         let query = "pin=yes&plattform=linux_amd64&root=prod&client=terraform";
-        assert_eq!(OrderQuery::of_lock_file(Some(query)).problems.len(), 4);
+        assert_eq!(OrderDraft::of_lock_file(Some(query)).problems.len(), 4);
         let long = format!("root={}&client=tofu", "x".repeat(2000));
-        assert_eq!(OrderQuery::of_tar(Some(&long)).problems.len(), 2);
+        assert_eq!(OrderDraft::of_tar(Some(&long)).problems.len(), 2);
         let many = "root=a&".repeat(5000);
-        assert!(OrderQuery::of_tar(Some(&many)).options.roots.len() <= MAX_OPTIONS);
+        assert!(OrderDraft::of_tar(Some(&many)).options.roots.len() <= MAX_OPTIONS);
     }
 
     #[test]
@@ -356,7 +356,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_query_is_parsed_or_refused_with_short_problems(query in "([a-z]{1,8}(=[^&]{0,40})?&){0,12}|\\PC{0,200}") {
-            for OrderQuery { options, problems } in [OrderQuery::of_tar(Some(&query)), OrderQuery::of_lock_file(Some(&query))] {
+            for OrderDraft { options, problems } in [OrderDraft::of_tar(Some(&query)), OrderDraft::of_lock_file(Some(&query))] {
                 prop_assert!(problems.iter().all(|problem| problem.len() < 1000));
                 prop_assert!(options.what.is_empty() && options.files.is_empty() && options.lock_files.is_empty());
             }

@@ -240,7 +240,7 @@ impl TreeImport {
         let no_proof = |reason: String| Ok(ArchiveEvidence::NoProof(reason));
         let library = &self.transfers.library;
         let set = match self.sidecars.find_proof(package, call.upstream(&package.provider.host)?, call.now) {
-            SidecarProof::Proven(set) => set,
+            SidecarProof::Signed(set) => set,
             SidecarProof::Bad(reason) => {
                 return contradicted(format!("the proof files next to it do not verify: {reason}"));
             }

@@ -1,5 +1,6 @@
-//! Proof sets that no upstream sent: of the small files beside the archives of a tree, or written by larder for providers
-//! imported without signatures. Those are replaced once upstream offers a verified set, and never replace one.
+//! Proof sets that no upstream sent. Those of a tree consist of the small files beside its archives. For a provider that
+//! is imported without signatures larder writes a set itself: an unsigned one, which never replaces a verified set, and
+//! which the first verified set from upstream replaces.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,12 +29,12 @@ use crate::upstream::request::Validators;
 use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy, checksums, verify_proof_set};
 
 /// The body of the signature file. OpenTofu requests it even if the document lists no keys.
-const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported it.\n";
+const NO_SIGNATURE: &[u8] = b"There is no signature: the operator of this mirror imported this provider without one.\n";
 
 const MAX_DOCUMENT_BYTES: usize = 2 << 20;
 const MAX_SIDECAR_SIGNATURE_BYTES: usize = 64 << 10;
-/// Maximum size of the small files of one provider, in bytes.
-const MAX_SIDECAR_BYTES: usize = 64 << 20;
+/// Maximum total size of the small files of one provider, in bytes.
+const MAX_SIDECAR_BYTES_PER_PROVIDER: usize = 64 << 20;
 
 /// The small files of one provider in a tree: indexes, sums, signatures, download documents. In memory only while that
 /// provider is read.
@@ -50,7 +51,8 @@ pub(super) enum SidecarProof {
     None,
     /// A proof set that does not verify.
     Bad(String),
-    Proven(Box<ProofSet>),
+    /// A proof set whose signature verifies. Its key is from the tree too, so the caller must check the key.
+    Signed(Box<ProofSet>),
 }
 
 impl SidecarFiles {
@@ -85,8 +87,11 @@ impl SidecarFiles {
     /// # Errors
     /// The reason that the file is refused.
     pub(super) fn insert(&mut self, kind: MirrorFileKind, bytes: Vec<u8>) -> Result<(), String> {
-        if self.bytes + bytes.len() > MAX_SIDECAR_BYTES {
-            return Err(format!("the small files in its folder have more than {} MiB", MAX_SIDECAR_BYTES >> 20));
+        if self.bytes + bytes.len() > MAX_SIDECAR_BYTES_PER_PROVIDER {
+            return Err(format!(
+                "the small files in its folder have more than {} MiB",
+                MAX_SIDECAR_BYTES_PER_PROVIDER >> 20
+            ));
         }
         self.bytes += bytes.len();
         self.files.insert(kind, bytes.into());
@@ -98,7 +103,7 @@ impl SidecarFiles {
         self.files.get(&MirrorFileKind::VersionIndex(version.clone())).map(|bytes| VersionIndex::parse(bytes))
     }
 
-    /// The SHA-256 that sums in the tree give an archive. Unsigned sums cannot prove it, but they can contradict it.
+    /// The SHA-256 of an archive according to the SHA256SUMS in the tree. Unsigned sums cannot prove it, but they can contradict it.
     pub(super) fn listed_digest(&self, package: &Package, name: &str) -> Option<Digest> {
         sums_scopes(&package.version, &package.platform)
             .into_iter()
@@ -132,7 +137,7 @@ impl SidecarFiles {
                 set_of_files(package, [url.clone(), url.clone()], now, proof, [body.clone(), sums.clone(), signature])
             });
             match set {
-                Ok(set) => return SidecarProof::Proven(Box::new(set)),
+                Ok(set) => return SidecarProof::Signed(Box::new(set)),
                 Err(reason) => bad = Some(reason),
             }
         }
@@ -190,7 +195,8 @@ pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Diges
 }
 
 impl Transfers {
-    /// Gives every unsigned set of a version the sums of all its platforms.
+    /// Rewrites the SHA256SUMS of every unsigned set of a version, so that each lists the archives of all platforms
+    /// without a signature.
     pub(super) async fn complete_sums(
         self: &Arc<Self>,
         provider: &ProviderAddress,
@@ -242,6 +248,7 @@ impl Transfers {
                     origins: Vec::new(),
                     validators: Validators::default(),
                     fetched: call.now,
+                    // Upstream never sent this list. It counts as absent there until a request to upstream.
                     checked: Timestamp(0),
                     gone: true,
                     carried: false,

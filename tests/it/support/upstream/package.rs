@@ -124,8 +124,8 @@ impl Provider {
         self
     }
 
-    /// Adds the `packages` object that OpenTofu 1.12 reads.
-    pub(crate) fn packages(mut self) -> Self {
+    /// Adds the member `packages` to the download document, an object that OpenTofu 1.12 reads.
+    pub(crate) fn packages_member(mut self) -> Self {
         self.has_packages = true;
         self
     }
