@@ -70,7 +70,7 @@ impl BadHcl {
 ///
 /// # Errors
 /// [`BadHcl`], with the position where known.
-pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
+pub fn parse(file: &[u8]) -> Result<(Body, Cow<'_, str>), BadHcl> {
     if file.len() > MAX_FILE_BYTES {
         return Err(BadHcl::TooLarge(file.len()));
     }
@@ -78,7 +78,7 @@ pub fn parse(file: &[u8]) -> Result<Body, BadHcl> {
     let mut remaining_passes = (MAX_PARSED_BYTES / file.len().max(1)).min(MAX_DUPLICATE_KEYS);
     loop {
         let error = match hcl_edit::parser::parse_body(&text) {
-            Ok(body) => return Ok(body),
+            Ok(body) => return Ok((body, text)),
             Err(error) => error,
         };
         let (location, reason) = (error.location(), error.message());
@@ -450,7 +450,8 @@ mod tests {
         for object in
             ["{ a = 1, a = 2, a = 3 }", "{\n \"a\" = 1\n a = 2\n}", "{ (a) = 1, (a) = 2 }", "{ \"é\" = 1, \"é\" = 2 }"]
         {
-            let parsed = parse(format!("x = {object}\n").as_bytes());
+            let text = format!("x = {object}\n");
+            let parsed = parse(text.as_bytes());
             assert!(parsed.is_ok(), "{object}: {parsed:?}");
         }
         let too_many = format!("x = {{ {} }}\n", "a = 1, ".repeat(1000));

@@ -71,7 +71,7 @@ pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
         let reason = format!("the file has {} bytes; at most {} KiB is read", file.len(), MAX_LOCK_FILE_BYTES >> 10);
         return Err(BadLockFile::Wrong(vec![reason]));
     }
-    let body = hcl::parse(file)?;
+    let (body, _) = hcl::parse(file)?;
     let mut reader = LockFileReader { lines: LineIndex::of(file), problems: Vec::new() };
     reader.allow_only(&body, None, &[], &["provider", "module"]);
     let mut locked: BTreeMap<ProviderAddress, LockedProvider> = BTreeMap::new();

@@ -225,7 +225,7 @@ pub(super) struct RequestObserver {
     request_time: RequestTime,
     started: Instant,
     request_number: u64,
-    /// True until a failure or the head of an answer.
+    /// True until a failure or the head of an answer; for a document, until its body has arrived.
     is_without_answer: bool,
 }
 
@@ -235,8 +235,15 @@ impl RequestObserver {
         self.backoff.record_failure(&self.upstream, &self.origin, reason, None, self.request_time.now());
     }
 
+    /// Counts the body as part of the answer. Only the time limit of a document drops its body.
+    pub(super) fn awaiting_body(mut self) -> Self {
+        self.is_without_answer = true;
+        self
+    }
+
     /// Records a complete answer.
-    pub(super) fn record_success(self) {
+    pub(super) fn record_success(mut self) {
+        self.is_without_answer = false;
         self.backoff.record_answer(&self.upstream, &self.origin, self.request_time.now());
     }
 

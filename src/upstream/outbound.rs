@@ -11,7 +11,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use reqwest::{RequestBuilder, Response};
 use serde::Deserialize;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::timeout;
 use url::Url;
 
 use super::Traffic;
@@ -148,12 +148,9 @@ impl Outbound {
         request: UpstreamRequest<'_>,
         answer: impl Future<Output = Result<T, UpstreamError>>,
     ) -> Result<T, UpstreamError> {
-        timeout(self.limits.give_up_after, answer).await.unwrap_or_else(|_| Err(self.too_slow(request)))
-    }
-
-    fn too_slow(&self, request: UpstreamRequest<'_>) -> UpstreamError {
-        let seconds = self.limits.give_up_after.as_secs();
-        request.failed_at(request.url, Fault::Slow(format!("no whole answer within {seconds} s")))
+        let limit = self.limits.give_up_after;
+        let slow = || Fault::Slow(format!("no whole answer within {} s", limit.as_secs()));
+        timeout(limit, answer).await.unwrap_or_else(|_| Err(request.failed_at(request.url, slow())))
     }
 
     /// Runs `attempt`, and repeats it after a temporary failure.
@@ -411,9 +408,6 @@ impl Outbound {
             insert(&mut conditions, header::IF_NONE_MATCH, stored.etag.as_deref());
             insert(&mut conditions, header::IF_MODIFIED_SINCE, stored.last_modified.as_deref());
         }
-        // The body ends with the time limit of the whole request. The outer limit alone would drop the observer, and the
-        // origin's failure would not be recorded.
-        let deadline = Instant::now() + self.limits.give_up_after;
         let attempt = || async {
             let _permit = self.document_permit(request).await?;
             let UpstreamResponse { response, url, origins, observer } =
@@ -426,8 +420,9 @@ impl Outbound {
             let text = |name| header_text(headers, name).map(str::to_owned);
             let (content_type, location) = (text(header::CONTENT_TYPE), text(X_TERRAFORM_GET));
             let (validators, date) = (Validators::of(headers), server_time(headers));
-            let body = timeout_at(deadline, self.body(response, request, &url, limit)).await;
-            let body = body.unwrap_or_else(|_| Err(self.too_slow(request)));
+            // A time limit of the caller drops the observer with the body.
+            let observer = observer.map(RequestObserver::awaiting_body);
+            let body = self.body(response, request, &url, limit).await;
             // A limit of larder says nothing about the origin.
             let is_own_limit =
                 |error: &&UpstreamError| matches!(error.fault, Fault::TooLarge(_) | Fault::LocalLimit(_));

@@ -1,6 +1,7 @@
 //! HCL and JSON in one model: blocks with labels, attributes with values, and their locations. JSON is parsed one level
 //! at a time, so that deep nesting is harmless.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -25,10 +26,10 @@ enum Content<'a> {
     Json(&'a RawValue),
 }
 
-/// The name and text of a file, for locations.
+/// The name of a file, and its text as it was parsed.
 pub(super) struct SourceFile<'a> {
     name: Arc<str>,
-    text: &'a str,
+    text: Cow<'a, str>,
     lines: LineIndex,
 }
 
@@ -70,12 +71,16 @@ impl<'a> Parsed<'a> {
             column: error.column(),
             reason: "the file is not JSON from here on".to_owned(),
         };
-        let content = match is_json {
+        let (content, text) = match is_json {
             true if text.len() > hcl::MAX_FILE_BYTES => return Err(BadHcl::TooLarge(text.len())),
-            true => Content::Json(serde_json::from_str(text).map_err(not_json)?),
-            false => Content::Hcl(Box::new(hcl::parse(text.as_bytes())?)),
+            true => (Content::Json(serde_json::from_str(text).map_err(not_json)?), Cow::Borrowed(text)),
+            false => {
+                let (body, text) = hcl::parse(text.as_bytes())?;
+                (Content::Hcl(Box::new(body)), text)
+            }
         };
-        Ok(Self { source: SourceFile { name: name.into(), text, lines: LineIndex::of(text.as_bytes()) }, content })
+        let lines = LineIndex::of(text.as_bytes());
+        Ok(Self { source: SourceFile { name: name.into(), text, lines }, content })
     }
 
     pub(super) fn body(&self) -> BlockBody<'_> {
@@ -150,8 +155,12 @@ impl<'a> Value<'a> {
     /// The expression, for a value that clients evaluate.
     pub(super) fn text(self) -> ExpressionText {
         match self {
-            // Parentheses allow white space and comments around an expression that is parsed alone.
-            Self::Hcl(expression, _) => ExpressionText::Hcl(format!("({expression}\n)")),
+            Self::Hcl(expression, source) => {
+                // The source and not the parser's printed form, which escapes some nested templates differently.
+                let text = expression.span().and_then(|span| source.text.get(span)).unwrap_or_default();
+                // Parentheses allow white space and comments around an expression that is parsed alone.
+                ExpressionText::Hcl(format!("({text}\n)"))
+            }
             Self::Json(json) => ExpressionText::Json(json.raw.get().to_owned()),
         }
     }
@@ -169,6 +178,7 @@ impl<'a> Value<'a> {
                 root.into_iter().chain(attributes).map(str::to_owned).collect()
             }
             // A reference as a string: the syntax before Terraform 0.12, which clients still accept.
+            Self::Hcl(Expression::Parenthesis(inner), source) => Self::Hcl(inner.inner(), source).reference(),
             Self::Hcl(expression, _) => expression.as_str().map(names_in).unwrap_or_default(),
             Self::Json(json) => json.text().map(|text| names_in(&text)).unwrap_or_default(),
         }

@@ -134,7 +134,22 @@ impl References {
     }
 }
 
+/// Skips what larder does not evaluate: values that are of no use to it stay where they are.
 impl Visit for References {
+    fn visit_expr(&mut self, expression: &Expression) {
+        let is_evaluated = match expression {
+            Expression::ForExpr(_) => false,
+            Expression::UnaryOp(operation) => *operation.operator.value() == UnaryOperator::Not,
+            Expression::Traversal(traversal) => !traversal.operators.iter().any(|operator| {
+                matches!(operator.value(), TraversalOperator::AttrSplat(_) | TraversalOperator::FullSplat(_))
+            }),
+            _ => true,
+        };
+        if is_evaluated {
+            visit::visit_expr(self, expression);
+        }
+    }
+
     fn visit_traversal(&mut self, traversal: &Traversal) {
         let referenced = match traversal.expr.as_variable().map(|name| name.as_str()) {
             Some("var") => Some(&mut self.variables),

@@ -265,12 +265,15 @@ pub(super) fn interpret(
             address = inner;
         }
         let is_of_called_module = address.len() < target.len();
-        let (Some(type_), name) = (address.first(), address.get(1).cloned().unwrap_or_default()) else { continue };
-        let is_declared = declarations.provider_uses.contains_key(&["resource".to_owned(), type_.clone(), name]);
+        let (type_, name) = (address.first().cloned(), address.get(1).cloned().unwrap_or_default());
+        let implied = address.first().map(|type_| source::implied_by(type_));
+        let Some(needed) = provider.as_deref().or(implied) else { continue };
+        let resource = type_.map(|type_| ["resource".to_owned(), type_, name]);
+        let is_declared = resource.is_some_and(|resource| declarations.provider_uses.contains_key(&resource));
         // Terraform ignores imports into called modules.
         let is_ignored = if is_of_called_module { client == ClientKind::Terraform } else { is_declared };
         if !is_ignored {
-            reader.require(provider.as_deref().unwrap_or(source::implied_by(type_)), None, location);
+            reader.require(needed, None, location);
         }
     }
     let scope = Scope::new(client, role, &declarations.variables, &declarations.locals, values);

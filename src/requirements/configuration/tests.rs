@@ -892,3 +892,28 @@ fn deeply_nested_templates_in_json_are_refused() {
         }
     }
 }
+
+/// The parser prints some texts differently than it read them, so locals are evaluated from the source itself.
+#[test]
+fn a_text_after_a_nested_template_is_evaluated_as_it_is_written() {
+    let main = r#"
+        variable "a" {
+          default = "x"
+        }
+        locals {
+          m = { src = "./x", doc = "${join(",", ["${var.a}"])} says \"hi\"" }
+        }
+        module "a" {
+          source = local.m.src
+        }
+    "#;
+    let module = opentofu(&[("main.tf", main)]);
+    assert_eq!((calls(&module), problems(&module)), (vec!["./x".to_owned()], Vec::new()));
+}
+
+/// An import into a called module has no resource type here, but it may name a provider.
+#[test]
+fn an_import_that_names_only_a_provider_requires_it() {
+    let main = "import {\n to = module.m[\"k\"]\n provider = foo.x\n id = \"z\"\n}\n";
+    assert_eq!(requirements_of(&opentofu(&[("main.tf", main)])), ["registry.opentofu.org/hashicorp/foo"]);
+}
