@@ -236,7 +236,7 @@ pub(crate) async fn registry() -> FakeUpstream {
     }
     let random = PLATFORMS.into_iter().fold(Provider::new("acme", "random").version("3.0.1"), Provider::platform);
     // With the hashes of all platforms, as OpenTofu's registry sends them; Terraform ignores them.
-    upstream.publish(random.packages().unknown_fields().warning("moved").size(200_000).signed_by(rsa_key()));
+    upstream.publish(random.packages_member().unknown_fields().warning("moved").size(200_000).signed_by(rsa_key()));
     let calls = "module \"inner\" {\n  source = \"./inner\"\n}\n";
     let files: [(&str, &[u8]); 2] = [("main.tf", calls.as_bytes()), ("inner/main.tf", b"# inner\n")];
     upstream.serve_file("/files/vpc.tar.gz", "application/gzip", tar_gz(&files));

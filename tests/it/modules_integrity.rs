@@ -136,7 +136,7 @@ async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
         is_reported(&larder).await
     })
     .await;
-    assert!(larder.metric("larder_alarms_total").await >= 1.0);
+    until("the alarm is counted", async || larder.metric("larder_alarms_total").await >= 1.0).await;
     let (current_location, bytes) = fetch(larder.base(), "one").await;
     assert!(current_location == location && bytes == archive);
 
