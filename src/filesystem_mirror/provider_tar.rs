@@ -197,12 +197,12 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_writer_writes_no_end_marker() {
+    fn a_dropped_writer_discards_what_it_has_buffered() {
         let mut out = Vec::new();
         let mut tar = TarWriter::new(&mut out);
         tar.file(b"a", 0o644, 1, &b"x"[..]).unwrap();
         drop(tar);
-        assert_eq!(out.len(), 2 * 512, "a header and a block, and no blocks of zeros");
+        assert!(out.is_empty(), "{} bytes", out.len());
     }
 
     proptest! {
