@@ -192,6 +192,11 @@ impl From<StoreError> for Error {
 }
 
 impl Error {
+    /// The error of a cached version list that cannot be parsed, or not written for clients.
+    pub(crate) fn unreadable_list(address: &impl fmt::Display, reason: impl fmt::Display) -> Self {
+        Self::Unreadable { subject: format!("the cached version list of {address}"), reason: reason.to_string() }
+    }
+
     /// The text for people, in its parts. Bodies and reason phrases use it, and log lines except for a failed store.
     /// The text contains no secret and no path of this machine.
     pub fn explain(&self) -> Explanation {
@@ -230,7 +235,9 @@ impl Error {
                     .about(subject)
                     .remedied_by("free space on the disk, or raise [store] max_size")
             }
-            Self::Unreadable { subject, reason } => Explanation::of(format!("cannot be read: {reason}")).about(subject),
+            Self::Unreadable { subject, reason } => Explanation::of(format!("cannot be read: {reason}"))
+                .about(subject)
+                .remedied_by("`larder purge` on larder's machine deletes it, so that it is fetched again"),
             Self::Looped => {
                 Explanation::of("the request has been through this larder already, or through more than four")
                     .remedied_by("an [[upstream]] points back at larder: check its url")

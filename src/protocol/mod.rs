@@ -8,7 +8,6 @@ pub mod registry;
 pub mod rendered;
 pub mod route;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,23 +251,21 @@ impl Protocols {
     ) -> Result<Answer<ReplyContent>, Error> {
         if self.mirror.runtime.connectivity() == Connectivity::Offline {
             let list = self.mirror.offline.client_versions(address, call).await?;
-            let body = render_list(&list.value).map_err(|e| unreadable_list(address, e))?;
+            let body = render_list(&list.value).map_err(|e| Error::unreadable_list(address, e))?;
             return Ok(document(list.map(|_| body)).await);
         }
         let list = self.mirror.documents.versions(address, call).await?;
         let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {
-            let list =
-                document.versions((&address).into()).await.map_err(|reason| unreadable_list(&address, reason))?;
-            render_list(&list).map_err(|e| unreadable_list(&address, e))
+            let list = document
+                .versions((&address).into())
+                .await
+                .map_err(|reason| Error::unreadable_list(&address, reason))?;
+            render_list(&list).map_err(|e| Error::unreadable_list(&address, e))
         };
         let rendered = self.shared_renderings.share(route, list.value.content_hash(), rendering).await?;
         Ok(list.map(|_| ReplyContent::Document(rendered)))
     }
-}
-
-fn unreadable_list(address: &impl fmt::Display, reason: impl fmt::Display) -> Error {
-    Error::Unreadable { subject: format!("the cached version list of {address}"), reason: reason.to_string() }
 }
 
 /// Makes the reply of a document from its body.

@@ -9,8 +9,8 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::Links;
 use super::route::Route;
-use super::{Links, unreadable_list};
 use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -51,8 +51,11 @@ pub(super) async fn version(
     let (archives, combined) = match mirror.runtime.connectivity() {
         Connectivity::Online => {
             let list = mirror.documents.versions(&address.into(), call).await?;
-            let versions =
-                list.value.versions(Service::Providers).await.map_err(|reason| unreadable_list(address, reason))?;
+            let versions = list
+                .value
+                .versions(Service::Providers)
+                .await
+                .map_err(|reason| Error::unreadable_list(address, reason))?;
             let mut answer = VersionAnswer { mirror, address, version, call, combined: list.map(drop) };
             let archives = match versions.get(version) {
                 Some(listed) => answer.listed_archives(listed).await?,
@@ -86,7 +89,7 @@ pub(super) async fn version(
         entries.insert(key, ArchiveEntry { url: links.url(&Route::ProviderFile(reference).path()), hashes });
     }
     let body = serde_json::to_vec(&BTreeMap::from([("archives", entries)]));
-    let body = body.map_err(|e| unreadable_list(address, e))?;
+    let body = body.map_err(|e| Error::unreadable_list(address, e))?;
     Ok(combined.map(|()| body))
 }
 

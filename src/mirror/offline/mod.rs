@@ -70,9 +70,8 @@ impl Offline {
         let service = Service::from(address);
         if self.runtime.connectivity() == Connectivity::Online {
             let document = self.documents.get(address, call).await?;
-            let list = document.value.versions(service).await.map_err(|reason| {
-                Error::Interrupted(format!("the cached version list of {address} cannot be read: {reason}"))
-            })?;
+            let list = document.value.versions(service).await;
+            let list = list.map_err(|reason| Error::unreadable_list(address, reason))?;
             return Ok(document.map(|_| list));
         }
         let canonical = call.config.canonical(address);
