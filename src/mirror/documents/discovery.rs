@@ -155,7 +155,7 @@ impl DocumentKind for Hostname {
             return Err(fetch.unusable("its discovery document names no service any more that larder asks for").into());
         }
         // Returned, but fetched again by the next request, like anything that is not stored.
-        Ok(document.confirmed(Timestamp(0), false).into())
+        Ok(document.confirmed_at(Timestamp(0), false).into())
     }
 }
 

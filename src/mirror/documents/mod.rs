@@ -168,7 +168,7 @@ impl DocumentFetch<'_> {
                     let subject = &request.subject;
                     tracing::warn!(subject, %error, "upstream has deleted it; the stored copy stays (keep_gone)");
                 }
-                Ok(before.confirmed(call.now, true))
+                Ok(before.confirmed_at(call.now, true))
             }
             before => {
                 let lifetime = request.rule.not_found_lifetime();
@@ -331,7 +331,9 @@ impl Documents {
             .await;
         let document = match (answer, &fetch.before) {
             (Ok(Fetched::New(answer)), _) => kind.accept(&fetch, answer, url).await?,
-            (Ok(Fetched::Unchanged), Some(before)) => kind.confirm(&fetch, before.confirmed(call.now, false)).await?,
+            (Ok(Fetched::Unchanged), Some(before)) => {
+                kind.confirm(&fetch, before.confirmed_at(call.now, false)).await?
+            }
             (Ok(Fetched::Unchanged), None) => return Err(fetch.unusable("304 to an unconditional request").into()),
             (Err(error), _) if matches!(error.fault, Fault::Absent(_)) => kind.absent(&fetch, error).await?,
             (Err(error), _) => return Err(error.into()),

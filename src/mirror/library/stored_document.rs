@@ -95,7 +95,7 @@ impl StoredDocument {
         Self { metadata, body, dropped: Bytes::new(), _room: memory }
     }
 
-    pub(in crate::mirror) fn confirmed(&self, now: Timestamp, gone: bool) -> Self {
+    pub(in crate::mirror) fn confirmed_at(&self, now: Timestamp, gone: bool) -> Self {
         let metadata = DocumentMetadata { checked: now, gone, ..self.metadata.clone() };
         Self { metadata, ..self.clone() }
     }
