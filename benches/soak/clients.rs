@@ -264,10 +264,12 @@ impl Client {
     /// Asks for a JSON document.
     async fn json(&mut self, kind: Kind, path: &str) -> Option<Value> {
         let answer = self.send(SoakRequest::complete(kind, path)).await.filter(|answer| answer.is_complete(200))?;
-        let read = serde_json::from_slice(&answer.body);
-        match read {
+        match serde_json::from_slice::<Value>(&answer.body) {
             Ok(json) => {
-                self.setup.ledger.acknowledge_document(path);
+                // After a 404 of each platform's document, the list of a version is empty, and nothing is stored.
+                if kind != Kind::Version || json["archives"].as_object().is_some_and(|archives| !archives.is_empty()) {
+                    self.setup.ledger.acknowledge_document(path);
+                }
                 Some(json)
             }
             Err(e) => {

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
+use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine;
+use larder::clock::Clock;
 use serde_json::{Value, json};
 
 use crate::support::eventually;
@@ -226,6 +228,21 @@ async fn an_unknown_version_has_no_archives_and_is_no_error() {
     assert_eq!(answer.text(), r#"{"archives":{}}"#);
     assert_eq!(answer.header("content-type"), "application/json");
     assert_eq!(upstream.count_of(Target::Document), 0);
+}
+
+/// An empty list says what upstream said a moment ago. Nothing is stored by it, so once it is stale and upstream is down,
+/// the failure is reported.
+#[tokio::test]
+async fn a_version_whose_documents_are_all_404_has_no_archives_until_that_is_stale() {
+    let mut upstream = FakeUpstream::start().await;
+    upstream.publish(for_all_platforms(Provider::new("acme", "null")));
+    upstream.fault(Target::Document, Fault::Status(404));
+    let larder = Larder::mirroring(&upstream).clock(&Clock::frozen()).start().await;
+    assert!(archives(&larder, "1.2.0").await.is_empty());
+    upstream.stop().await;
+    assert!(archives(&larder, "1.2.0").await.is_empty());
+    larder.clock.advance(Duration::from_secs(31));
+    larder.get(&mirror_path("null", "1.2.0")).await.expect(502);
 }
 
 #[tokio::test]
