@@ -22,7 +22,7 @@ const VERSION: &str = "1.0.0";
 
 const MAX_WARM_RATIO: f64 = 1.05;
 
-/// Where the providers of an `init` come from.
+/// The source of the providers of an `init`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Source {
     Registry,

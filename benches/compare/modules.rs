@@ -26,7 +26,7 @@ const COMMITS: usize = 60;
 const MAX_COLD_RATIO: f64 = 1.2;
 const MAX_WARM_RATIO: f64 = 0.3;
 
-/// Where the modules of an `init` come from; `Nowhere` is an `init` without modules.
+/// The source of the modules of an `init`; `Nowhere` is an `init` without modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Source {
     Nowhere,

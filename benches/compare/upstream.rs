@@ -30,7 +30,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What is served at a path: a document or a file.
+/// A document or a file that is served at a path.
 #[derive(Clone)]
 pub(crate) struct ServedFile {
     content_type: &'static str,

@@ -235,7 +235,8 @@ impl RequestObserver {
         self.backoff.record_failure(&self.upstream, &self.origin, reason, None, self.request_time.now());
     }
 
-    /// Counts the body as part of the answer. Only the time limit of a document drops its body.
+    /// Counts the body as part of the answer: if it is abandoned, that is a failure of the origin. For documents, which
+    /// only a time limit abandons.
     pub(super) fn awaiting_body(mut self) -> Self {
         self.is_without_answer = true;
         self

@@ -165,19 +165,23 @@ async fn a_silent_upstream_costs_the_patience_once() {
     assert_revalidated(&larder, "random").await;
 }
 
-/// A request that exceeds its time limit counts as a failure of its origin.
+/// A request that exceeds its time limit counts as a failure of its origin, with or without the head of an answer.
 #[tokio::test]
-async fn an_abandoned_request_counts_as_a_failure_of_its_origin() {
-    let upstream = upstream_publishing(&["null", "random"]).await;
-    let builder =
-        Larder::mirroring(&upstream).upstream_lines("patience = \"0s\"").upstream_timeout(Duration::from_millis(1200));
-    let larder = larder_with_stale_lists(builder, &upstream, &["null", "random"]).await;
-    upstream.fault(Target::Versions, Fault::NeverAnswers);
-    assert_stale(&larder, "null").await;
-    assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
-    until("the request exceeds its time limit", async || larder.metric("larder_breaker_open").await == 1.0).await;
-    assert_stale(&larder, "random").await;
-    assert_eq!(upstream.count_of(list_of("random")), 0);
+async fn a_document_that_exceeds_its_time_limit_opens_the_breaker() {
+    for fault in [Fault::NeverAnswers, Fault::Stalls(10)] {
+        let upstream = upstream_publishing(&["null", "random"]).await;
+        upstream.fault(Target::Versions, Fault::NoValidators);
+        let builder = Larder::mirroring(&upstream)
+            .upstream_lines("patience = \"0s\"")
+            .upstream_timeout(Duration::from_millis(1200));
+        let larder = larder_with_stale_lists(builder, &upstream, &["null", "random"]).await;
+        upstream.fault(Target::Versions, fault);
+        assert_stale(&larder, "null").await;
+        assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
+        until("the request exceeds its time limit", async || larder.metric("larder_breaker_open").await == 1.0).await;
+        assert_stale(&larder, "random").await;
+        assert_eq!(upstream.count_of(list_of("random")), 0);
+    }
 }
 
 /// After that time one revalidation probes the origin, and the others do not wait for it.

@@ -224,7 +224,7 @@ async fn assert_served(setup: &command_setup::CommandSetup, upstream: &FakeUpstr
     assert_eq!(larder.terminate().await, Some(0));
 }
 
-/// Where no larder runs, the command opens the store itself, and creates it if it does not exist.
+/// A command without a running larder opens the store itself, and creates it if it does not exist.
 #[tokio::test]
 async fn without_a_running_larder_warm_creates_a_store_and_fetches_into_it() {
     let (setup, upstream) = setup_without_larder().await;

@@ -822,7 +822,7 @@ fn the_values_of_override_files_and_of_tfvars_win_in_the_clients_order() {
 /// Values files may contain secrets.
 #[test]
 fn only_values_that_decide_which_modules_are_called_remain() {
-    let main = "variable \"v\" {\n  const = true\n}\nvariable \"tofu\" {}\nvariable \"password\" {}\nlocals {\n  l = var.tofu\n}\nmodule \"m\" {\n  source   = \"./${var.v}/${local.l}\"\n  password = var.password\n}\n";
+    let main = "variable \"v\" {\n  const = true\n}\nvariable \"tofu\" {}\nvariable \"password\" {}\nlocals {\n  l = { path = var.tofu, never_evaluated = [for p in [var.password] : p] }\n}\nmodule \"m\" {\n  source   = \"./${var.v}/${local.l.path}\"\n  password = var.password\n}\n";
     let mut given = files(&[
         ("a/main.tf", main),
         ("a/terraform.tfvars", "v = \"x\"\npassword = \"s3cret\"\n"),

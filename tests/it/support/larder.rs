@@ -25,7 +25,7 @@ use super::upstream::FakeUpstream;
 /// The host name under which larder mirrors the fake upstream, unless a test uses another one.
 pub(crate) const HOST: &str = "registry.terraform.io";
 
-/// How long a start waits for the lock of the store: a process that another test starts shares every open file of this
+/// The time that a start waits for the lock of the store: a process that another test starts shares every open file of this
 /// one until it executes its program, so a released lock may stay taken for a moment.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 

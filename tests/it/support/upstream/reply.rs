@@ -361,7 +361,7 @@ fn steps(
     steps
 }
 
-/// What is left of a body that is being sent.
+/// The rest of a body that is being sent.
 type BodyState = (VecDeque<Step>, AnswerProgress, Arc<Wire>);
 
 async fn next_frame((mut steps, progress, wire): BodyState) -> Option<(io::Result<Frame<Bytes>>, BodyState)> {
