@@ -147,9 +147,10 @@ pub(crate) async fn warm(client: &reqwest::Client, url: &str) -> anyhow::Result<
     Ok(())
 }
 
-/// The path of an archive, as this download document names it.
-pub(crate) async fn archive_path(client: &reqwest::Client, document: &str) -> anyhow::Result<String> {
-    let answer = client.get(document).send().await?.error_for_status()?;
+/// The path of an archive, as this download document names it: larder's URLs are absolute over TLS.
+pub(crate) async fn archive_path(client: &reqwest::Client, document_url: &str) -> anyhow::Result<String> {
+    let answer = client.get(document_url).send().await?.error_for_status()?;
     let document: serde_json::Value = serde_json::from_slice(&answer.bytes().await?)?;
-    Ok(document["download_url"].as_str().context("a document without download_url")?.to_owned())
+    let archive_url = document["download_url"].as_str().context("a document without download_url")?;
+    Ok(reqwest::Url::parse(document_url)?.join(archive_url)?.path().to_owned())
 }
