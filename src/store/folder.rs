@@ -192,8 +192,8 @@ impl FolderRecords {
         let header = to_json(&RecordHeader { format: FORMAT, blake3, bytes: record.len() });
         let number = self.next_temp.fetch_add(1, Ordering::Relaxed);
         let path = self.staging.folder_now()?.join(format!("record-{number}"));
-        let temp = TempRecord { path, size_bytes: (header.len() + 1 + record.len()) as u64 };
-        disk::write_new(&temp.path, &[&header, b"\n", record], durability == Durability::Synced)?;
+        let temp = TempRecord { path: Some(path.clone()), size_bytes: (header.len() + 1 + record.len()) as u64 };
+        disk::write_new(&path, &[&header, b"\n", record], durability == Durability::Synced)?;
         Ok(temp)
     }
 
@@ -203,11 +203,11 @@ impl FolderRecords {
         match (&change.action, temp) {
             (Action::Put(_, durability), Some(temp)) => {
                 disk::create_parent(&path, &self.root)?;
-                disk::rename(&temp.path, &path)?;
+                let size_bytes = temp.rename(&path)?;
                 if *durability == Durability::Synced {
                     disk::sync_folder_of(&path)?;
                 }
-                return Ok(temp.size_bytes);
+                return Ok(size_bytes);
             }
             (Action::Remove(durability), _) => {
                 // Others may have been waited for since the step began.
@@ -228,14 +228,27 @@ impl FolderRecords {
 
 /// The file of a record before it is renamed into place; removed if it never is.
 struct TempRecord {
-    path: PathBuf,
+    /// `None` once it is renamed.
+    path: Option<PathBuf>,
     size_bytes: u64,
+}
+
+impl TempRecord {
+    /// Renames the file into place; returns its size in bytes.
+    fn rename(mut self, target: &Path) -> Result<u64, StoreError> {
+        if let Some(path) = &self.path {
+            disk::rename(path, target)?;
+        }
+        // To remove what is gone would still lock the folder that all writers share.
+        self.path = None;
+        Ok(self.size_bytes)
+    }
 }
 
 impl Drop for TempRecord {
     fn drop(&mut self) {
         // The error of the write is reported, not one of the cleanup. The next start removes what is left.
-        let _ = disk::remove(&self.path);
+        let _ = self.path.as_deref().map(disk::remove);
     }
 }
 
