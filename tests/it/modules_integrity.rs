@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::git_module_fixture::{
-    GitModuleFixture, ModuleCase, download_path, fetch, module_calls, override_through,
+    GitModuleFixture, ModuleCase, ModuleLocation, download_path, fetch, module_calls, override_through,
 };
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -73,8 +73,9 @@ async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     })
     .await;
     larder.kill();
-    assert!(pending_request.await.unwrap().is_err(), "the archive was complete before the kill");
-    assert!(folder.blobs().is_empty());
+    assert!(folder.blobs().is_empty(), "the archive was complete before the kill");
+    // On a slow machine larder has answered already, without the digest; otherwise the kill broke the connection.
+    assert!(pending_request.await.unwrap().iter().all(|answer| ModuleLocation::of(answer).sha256.is_none()));
     let larder = Process::start(&fixture.larder().store_at(&folder), folder.path());
     let (location_again, again) = fetch(larder.base(), "large").await;
     assert!(location_again == location && again == archive);
