@@ -1,5 +1,5 @@
 //! The admin listener: its routes, and the requests that may use them.
-//! Lines of the input: path and query, Host, Authorization, Origin.
+//! Lines of the input: path and query, Host, Authorization, Origin, Sec-Fetch-Site.
 #![no_main]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,8 +13,8 @@ const TOKEN: &str = "t0ken-of-the-admin";
 
 static ACCESS: LazyLock<[Access; 2]> = LazyLock::new(|| {
     let env = |_: &str| Some(TOKEN.to_owned());
-    let read = Config::parse("admin.token = { env = 'TOKEN' }", "mirror.toml".as_ref(), &env);
-    let token = read.ok().and_then(|(config, _)| config.admin.token).expect("a token");
+    let parsed = Config::parse("admin.token = { env = 'TOKEN' }", "mirror.toml".as_ref(), &env);
+    let token = parsed.ok().and_then(|(config, _)| config.admin.token).expect("a token");
     [Ipv4Addr::LOCALHOST, Ipv4Addr::new(10, 0, 0, 1)].map(|ip| Access::new(token.clone(), ip.into()))
 });
 

@@ -10,13 +10,13 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     let host = Hostname::parse("registry.example").expect("a host");
-    let end = input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len());
-    let query = String::from_utf8_lossy(&input[..end]);
+    let query_end = input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len());
+    let query = String::from_utf8_lossy(&input[..query_end]);
     for OrderDraft { options, problems } in [OrderDraft::of_tar(Some(&query)), OrderDraft::of_lock_file(Some(&query))] {
         assert!(options.what.is_empty() && options.files.is_empty() && options.lock_files.is_empty());
         assert!(problems.iter().all(|problem| problem.starts_with("the query: ") && problem.len() < 1_000));
     }
-    let Ok(request) = OrderRequest::read(input.get(end + 1..).unwrap_or_default()) else { return };
+    let Ok(request) = OrderRequest::read(input.get(query_end + 1..).unwrap_or_default()) else { return };
     match request.order(&host) {
         Ok(order) => {
             assert!(!order.given.is_empty() && (1..=MAX_PLATFORMS).contains(&order.platforms.len()));

@@ -28,8 +28,8 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(file.len() as u64, size_bytes);
         assert!(STORE.records.get(&key).expect("the record is readable").as_deref() == Some(record));
         // A truncated file counts as damaged.
-        let cut_length = record.len().min(file.len() - 1);
-        fs::write(&path, &file[..cut_length]).expect("the file is truncated");
+        let truncated_bytes = record.len().min(file.len() - 1);
+        fs::write(&path, &file[..truncated_bytes]).expect("the file is truncated");
         assert!(STORE.records.get(&key).expect("damage is no failure").is_none());
     } else {
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");

@@ -50,7 +50,7 @@ fn unpack_bytes(format: ArchiveFormat, bytes: &[u8]) -> Result<Tree, TreeError> 
     unpack(format, &mut archive, &mut tree).map(|()| tree)
 }
 
-/// A gzip file of stored (uncompressed) blocks (RFC 1952; RFC 1951, section 3.2.4).
+/// The bytes as a gzip file of uncompressed blocks (RFC 1952; RFC 1951, section 3.2.4).
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut archive = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
     let mut pieces = bytes.chunks(0xffff).peekable();
