@@ -11,7 +11,7 @@ check:
 test name="":
     cargo test {{ name }}
 
-# larder beside nginx and a bare server
+# larder beside nginx and a minimal hyper server
 bench *args:
     cargo bench --bench compare -- --rounds 3 {{ args }}
 

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use crate::Bench;
 use crate::clients::{self, CountedUnit, RequestLoad, wrk};
+use crate::compared_server::{ClientProtocol, ComparedServer, Resource, ServerName};
 use crate::larder::Log;
 use crate::measure::{Sample, median, rounds};
-use crate::peer::{ClientProtocol, Peer, ServerName, Subject};
 use crate::report::{Section, Target, cell};
 use crate::servers::{ARCHIVES, ComparedServers};
 
 /// One measured row.
 struct Row {
     name: String,
-    subject: Subject,
+    resource: Resource,
     gzip: bool,
     protocol: ClientProtocol,
     connections: usize,
@@ -25,9 +25,9 @@ struct Row {
 }
 
 fn documents() -> Vec<Row> {
-    let row = |name: &str, subject, gzip, connections, targets: &[(ServerName, f64)]| Row {
+    let row = |name: &str, resource, gzip, connections, targets: &[(ServerName, f64)]| Row {
         name: format!("{name}, {connections} connection{}", if connections == 1 { "" } else { "s" }),
-        subject,
+        resource,
         gzip,
         protocol: ClientProtocol::Http1,
         connections,
@@ -37,20 +37,25 @@ fn documents() -> Vec<Row> {
     };
     let mut rows = Vec::new();
     for connections in [1, 64, 256] {
-        let targets = [(ServerName::Nginx, 1.0), (ServerName::Bare, 0.95)];
-        rows.push(row("version list, 2 KB gzip", Subject::List, true, connections, &targets));
+        let targets = [(ServerName::Nginx, 1.0), (ServerName::Hyper, 0.95)];
+        rows.push(row("version list, 2 KB gzip", Resource::VersionList, true, connections, &targets));
     }
     for connections in [1, 64, 256] {
-        let targets = [(ServerName::Nginx, 0.9), (ServerName::Bare, 0.95)];
-        rows.push(row("version list, 32 KB plain", Subject::List, false, connections, &targets));
+        let targets = [(ServerName::Nginx, 0.9), (ServerName::Hyper, 0.95)];
+        rows.push(row("version list, 32 KB plain", Resource::VersionList, false, connections, &targets));
     }
-    rows.push(row("download document", Subject::Document, false, 64, &[(ServerName::Bare, 0.95)]));
+    rows.push(row("download document", Resource::DownloadDocument, false, 64, &[(ServerName::Hyper, 0.95)]));
     // The base of its URLs depends on Host and certificate.
-    let absolute =
-        row("download document, absolute URLs, TLS", Subject::Document, false, 64, &[(ServerName::Bare, 0.9)]);
+    let absolute = row(
+        "download document, absolute URLs, TLS",
+        Resource::DownloadDocument,
+        false,
+        64,
+        &[(ServerName::Hyper, 0.9)],
+    );
     rows.push(Row { protocol: ClientProtocol::Http1Tls, ..absolute });
-    rows.push(row("VERSION.json", Subject::MirrorVersion, false, 64, &[(ServerName::Bare, 0.95)]));
-    let logged = row("version list, 2 KB gzip, logs on", Subject::List, true, 64, &[]);
+    rows.push(row("VERSION.json", Resource::MirrorVersion, false, 64, &[(ServerName::Hyper, 0.95)]));
+    let logged = row("version list, 2 KB gzip, logs on", Resource::VersionList, true, 64, &[]);
     rows.push(Row { log: Log::On, ..logged });
     rows
 }
@@ -67,7 +72,7 @@ fn archives() -> Vec<Row> {
             };
             rows.push(Row {
                 name: format!("archive {size}, {}", protocol.text()),
-                subject: Subject::Archive(name),
+                resource: Resource::Archive(name),
                 gzip: false,
                 protocol,
                 connections: if is_small { 16 } else { 4 },
@@ -84,46 +89,48 @@ fn archives() -> Vec<Row> {
 pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
     let selected = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
     let (documents, archives) = (selected(documents()), selected(archives()));
-    let mut servers_by_log = Vec::new();
+    let mut compared_by_log = Vec::new();
     for log in [Log::Off, Log::On] {
         let rows = documents.iter().chain(&archives).filter(|row| row.log == log);
-        let subjects: HashSet<Subject> = rows.map(|row| row.subject).collect();
-        servers_by_log.push(match subjects.is_empty() {
+        let resources: HashSet<Resource> = rows.map(|row| row.resource).collect();
+        compared_by_log.push(match resources.is_empty() {
             true => None,
-            false => Some(ComparedServers::start(bench, &subjects, log)?),
+            false => Some(ComparedServers::start(bench, &resources, log)?),
         });
     }
     let mut sections = Vec::new();
     let titles =
         ["Cached documents: answers a second; CPU: ms for 1,000", "Cached archives: GB a second; CPU: s for a GB"];
     for (title, rows) in titles.into_iter().zip([documents, archives]) {
-        let mut section = Section::new(title, &HEAD);
+        let mut section = Section::new(title, &COLUMNS);
         for row in rows {
-            let servers = &servers_by_log[usize::from(row.log == Log::On)];
-            let peers = servers.iter().flat_map(|servers| &servers.peers);
-            // The bare server writes no log, so it is left out where logs are compared.
-            let peers: Vec<&Peer> = peers.filter(|peer| row.log == Log::Off || peer.name != ServerName::Bare).collect();
+            let compared = &compared_by_log[usize::from(row.log == Log::On)];
+            let servers = compared.iter().flat_map(|compared| &compared.servers);
+            // The hyper server writes no log, so it is left out where logs are compared.
+            let servers: Vec<&ComparedServer> =
+                servers.filter(|server| row.log == Log::Off || server.name != ServerName::Hyper).collect();
             bench.progress(&row.name);
-            let samples = rounds(&peers, bench.options.rounds(), |peer| measure(bench, &row, peer));
+            let samples = rounds(&servers, bench.options.rounds(), |server| measure(bench, &row, server));
             let Some(samples) = bench.or_report(&row.name, samples)? else { continue };
-            add(&mut section, &row, &peers.iter().map(|peer| peer.name).zip(samples).collect::<Vec<_>>());
+            add(&mut section, &row, &servers.iter().map(|server| server.name).zip(samples).collect::<Vec<_>>());
         }
         sections.extend(Some(section).filter(|section| !section.is_empty()));
     }
     Ok(sections)
 }
 
-fn measure(bench: &Bench, row: &Row, peer: &Peer) -> anyhow::Result<Sample> {
-    let path = peer.path(row.subject)?;
+fn measure(bench: &Bench, row: &Row, server: &ComparedServer) -> anyhow::Result<Sample> {
+    let path = server.path(row.resource)?;
     let seconds = bench.options.seconds;
     if let (Some(wrk), CountedUnit::Answers, false) = (&bench.wrk, row.counted, row.protocol.is_tls()) {
-        return wrk::sample(wrk, peer, path, row.gzip, row.connections, seconds);
+        return wrk::sample(wrk, server, path, row.gzip, row.connections, seconds);
     }
-    let load = RequestLoad::new(peer, row.protocol, path, &bench.certificate)?.gzip(row.gzip);
-    clients::sample(peer, load, row.connections, Duration::from_secs(seconds), row.counted)
+    let load = RequestLoad::new(server, row.protocol, path, &bench.certificate)?.gzip(row.gzip);
+    clients::sample(server, load, row.connections, Duration::from_secs(seconds), row.counted)
 }
 
-const HEAD: [&str; 9] = ["", "larder", "nginx", "bare", "larder/nginx", "larder/bare", "CPU larder", "nginx", "bare"];
+const COLUMNS: [&str; 9] =
+    ["", "larder", "nginx", "hyper", "larder/nginx", "larder/hyper", "CPU larder", "CPU nginx", "CPU hyper"];
 
 fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) {
     let select = |name: ServerName| samples.iter().find(|(server, _)| *server == name).map(|(_, samples)| samples);
@@ -146,10 +153,10 @@ fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) 
         let rounds = select(ServerName::Larder)?.iter().zip(select(other)?);
         Some(median(rounds.map(|(larder, other)| larder.rate() / other.rate())))
     };
-    let names = [ServerName::Larder, ServerName::Nginx, ServerName::Bare];
+    let names = [ServerName::Larder, ServerName::Nginx, ServerName::Hyper];
     let mut cells: Vec<String> = names.map(|name| cell(rate(name))).into();
     cells.extend(
-        [ServerName::Nginx, ServerName::Bare].map(|other| cell(ratio(other).map(|ratio| format!("{ratio:.2}")))),
+        [ServerName::Nginx, ServerName::Hyper].map(|other| cell(ratio(other).map(|ratio| format!("{ratio:.2}")))),
     );
     cells.extend(names.map(|name| cell(cost(name))));
     let targets = row.targets.iter().filter_map(|(other, min_ratio)| {

@@ -10,10 +10,10 @@ use anyhow::ensure;
 use crate::Bench;
 use crate::catalog::{self, PLATFORM, Release};
 use crate::clients::once::{self, AnswerTiming};
+use crate::compared_server::archive_path;
 use crate::larder::{self, Larder, Log};
 use crate::measure::{median, rounds};
 use crate::nginx::Nginx;
-use crate::peer::archive_path;
 use crate::report::{Section, Target, cell};
 
 /// Speed at which the registry sends the archive.
@@ -183,7 +183,7 @@ impl ColdDownloads<'_> {
             }
             (Source::Nginx, Some(program)) => {
                 let nginx = Nginx::start(program, upstream, certificate, Log::Off)?;
-                let address = nginx.listening.plain;
+                let address = nginx.addresses.plain;
                 self.bench.block_on(archive_path(client, &format!("http://{address}{document}")))?;
                 download(address, &self.path)
             }

@@ -61,7 +61,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
             }
             Source::Nginx => {
                 let nginx = nginx.as_ref().context("nginx is not installed")?;
-                init(bench, &names, &cli_config_with_override(nginx.listening.plain, "/v1/providers/"))
+                init(bench, &names, &cli_config_with_override(nginx.addresses.plain, "/v1/providers/"))
             }
             Source::Folder => {
                 let path = folder.path();

@@ -156,6 +156,6 @@ pub(crate) fn larder_path(path: &str) -> String {
 }
 
 /// The path of a `VERSION.json` of the network mirror.
-pub(crate) fn mirror_version(name: &str, version: &str) -> String {
+pub(crate) fn mirror_version_path(name: &str, version: &str) -> String {
     format!("/mirror/{HOST}/acme/{name}/{version}.json")
 }

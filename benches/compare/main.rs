@@ -1,15 +1,16 @@
-//! Larder compared with nginx with `proxy_cache`, which people would use instead, and with a bare server on hyper: all
+//! Larder compared with nginx with `proxy_cache`, which people would use instead, and with a minimal server on hyper: all
 //! in front of one registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a missed
 //! target is no failure.
 //!
 //! `cargo bench --bench compare -- --rows archive --rounds 3`
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 
-mod bare;
 mod cached;
 mod catalog;
 mod clients;
 mod cold;
+mod compared_server;
+mod hyper_server;
 mod init;
 mod interrupt;
 mod larder;
@@ -18,7 +19,6 @@ mod measure;
 mod memory;
 mod modules;
 mod nginx;
-mod peer;
 mod process;
 mod report;
 mod scale;
@@ -60,9 +60,9 @@ struct Options {
     /// One round of small sizes, as a smoke test
     #[arg(long)]
     quick: bool,
-    /// Parameters of the bare server; set by this program itself
-    #[arg(long = bare::ARGUMENT, hide = true)]
-    be_bare: Option<String>,
+    /// Parameters of the hyper server; set by this program itself
+    #[arg(long = hyper_server::ARGUMENT, hide = true)]
+    hyper_server: Option<String>,
     /// Set by `cargo bench`; without it nothing runs
     #[arg(long, hide = true)]
     bench: bool,
@@ -108,7 +108,7 @@ impl Bench {
             binary: PathBuf::from(env!("CARGO_BIN_EXE_larder")),
             upstream,
             certificate: Certificate::new(folder.path())?,
-            client: peer::client()?,
+            client: compared_server::client()?,
             nginx: process::find("nginx"),
             wrk: process::find("wrk"),
             terraform: process::find("terraform"),
@@ -165,8 +165,8 @@ const PARTS: [(&str, Measure); 7] = [
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    if let Some(text) = &options.be_bare {
-        return bare::serve_bare(text);
+    if let Some(text) = &options.hyper_server {
+        return hyper_server::serve_until_killed(text);
     }
     if !options.bench || options.test {
         return Ok(());

@@ -7,10 +7,10 @@ use anyhow::ensure;
 
 use crate::Bench;
 use crate::clients::{self, RequestLoad};
+use crate::compared_server::{ClientProtocol, ComparedServer, Resource, ServerName};
 use crate::interrupt;
 use crate::larder::Log;
 use crate::nginx::Nginx;
-use crate::peer::{ClientProtocol, Peer, ServerName, Subject};
 use crate::process::anonymous_memory;
 use crate::report::{Section, Target, cell};
 use crate::servers::ComparedServers;
@@ -40,37 +40,37 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         return Ok(None);
     }
     let mut section = Section::new("Memory (RssAnon at most, MiB)", &["", "larder", "nginx"]);
-    let subject = Subject::Archive("large");
-    let mut servers = ComparedServers::start(bench, &HashSet::from([subject]), Log::Off)?;
+    let resource = Resource::Archive("large");
+    let mut compared = ComparedServers::start(bench, &HashSet::from([resource]), Log::Off)?;
     if bench.wants(idle_row) {
         bench.progress(idle_row);
-        servers.restart_larder()?;
+        compared.restart_larder()?;
         let nginx = bench.nginx.as_ref();
         let nginx =
             nginx.map(|program| Nginx::start(program, &bench.upstream, &bench.certificate, Log::Off)).transpose()?;
         interrupt::pause(SETTLE)?;
-        let larder = servers.peers.iter().find(|peer| peer.name == ServerName::Larder);
-        let larder = larder.map(|peer| (peer.name, anonymous_memory(peer.processes(ClientProtocol::Http1))));
+        let larder = compared.servers.iter().find(|server| server.name == ServerName::Larder);
+        let larder = larder.map(|server| (server.name, anonymous_memory(server.processes(ClientProtocol::Http1))));
         let nginx = nginx.map(|nginx| (ServerName::Nginx, anonymous_memory(&nginx.processes())));
         add(&mut section, idle_row, larder.into_iter().chain(nginx).collect(), MAX_IDLE_MIB);
     }
     for protocol in protocols {
         bench.progress(&loaded_row(protocol));
         // A restart, so that the peak of one measurement is not the start of the next.
-        servers.restart_larder()?;
+        compared.restart_larder()?;
         let mut peaks = Vec::new();
-        for peer in servers.peers.iter().filter(|peer| peer.name != ServerName::Bare) {
+        for server in compared.servers.iter().filter(|server| server.name != ServerName::Hyper) {
             interrupt::check()?;
-            peaks.push((peer.name, peak(bench, peer, protocol, peer.path(subject)?)?));
+            peaks.push((server.name, peak(bench, server, protocol, server.path(resource)?)?));
         }
         add(&mut section, &loaded_row(protocol), peaks, MAX_LOADED_MIB);
     }
     Ok(Some(section))
 }
 
-fn peak(bench: &Bench, peer: &Peer, protocol: ClientProtocol, path: &str) -> anyhow::Result<u64> {
-    let load = RequestLoad::new(peer, protocol, path, &bench.certificate)?;
-    let processes = peer.processes(protocol);
+fn peak(bench: &Bench, server: &ComparedServer, protocol: ClientProtocol, path: &str) -> anyhow::Result<u64> {
+    let load = RequestLoad::new(server, protocol, path, &bench.certificate)?;
+    let processes = server.processes(protocol);
     clients::run(load, CLIENTS, |throughput| {
         let began = Instant::now();
         let mut peak = 0;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use tempfile::TempDir;
 
+use crate::compared_server::Addresses;
 use crate::larder::Log;
-use crate::peer::Listening;
 use crate::process::Running;
 use crate::tls::Certificate;
 use crate::upstream::Upstream;
@@ -21,7 +21,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Nginx {
     folder: TempDir,
     running: Running,
-    pub(crate) listening: Listening,
+    pub(crate) addresses: Addresses,
 }
 
 impl Nginx {
@@ -33,13 +33,13 @@ impl Nginx {
     ) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("compare-nginx-").tempdir()?;
         let [plain, plain_http2, tls] = free_ports()?;
-        let listening = Listening { plain, plain_http2, tls };
+        let addresses = Addresses { plain, plain_http2, tls };
         let file = folder.path().join("nginx.conf");
-        fs::write(&file, config(folder.path(), listening, upstream.address(), certificate, log))?;
+        fs::write(&file, config(folder.path(), addresses, upstream.address(), certificate, log))?;
         let mut command = Command::new(program);
         command.arg("-p").arg(folder.path()).arg("-c").arg(&file).arg("-e").arg(folder.path().join("error.log"));
         let running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
-        let nginx = Self { folder, running, listening };
+        let nginx = Self { folder, running, addresses };
         nginx
             .wait_until_listening()
             .with_context(|| fs::read_to_string(nginx.folder.path().join("error.log")).unwrap_or_default())?;
@@ -50,7 +50,7 @@ impl Nginx {
     fn wait_until_listening(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         while Instant::now() < deadline {
-            if TcpStream::connect(self.listening.plain).is_ok() && self.running.ids().len() > 1 {
+            if TcpStream::connect(self.addresses.plain).is_ok() && self.running.ids().len() > 1 {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -71,9 +71,9 @@ fn free_ports() -> anyhow::Result<[SocketAddr; 3]> {
     Ok([first?.local_addr()?, second?.local_addr()?, third?.local_addr()?])
 }
 
-fn config(folder: &Path, listening: Listening, upstream: SocketAddr, certificate: &Certificate, log: Log) -> String {
+fn config(folder: &Path, addresses: Addresses, upstream: SocketAddr, certificate: &Certificate, log: Log) -> String {
     let folder = folder.display();
-    let Listening { plain, plain_http2, tls } = listening;
+    let Addresses { plain, plain_http2, tls } = addresses;
     let access_log = match log {
         Log::On => format!("{folder}/access.log"),
         Log::Off => "off".into(),

@@ -8,10 +8,10 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use crate::Bench;
 use crate::catalog::{self, Release};
+use crate::compared_server::archive_path;
 use crate::interrupt;
 use crate::larder::{self, Home, Larder, Log};
 use crate::measure::{median, rounds};
-use crate::peer::archive_path;
 use crate::report::{Section, Target, cell};
 
 const MAX_READY_TIME: Duration = Duration::from_secs(1);

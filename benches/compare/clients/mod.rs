@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rustls::ClientConfig;
 
+use crate::compared_server::{ClientProtocol, ComparedServer};
 use crate::interrupt;
 use crate::measure::Sample;
-use crate::peer::{ClientProtocol, Peer};
 use crate::tls::Certificate;
 
 /// The requests of a number of clients.
@@ -31,7 +31,7 @@ pub(crate) struct RequestLoad {
 
 impl RequestLoad {
     pub(crate) fn new(
-        peer: &Peer,
+        server: &ComparedServer,
         protocol: ClientProtocol,
         path: &str,
         certificate: &Certificate,
@@ -41,7 +41,7 @@ impl RequestLoad {
             ClientProtocol::Http2Tls => Some(certificate.client(b"h2")?),
             ClientProtocol::Http1 | ClientProtocol::Http2 => None,
         };
-        Ok(Self { address: peer.address(protocol), protocol, path: path.to_owned(), gzip: false, tls })
+        Ok(Self { address: server.address(protocol), protocol, path: path.to_owned(), gzip: false, tls })
     }
 
     /// Sets whether the clients accept gzip.
@@ -127,7 +127,7 @@ pub(crate) enum CountedUnit {
 
 /// Runs this many clients for this time; returns their counts and the server's resources.
 pub(crate) fn sample(
-    peer: &Peer,
+    server: &ComparedServer,
     load: RequestLoad,
     connections: usize,
     span: Duration,
@@ -140,13 +140,13 @@ pub(crate) fn sample(
             CountedUnit::Answers => counts.answers,
         };
         let (began, amount_before, processor_before) =
-            (Instant::now(), amount(throughput()), peer.processor_seconds(protocol));
+            (Instant::now(), amount(throughput()), server.processor_seconds(protocol));
         interrupt::pause(span)?;
         let (elapsed, amount_after) = (began.elapsed(), amount(throughput()));
         Ok(Sample {
             amount: (amount_after - amount_before) as f64,
             seconds: elapsed.as_secs_f64(),
-            processor_seconds: peer.processor_seconds(protocol) - processor_before,
+            processor_seconds: server.processor_seconds(protocol) - processor_before,
         })
     })
 }

@@ -5,31 +5,31 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
+use crate::compared_server::{ClientProtocol, ComparedServer};
 use crate::measure::Sample;
-use crate::peer::{ClientProtocol, Peer};
 use crate::process::Running;
 
 /// Asks a path over this many keep-alive connections from one thread.
 pub(crate) fn sample(
     program: &Path,
-    peer: &Peer,
+    server: &ComparedServer,
     path: &str,
     gzip: bool,
     connections: usize,
     seconds: u64,
 ) -> anyhow::Result<Sample> {
-    let busy = peer.processor_seconds(ClientProtocol::Http1);
+    let busy = server.processor_seconds(ClientProtocol::Http1);
     let mut command = Command::new(program);
     command.args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "--timeout", "10s"]);
     if gzip {
         command.args(["-H", "Accept-Encoding: gzip"]);
     }
-    command.arg(format!("http://{}{path}", peer.address(ClientProtocol::Http1)));
+    command.arg(format!("http://{}{path}", server.address(ClientProtocol::Http1)));
     let mut running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let mut out = running.child().stdout.take().context("its output is piped")?;
     let output = std::io::read_to_string(&mut out)?;
-    let processor_seconds = peer.processor_seconds(ClientProtocol::Http1) - busy;
-    ensure!(!output.contains("Non-2xx") && !output.contains("Socket errors"), "{}: {output}", peer.name.text());
+    let processor_seconds = server.processor_seconds(ClientProtocol::Http1) - busy;
+    ensure!(!output.contains("Non-2xx") && !output.contains("Socket errors"), "{}: {output}", server.name.text());
     let (requests, rest) = output.split_once(" requests in ").with_context(|| format!("wrk said: {output}"))?;
     let requests = requests.rsplit(char::is_whitespace).next().unwrap_or_default().parse()?;
     let took = rest.split(',').next().unwrap_or_default();

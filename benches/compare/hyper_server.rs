@@ -1,5 +1,5 @@
-//! The fastest possible server on hyper: this program in a process of its own, with complete answers in a map. It
-//! copies its answers from larder, headers included, when it starts.
+//! A minimal server on hyper, as an upper bound for larder, which is built on hyper too: this program in a process of
+//! its own, with complete answers in a map. It copies its answers from larder, headers included, when it starts.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -22,40 +22,40 @@ use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::peer::{self, Listening};
+use crate::compared_server::{self, Addresses};
 use crate::process::Running;
 use crate::tls::{self, Certificate};
 use crate::upstream::accepts_gzip;
 
-/// The argument that makes this program a bare server.
-pub(crate) const ARGUMENT: &str = "be-bare";
+/// The argument that makes this program the hyper server.
+pub(crate) const ARGUMENT: &str = "hyper-server";
 
-/// Parameters of the bare server.
+/// Parameters of the hyper server.
 #[derive(Serialize, Deserialize)]
-struct BareOptions {
+struct HyperServerOptions {
     larder: SocketAddr,
     paths: Vec<String>,
     certificate: PathBuf,
     key: PathBuf,
 }
 
-/// Addresses of the bare server, printed at its start.
+/// The addresses that the hyper server prints when it listens.
 #[derive(Serialize, Deserialize)]
-struct Ready {
+struct ReadyLine {
     plain: SocketAddr,
     tls: SocketAddr,
 }
 
-/// A running bare server.
-pub(crate) struct Bare {
+/// A running hyper server.
+pub(crate) struct HyperServer {
     running: Running,
-    pub(crate) listening: Listening,
+    pub(crate) addresses: Addresses,
 }
 
-impl Bare {
+impl HyperServer {
     /// Starts the server with larder's answers for these paths.
     pub(crate) fn start(larder: SocketAddr, paths: Vec<String>, certificate: &Certificate) -> anyhow::Result<Self> {
-        let options = BareOptions {
+        let options = HyperServerOptions {
             larder,
             paths,
             certificate: certificate.certificate_file.clone(),
@@ -70,8 +70,8 @@ impl Bare {
         let mut running = Running::start(&mut command)?;
         let mut line = String::new();
         BufReader::new(running.child().stdout.take().context("its output is piped")?).read_line(&mut line)?;
-        let Ready { plain, tls } = serde_json::from_str(&line).context("the bare server did not start")?;
-        Ok(Self { running, listening: Listening { plain, plain_http2: plain, tls } })
+        let ReadyLine { plain, tls } = serde_json::from_str(&line).context("the hyper server did not start")?;
+        Ok(Self { running, addresses: Addresses { plain, plain_http2: plain, tls } })
     }
 
     pub(crate) fn processes(&self) -> Vec<u32> {
@@ -79,16 +79,16 @@ impl Bare {
     }
 }
 
-/// Runs the bare server until the process is killed, on the same kind of runtime as larder.
-pub(crate) fn serve_bare(options: &str) -> anyhow::Result<()> {
+/// Runs the hyper server until the process is killed, on the same kind of runtime as larder.
+pub(crate) fn serve_until_killed(options: &str) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(serve(serde_json::from_str(options)?))
 }
 
-/// Answers by path: the plain one and the gzip one.
+/// The plain and the gzip answer of each path.
 type Answers = HashMap<String, [(HeaderMap, Bytes); 2]>;
 
-async fn serve(options: BareOptions) -> anyhow::Result<()> {
-    let client = peer::client()?;
+async fn serve(options: HyperServerOptions) -> anyhow::Result<()> {
+    let client = compared_server::client()?;
     let mut answers = Answers::new();
     for path in options.paths {
         let plain = fetch(&client, options.larder, &path, "identity").await?;
@@ -99,7 +99,7 @@ async fn serve(options: BareOptions) -> anyhow::Result<()> {
     let acceptor = TlsAcceptor::from(tls::server(&options.certificate, &options.key)?);
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let secure = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let ready = Ready { plain: plain.local_addr()?, tls: secure.local_addr()? };
+    let ready = ReadyLine { plain: plain.local_addr()?, tls: secure.local_addr()? };
     writeln!(std::io::stdout(), "{}", serde_json::to_string(&ready)?)?;
     tokio::join!(accept(plain, None, Arc::clone(&answers)), accept(secure, Some(acceptor), answers));
     Ok(())

@@ -1,4 +1,4 @@
-//! A server under comparison, as clients see it: its address, its URLs for the common content, and its processes.
+//! A server under comparison, as clients see it: its addresses, its paths for the common resources, and its processes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,7 +13,8 @@ use crate::process::processor_time;
 pub(crate) enum ServerName {
     Larder,
     Nginx,
-    Bare,
+    /// A minimal server on hyper.
+    Hyper,
 }
 
 impl ServerName {
@@ -21,18 +22,17 @@ impl ServerName {
         match self {
             Self::Larder => "larder",
             Self::Nginx => "nginx",
-            Self::Bare => "bare",
+            Self::Hyper => "hyper",
         }
     }
 }
 
-/// The common content.
+/// The resources that every compared server has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Subject {
+pub(crate) enum Resource {
     /// The long version list.
-    List,
-    /// A download document.
-    Document,
+    VersionList,
+    DownloadDocument,
     /// A `VERSION.json` of the network mirror.
     MirrorVersion,
     /// The archive of a provider, by its name.
@@ -66,9 +66,9 @@ impl ClientProtocol {
     }
 }
 
-/// Where one server listens.
+/// The addresses at which one server listens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Listening {
+pub(crate) struct Addresses {
     pub(crate) plain: SocketAddr,
     /// HTTP/2 by prior knowledge.
     pub(crate) plain_http2: SocketAddr,
@@ -77,10 +77,10 @@ pub(crate) struct Listening {
 
 /// One compared server.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer {
+pub(crate) struct ComparedServer {
     pub(crate) name: ServerName,
-    pub(crate) listening: Listening,
-    pub(crate) paths: HashMap<Subject, String>,
+    pub(crate) addresses: Addresses,
+    pub(crate) paths: HashMap<Resource, String>,
     pub(crate) processes: Processes,
 }
 
@@ -98,18 +98,18 @@ impl Processes {
     }
 }
 
-impl Peer {
+impl ComparedServer {
     pub(crate) fn address(&self, protocol: ClientProtocol) -> SocketAddr {
         match protocol {
-            ClientProtocol::Http1 => self.listening.plain,
-            ClientProtocol::Http2 => self.listening.plain_http2,
-            ClientProtocol::Http1Tls | ClientProtocol::Http2Tls => self.listening.tls,
+            ClientProtocol::Http1 => self.addresses.plain,
+            ClientProtocol::Http2 => self.addresses.plain_http2,
+            ClientProtocol::Http1Tls | ClientProtocol::Http2Tls => self.addresses.tls,
         }
     }
 
-    pub(crate) fn path(&self, subject: Subject) -> anyhow::Result<&str> {
-        let path = self.paths.get(&subject);
-        path.map(String::as_str).with_context(|| format!("{} has no {subject:?}", self.name.text()))
+    pub(crate) fn path(&self, resource: Resource) -> anyhow::Result<&str> {
+        let path = self.paths.get(&resource);
+        path.map(String::as_str).with_context(|| format!("{} has no {resource:?}", self.name.text()))
     }
 
     /// The processes that answer in this protocol.
