@@ -8,7 +8,7 @@ use crate::clients::{self, CountedUnit, RequestLoad, wrk};
 use crate::compared_server::{ClientProtocol, ComparedServer, Resource, ServerName};
 use crate::larder::Log;
 use crate::measure::{Sample, median, rounds};
-use crate::report::{Section, Target, cell};
+use crate::report::{ResultTable, Target, cell};
 use crate::servers::{ARCHIVES, ComparedServers};
 
 /// One measured row.
@@ -24,7 +24,7 @@ struct Row {
     targets: Vec<(ServerName, f64)>,
 }
 
-fn documents() -> Vec<Row> {
+fn document_rows() -> Vec<Row> {
     let row = |name: &str, resource, gzip, connections, targets: &[(ServerName, f64)]| Row {
         name: format!("{name}, {connections} connection{}", if connections == 1 { "" } else { "s" }),
         resource,
@@ -45,14 +45,9 @@ fn documents() -> Vec<Row> {
         rows.push(row("version list, 32 KB plain", Resource::VersionList, false, connections, &targets));
     }
     rows.push(row("download document", Resource::DownloadDocument, false, 64, &[(ServerName::Hyper, 0.95)]));
-    // The base of its URLs depends on Host and certificate.
-    let absolute = row(
-        "download document, absolute URLs, TLS",
-        Resource::DownloadDocument,
-        false,
-        64,
-        &[(ServerName::Hyper, 0.9)],
-    );
+    // Over TLS larder writes absolute URLs, whose base it takes from Host and certificate.
+    let (name, targets) = ("download document, absolute URLs, TLS", [(ServerName::Hyper, 0.9)]);
+    let absolute = row(name, Resource::DownloadDocument, false, 64, &targets);
     rows.push(Row { protocol: ClientProtocol::Http1Tls, ..absolute });
     rows.push(row("VERSION.json", Resource::MirrorVersion, false, 64, &[(ServerName::Hyper, 0.95)]));
     let logged = row("version list, 2 KB gzip, logs on", Resource::VersionList, true, 64, &[]);
@@ -60,7 +55,7 @@ fn documents() -> Vec<Row> {
     rows
 }
 
-fn archives() -> Vec<Row> {
+fn archive_rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, size, bytes) in ARCHIVES {
         for protocol in ClientProtocol::ALL {
@@ -85,10 +80,10 @@ fn archives() -> Vec<Row> {
     rows
 }
 
-/// Measures the selected rows, with one section for each kind.
-pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
+/// Measures the selected rows, with one table for each kind.
+pub(crate) fn tables(bench: &Bench) -> anyhow::Result<Vec<ResultTable>> {
     let selected = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
-    let (documents, archives) = (selected(documents()), selected(archives()));
+    let (documents, archives) = (selected(document_rows()), selected(archive_rows()));
     let mut compared_by_log = Vec::new();
     for log in [Log::Off, Log::On] {
         let rows = documents.iter().chain(&archives).filter(|row| row.log == log);
@@ -98,11 +93,11 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
             false => Some(ComparedServers::start(bench, &resources, log)?),
         });
     }
-    let mut sections = Vec::new();
+    let mut tables = Vec::new();
     let titles =
-        ["Cached documents: answers a second; CPU: ms for 1,000", "Cached archives: GB a second; CPU: s for a GB"];
+        ["Cached documents: answers per second; CPU: ms per 1,000", "Cached archives: GB per second; CPU: s per GB"];
     for (title, rows) in titles.into_iter().zip([documents, archives]) {
-        let mut section = Section::new(title, &COLUMNS);
+        let mut table = ResultTable::new(title, &COLUMNS);
         for row in rows {
             let compared = &compared_by_log[usize::from(row.log == Log::On)];
             let servers = compared.iter().flat_map(|compared| &compared.servers);
@@ -112,11 +107,11 @@ pub(crate) fn sections(bench: &Bench) -> anyhow::Result<Vec<Section>> {
             bench.progress(&row.name);
             let samples = rounds(&servers, bench.options.rounds(), |server| measure(bench, &row, server));
             let Some(samples) = bench.or_report(&row.name, samples)? else { continue };
-            add(&mut section, &row, &servers.iter().map(|server| server.name).zip(samples).collect::<Vec<_>>());
+            add_row(&mut table, &row, &servers.iter().map(|server| server.name).zip(samples).collect::<Vec<_>>());
         }
-        sections.extend(Some(section).filter(|section| !section.is_empty()));
+        tables.extend(Some(table).filter(|table| !table.is_empty()));
     }
-    Ok(sections)
+    Ok(tables)
 }
 
 fn measure(bench: &Bench, row: &Row, server: &ComparedServer) -> anyhow::Result<Sample> {
@@ -132,17 +127,17 @@ fn measure(bench: &Bench, row: &Row, server: &ComparedServer) -> anyhow::Result<
 const COLUMNS: [&str; 9] =
     ["", "larder", "nginx", "hyper", "larder/nginx", "larder/hyper", "CPU larder", "CPU nginx", "CPU hyper"];
 
-fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) {
-    let select = |name: ServerName| samples.iter().find(|(server, _)| *server == name).map(|(_, samples)| samples);
+fn add_row(table: &mut ResultTable, row: &Row, samples: &[(ServerName, Vec<Sample>)]) {
+    let samples_of = |name: ServerName| samples.iter().find(|(server, _)| *server == name).map(|(_, samples)| samples);
     let rate = |name: ServerName| {
-        let rate = median(select(name)?.iter().map(Sample::rate));
+        let rate = median(samples_of(name)?.iter().map(Sample::rate));
         Some(match row.counted {
             CountedUnit::Answers => format!("{rate:.0}"),
             CountedUnit::Bytes => format!("{:.2}", rate / 1e9),
         })
     };
     let cost = |name: ServerName| {
-        let cost = median(select(name)?.iter().map(Sample::cost));
+        let cost = median(samples_of(name)?.iter().map(Sample::cost));
         Some(match row.counted {
             CountedUnit::Answers => format!("{:.1}", cost * 1e6),
             CountedUnit::Bytes => format!("{:.2}", cost * 1e9),
@@ -150,7 +145,7 @@ fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) 
     };
     // The ratio is taken within each round, because other load on the machine changes between rounds.
     let ratio = |other: ServerName| {
-        let rounds = select(ServerName::Larder)?.iter().zip(select(other)?);
+        let rounds = samples_of(ServerName::Larder)?.iter().zip(samples_of(other)?);
         Some(median(rounds.map(|(larder, other)| larder.rate() / other.rate())))
     };
     let names = [ServerName::Larder, ServerName::Nginx, ServerName::Hyper];
@@ -163,5 +158,5 @@ fn add(section: &mut Section, row: &Row, samples: &[(ServerName, Vec<Sample>)]) 
         let ratio = ratio(*other)?;
         Some(Target { met: ratio >= *min_ratio, text: format!("{min_ratio} x {}", other.text()) })
     });
-    section.add(&row.name, cells, targets.collect());
+    table.add_row(&row.name, cells, targets.collect());
 }

@@ -14,13 +14,13 @@ use crate::compared_server::archive_path;
 use crate::larder::{self, Larder, Log};
 use crate::measure::{median, rounds};
 use crate::nginx::Nginx;
-use crate::report::{Section, Target, cell};
+use crate::report::{ResultTable, Target, cell};
 
 /// Speed at which the registry sends the archive.
 const BYTES_PER_SECOND: u64 = 50_000_000;
 
-/// The allowed ratio to a direct download.
-const MAX_WHOLE_RATIO: f64 = 1.05;
+/// The allowed ratio of the time of a whole download to that of a direct one.
+const MAX_LAST_BYTE_RATIO: f64 = 1.05;
 
 /// The allowed delay of the first byte against the registry, in milliseconds.
 const MAX_FIRST_BYTE_DELAY_MS: f64 = 10.0;
@@ -36,7 +36,7 @@ enum Source {
     Nginx,
 }
 
-/// The measurements of one archive, each with a new server and an empty store.
+/// The measurements of one archive. Each starts a new server with an empty store.
 struct ColdDownloads<'a> {
     bench: &'a Bench,
     nginx: Option<&'a Path>,
@@ -46,7 +46,7 @@ struct ColdDownloads<'a> {
 }
 
 /// Measures the selected rows.
-pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let archive_bytes = if bench.options.quick { 15_000_000 } else { 150_000_000 };
     let size = format!("{} MB", archive_bytes / 1_000_000);
     let one = format!("cold {size}, upstream at 50 MB/s");
@@ -56,20 +56,20 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     }
     let path = publish(bench, archive_bytes)?;
     let cold = ColdDownloads { bench, nginx: bench.nginx.as_deref(), archive_bytes, path };
-    let mut section = Section::new(
-        "Not stored yet (from the connection on)",
+    let mut table = ResultTable::new(
+        "An archive that is not stored yet (times since the client connected)",
         &["", "direct", "larder", "nginx", "larder/direct", "larder/nginx"],
     );
     let rounds = bench.options.rounds().min(3);
     if bench.wants(&one) {
         bench.progress(&one);
-        cold.measure_one_client(&mut section, &one, rounds)?;
+        cold.measure_one_client(&mut table, &one, rounds)?;
     }
     if bench.wants(&many) {
         bench.progress(&many);
-        cold.measure_many_clients(&mut section, &many, rounds)?;
+        cold.measure_many_clients(&mut table, &many, rounds)?;
     }
-    Ok(Some(section))
+    Ok(Some(table))
 }
 
 /// Publishes the archive at the limited speed; returns its path.
@@ -88,9 +88,9 @@ fn publish(bench: &Bench, archive_bytes: usize) -> anyhow::Result<String> {
 }
 
 impl ColdDownloads<'_> {
-    fn measure_one_client(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
-        let sources = self.sources(&[Source::Registry]);
-        let timings_by_source = rounds(&sources, count, |source| {
+    fn measure_one_client(&self, table: &mut ResultTable, name: &str, round_count: usize) -> anyhow::Result<()> {
+        let sources = self.sources_with(&[Source::Registry]);
+        let timings_by_source = rounds(&sources, round_count, |source| {
             self.serve(*source, |address, path| {
                 let timing = once::time_one(address, path)?;
                 ensure!(timing.bytes >= self.archive_bytes, "{source:?} sent {} bytes", timing.bytes);
@@ -105,64 +105,69 @@ impl ColdDownloads<'_> {
             [Source::Registry, Source::Larder, Source::Nginx].map(|source| median_of(source, value))
         };
 
-        let [direct, larder, nginx] = medians(|timing| timing.first);
+        let [direct, larder, nginx] = medians(|timing| timing.first_byte);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{:.1} ms", seconds * 1e3)));
         let delay_ms = |other: Option<f64>| Some((larder? - other?) * 1e3);
-        let text_of = |other: Option<f64>| cell(delay_ms(other).map(|delay| format!("{delay:+.1} ms")));
+        let delay_to = |other: Option<f64>| cell(delay_ms(other).map(|delay| format!("{delay:+.1} ms")));
         let met = delay_ms(direct).is_some_and(|delay| delay <= MAX_FIRST_BYTE_DELAY_MS);
         let target = Target { met, text: format!("+{MAX_FIRST_BYTE_DELAY_MS} ms") };
-        let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
-        section.add(&format!("{name}: first byte"), cells, vec![target]);
+        let cells = vec![text(direct), text(larder), text(nginx), delay_to(direct), delay_to(nginx)];
+        table.add_row(&format!("{name}: first byte"), cells, vec![target]);
 
-        let [direct, larder, nginx] = medians(|timing| timing.whole);
+        let [direct, larder, nginx] = medians(|timing| timing.last_byte);
         let text = |seconds: Option<f64>| cell(seconds.map(|seconds| format!("{seconds:.2} s")));
         let ratio = |other: Option<f64>| Some(larder? / other?);
-        let text_of = |other: Option<f64>| cell(ratio(other).map(|ratio| format!("{ratio:.2}")));
-        let met = ratio(direct).is_some_and(|ratio| ratio <= MAX_WHOLE_RATIO);
-        let target = Target { met, text: format!("{MAX_WHOLE_RATIO} x direct") };
-        let cells = vec![text(direct), text(larder), text(nginx), text_of(direct), text_of(nginx)];
-        section.add(&format!("{name}: whole"), cells, vec![target]);
+        let ratio_to = |other: Option<f64>| cell(ratio(other).map(|ratio| format!("{ratio:.2}")));
+        let met = ratio(direct).is_some_and(|ratio| ratio <= MAX_LAST_BYTE_RATIO);
+        let target = Target { met, text: format!("{MAX_LAST_BYTE_RATIO} x direct") };
+        let cells = vec![text(direct), text(larder), text(nginx), ratio_to(direct), ratio_to(nginx)];
+        table.add_row(&format!("{name}: last byte"), cells, vec![target]);
         Ok(())
     }
 
-    fn measure_many_clients(&self, section: &mut Section, name: &str, count: usize) -> anyhow::Result<()> {
-        let sources = self.sources(&[]);
-        let timings_by_source = rounds(&sources, count, |source| {
+    fn measure_many_clients(&self, table: &mut ResultTable, name: &str, round_count: usize) -> anyhow::Result<()> {
+        let sources = self.sources_with(&[]);
+        let timings_by_source = rounds(&sources, round_count, |source| {
             let requests_before = self.bench.upstream.request_count(&self.path);
-            let last = self.serve(*source, |address, path| {
+            let slowest = self.serve(*source, |address, path| {
                 let timings = once::time_together(address, path, CLIENTS)?;
                 ensure!(
                     timings.iter().all(|timing| timing.bytes >= self.archive_bytes),
-                    "{source:?} sent less than all"
+                    "{source:?} sent an incomplete archive"
                 );
-                Ok(timings.iter().map(|timing| timing.whole).max().unwrap_or_default())
+                Ok(timings.iter().map(|timing| timing.last_byte).max().unwrap_or_default())
             })?;
-            Ok((self.bench.upstream.request_count(&self.path) - requests_before, last.as_secs_f64()))
+            Ok((self.bench.upstream.request_count(&self.path) - requests_before, slowest.as_secs_f64()))
         })?;
         let median_of = |wanted: Source, value: fn(&(u64, f64)) -> f64| {
             let (_, timings) = sources.iter().zip(&timings_by_source).find(|(source, _)| **source == wanted)?;
             Some(median(timings.iter().map(value)))
         };
         let larder_rounds = sources.iter().zip(&timings_by_source).filter(|(source, _)| **source == Source::Larder);
-        let max_requests = larder_rounds.flat_map(|(_, timings)| timings).map(|(request, _)| *request).max();
+        let max_requests = larder_rounds.flat_map(|(_, timings)| timings).map(|(requests, _)| *requests).max();
         let requests = [Source::Larder, Source::Nginx]
-            .map(|source| cell(median_of(source, |timings| timings.0 as f64).map(|n| format!("{n}"))));
+            .map(|source| cell(median_of(source, |(requests, _)| *requests as f64).map(|n| format!("{n}"))));
         let [larder, nginx] = requests;
         let target = Target { met: max_requests == Some(1), text: "1".into() };
-        section.add(
+        table.add_row(
             &format!("{name}: requests upstream"),
             vec![cell(None), larder, nginx, cell(None), cell(None)],
             vec![target],
         );
-        let [larder, nginx] = [Source::Larder, Source::Nginx].map(|source| median_of(source, |timings| timings.1));
+        let [larder, nginx] = [Source::Larder, Source::Nginx].map(|source| median_of(source, |(_, seconds)| *seconds));
         let ratio = cell(larder.zip(nginx).map(|(larder, nginx)| format!("{:.2}", larder / nginx)));
-        let [larder, nginx] = [larder, nginx].map(|last| cell(last.map(|last| format!("{last:.2} s"))));
-        section.add(&format!("{name}: until all have it"), vec![cell(None), larder, nginx, cell(None), ratio], vec![]);
+        let [larder, nginx] = [larder, nginx].map(|seconds| cell(seconds.map(|seconds| format!("{seconds:.2} s"))));
+        table.add_row(
+            &format!("{name}: last byte of the last client"),
+            vec![cell(None), larder, nginx, cell(None), ratio],
+            vec![],
+        );
         Ok(())
     }
 
-    fn sources(&self, first: &[Source]) -> Vec<Source> {
-        first.iter().copied().chain([Source::Larder]).chain(self.nginx.map(|_| Source::Nginx)).collect()
+    /// These sources, then larder and, if it is installed, nginx.
+    fn sources_with(&self, others: &[Source]) -> Vec<Source> {
+        others.iter().copied().chain([Source::Larder]).chain(self.nginx.map(|_| Source::Nginx)).collect()
     }
 
     /// Runs `download` against a new server with an empty store. The documents of the archive are fetched before it, as

@@ -96,7 +96,7 @@ async fn serve(options: HyperServerOptions) -> anyhow::Result<()> {
         answers.insert(path, [plain, gzip]);
     }
     let answers = Arc::new(answers);
-    let acceptor = TlsAcceptor::from(tls::server(&options.certificate, &options.key)?);
+    let acceptor = TlsAcceptor::from(tls::server_config(&options.certificate, &options.key)?);
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let secure = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let ready = ReadyLine { plain: plain.local_addr()?, tls: secure.local_addr()? };

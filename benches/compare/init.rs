@@ -13,7 +13,7 @@ use crate::catalog::{self, PLATFORM, Release};
 use crate::larder::{self, Larder, Log};
 use crate::measure::{median, rounds};
 use crate::nginx::Nginx;
-use crate::report::{Section, Target, cell};
+use crate::report::{ResultTable, Target, cell};
 use crate::support::larder::HOST;
 use crate::support::terraform::{Terraform, host_override};
 
@@ -22,7 +22,8 @@ const VERSION: &str = "1.0.0";
 
 const MAX_WARM_RATIO: f64 = 1.05;
 
-/// The source of the providers of an `init`.
+/// The source of the providers of an `init`: the registry itself, larder with an empty or a filled store, nginx, or a
+/// folder in the layout of `filesystem_mirror`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Source {
     Registry,
@@ -33,7 +34,7 @@ enum Source {
 }
 
 /// Measures the selected rows.
-pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let megabytes = if bench.options.quick { 1 } else { 5 };
     let name = format!("init of {PROVIDERS} providers of {megabytes} MB");
     if !bench.wants(&name) || bench.terraform.is_none() {
@@ -84,10 +85,10 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         [Source::Cold, Source::Warm, Source::Registry, Source::Nginx, Source::Folder].map(text).into();
     cells.push(cell(ratio.map(|ratio| format!("{ratio:.2}"))));
     let target = ratio.map(|ratio| Target { met: ratio <= MAX_WARM_RATIO, text: format!("{MAX_WARM_RATIO} x nginx") });
-    let head = ["", "cold", "warm", "direct", "nginx", "filesystem_mirror", "warm/nginx"];
-    let mut section = Section::new("terraform init (one platform, no lock file)", &head);
-    section.add(&name, cells, target.into_iter().collect());
-    Ok(Some(section))
+    let columns = ["", "cold", "warm", "direct", "nginx", "filesystem_mirror", "warm/nginx"];
+    let mut table = ResultTable::new("terraform init (one platform, no lock file)", &columns);
+    table.add_row(&name, cells, target.into_iter().collect());
+    Ok(Some(table))
 }
 
 /// Publishes the providers; returns a folder with their archives in the layout of `filesystem_mirror`.

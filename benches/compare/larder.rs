@@ -96,7 +96,7 @@ impl Home {
     }
 
     /// The number of stored archives.
-    pub(crate) fn archives(&self) -> usize {
+    pub(crate) fn archive_count(&self) -> usize {
         let mut files = 0;
         let mut folders = vec![self.folder.path().join("store/v1/blobs")];
         while let Some(folder) = folders.pop() {

@@ -26,8 +26,8 @@ pub(crate) fn circumstances<'a>(
         format!("{cpu}, {cores} cores, Linux {}, {}.", kernel.trim(), date.join(" ")),
         format!("larder {}, {}; {SUITE}.", env!("CARGO_PKG_VERSION"), versions.join(", ")),
         format!(
-            "Medians of {} rounds in turns of {} s; a ratio is the median of the rounds' ratios. CPU is what the server's \
-             processes take, in user and kernel mode.",
+            "Medians of {} rounds; in each, the servers take turns of {} s. A ratio is the median of the rounds' \
+             ratios. CPU is what the server's processes take, in user and kernel mode.",
             options.rounds(),
             options.seconds
         ),

@@ -1,6 +1,6 @@
-//! Larder compared with nginx with `proxy_cache`, which people would use instead, and with a minimal server on hyper: all
-//! in front of one registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a missed
-//! target is no failure.
+//! Larder compared with nginx with `proxy_cache`, which people would use instead, and with a minimal server on hyper:
+//! all in front of one registry, on loopback, in turns. Prints medians and ratios. Speed is never an assertion: a
+//! missed target is no failure.
 //!
 //! `cargo bench --bench compare -- --rows archive --rounds 3`
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
@@ -39,7 +39,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::catalog::Release;
-use crate::report::Section;
+use crate::report::ResultTable;
 use crate::tls::Certificate;
 use crate::upstream::Upstream;
 
@@ -126,10 +126,10 @@ impl Bench {
         Ok(())
     }
 
-    /// True for a selected row.
+    /// True if the command line selects this row.
     fn wants(&self, row: &str) -> bool {
-        let (wanted, row) = (&self.options.rows, row.to_lowercase());
-        wanted.is_empty() || wanted.iter().any(|part| row.contains(&part.to_lowercase()))
+        let (selected, row) = (&self.options.rows, row.to_lowercase());
+        selected.is_empty() || selected.iter().any(|part| row.contains(&part.to_lowercase()))
     }
 
     /// Returns the measurement, or `None` after reporting a failure, so that the rest continues. An error once it is
@@ -144,23 +144,23 @@ impl Bench {
     }
 
     #[expect(clippy::print_stderr, reason = "progress for the person who runs it")]
-    fn progress(&self, subject: &str) {
-        eprintln!("  {subject}");
+    fn progress(&self, text: &str) {
+        eprintln!("  {text}");
     }
 }
 
-/// Measures the selected tables of a part.
-type Measure = fn(&Bench) -> anyhow::Result<Vec<Section>>;
+/// Measures the selected rows of a part.
+type Measure = fn(&Bench) -> anyhow::Result<Vec<ResultTable>>;
 
 /// All parts with their names.
 const PARTS: [(&str, Measure); 7] = [
-    ("what is cached", cached::sections),
-    ("what is cold", |bench| Ok(cold::section(bench)?.into_iter().collect())),
-    ("memory", |bench| Ok(memory::section(bench)?.into_iter().collect())),
-    ("many archives", |bench| Ok(scale::section(bench)?.into_iter().collect())),
-    ("init", |bench| Ok(init::section(bench)?.into_iter().collect())),
-    ("init of modules", |bench| Ok(modules::section(bench)?.into_iter().collect())),
-    ("warm-up", |bench| Ok(warm::section(bench)?.into_iter().collect())),
+    ("cached content", cached::tables),
+    ("cold archives", |bench| Ok(cold::table(bench)?.into_iter().collect())),
+    ("memory", |bench| Ok(memory::table(bench)?.into_iter().collect())),
+    ("many archives", |bench| Ok(scale::table(bench)?.into_iter().collect())),
+    ("init", |bench| Ok(init::table(bench)?.into_iter().collect())),
+    ("init of modules", |bench| Ok(modules::table(bench)?.into_iter().collect())),
+    ("warm-up", |bench| Ok(warm::table(bench)?.into_iter().collect())),
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -181,20 +181,20 @@ fn main() -> anyhow::Result<()> {
             bench.progress(&format!("{program} is not installed: {without}"));
         }
     }
-    let mut sections = Vec::new();
+    let mut tables = Vec::new();
     let own_binary = bench.binary.clone();
     for (subject, measure) in PARTS {
-        sections.extend(bench.or_report(subject, measure(&bench))?.into_iter().flatten());
+        tables.extend(bench.or_report(subject, measure(&bench))?.into_iter().flatten());
         if let Some(other) = bench.options.beside.clone() {
             bench.binary.clone_from(&other);
             let beside = bench.or_report(subject, measure(&bench))?.into_iter().flatten();
-            sections.extend(beside.map(|section| section.labelled(&other.display().to_string())));
+            tables.extend(beside.map(|table| table.labelled(&other.display().to_string())));
             bench.binary.clone_from(&own_binary);
         }
     }
     let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
     let circumstances = machine::circumstances(programs, &bench.options)?;
-    report::print(&sections, &circumstances);
+    report::print(&tables, &circumstances);
     let failed = bench.failed.get();
     anyhow::ensure!(failed == 0, "{failed} could not be measured: see above");
     Ok(())

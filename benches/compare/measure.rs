@@ -25,10 +25,10 @@ impl Sample {
 }
 
 /// Samples each of the compared items once per round. Each round starts with another item.
-pub(crate) fn rounds<P, S>(
-    items: &[P],
+pub(crate) fn rounds<I, S>(
+    items: &[I],
     rounds: usize,
-    mut sample: impl FnMut(&P) -> anyhow::Result<S>,
+    mut sample: impl FnMut(&I) -> anyhow::Result<S>,
 ) -> anyhow::Result<Vec<Vec<S>>> {
     let mut samples: Vec<Vec<S>> = items.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {

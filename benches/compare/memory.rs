@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::larder::Log;
 use crate::nginx::Nginx;
 use crate::process::anonymous_memory;
-use crate::report::{Section, Target, cell};
+use crate::report::{ResultTable, Target, cell};
 use crate::servers::ComparedServers;
 
 const CLIENTS: usize = 64;
@@ -25,12 +25,12 @@ const MAX_LOADED_MIB: f64 = 96.0;
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// The time a new process has to become idle.
-const SETTLE: Duration = Duration::from_millis(500);
+const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Measures the selected rows.
-pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let idle_row = "memory before the first request";
     let protocols = [ClientProtocol::Http1, ClientProtocol::Http1Tls, ClientProtocol::Http2Tls];
     let loaded_row = |protocol: ClientProtocol| format!("memory, {CLIENTS} clients x 150 MB, {}", protocol.text());
@@ -39,7 +39,8 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     if protocols.is_empty() && !bench.wants(idle_row) {
         return Ok(None);
     }
-    let mut section = Section::new("Memory (RssAnon at most, MiB)", &["", "larder", "nginx"]);
+    let mut table =
+        ResultTable::new("Anonymous memory (RssAnon) in MiB; with clients, its peak", &["", "larder", "nginx"]);
     let resource = Resource::Archive("large");
     let mut compared = ComparedServers::start(bench, &HashSet::from([resource]), Log::Off)?;
     if bench.wants(idle_row) {
@@ -48,11 +49,11 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         let nginx = bench.nginx.as_ref();
         let nginx =
             nginx.map(|program| Nginx::start(program, &bench.upstream, &bench.certificate, Log::Off)).transpose()?;
-        interrupt::pause(SETTLE)?;
+        interrupt::pause(SETTLE_TIME)?;
         let larder = compared.servers.iter().find(|server| server.name == ServerName::Larder);
         let larder = larder.map(|server| (server.name, anonymous_memory(server.processes(ClientProtocol::Http1))));
         let nginx = nginx.map(|nginx| (ServerName::Nginx, anonymous_memory(&nginx.processes())));
-        add(&mut section, idle_row, larder.into_iter().chain(nginx).collect(), MAX_IDLE_MIB);
+        add_row(&mut table, idle_row, larder.into_iter().chain(nginx).collect(), MAX_IDLE_MIB);
     }
     for protocol in protocols {
         bench.progress(&loaded_row(protocol));
@@ -61,14 +62,15 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         let mut peaks = Vec::new();
         for server in compared.servers.iter().filter(|server| server.name != ServerName::Hyper) {
             interrupt::check()?;
-            peaks.push((server.name, peak(bench, server, protocol, server.path(resource)?)?));
+            peaks.push((server.name, peak_memory(bench, server, protocol, server.path(resource)?)?));
         }
-        add(&mut section, &loaded_row(protocol), peaks, MAX_LOADED_MIB);
+        add_row(&mut table, &loaded_row(protocol), peaks, MAX_LOADED_MIB);
     }
-    Ok(Some(section))
+    Ok(Some(table))
 }
 
-fn peak(bench: &Bench, server: &ComparedServer, protocol: ClientProtocol, path: &str) -> anyhow::Result<u64> {
+/// The largest anonymous memory of a server while all clients download.
+fn peak_memory(bench: &Bench, server: &ComparedServer, protocol: ClientProtocol, path: &str) -> anyhow::Result<u64> {
     let load = RequestLoad::new(server, protocol, path, &bench.certificate)?;
     let processes = server.processes(protocol);
     clients::run(load, CLIENTS, |throughput| {
@@ -83,11 +85,11 @@ fn peak(bench: &Bench, server: &ComparedServer, protocol: ClientProtocol, path: 
     })
 }
 
-fn add(section: &mut Section, name: &str, bytes: Vec<(ServerName, u64)>, max_mib: f64) {
-    let select = |wanted: ServerName| {
+fn add_row(table: &mut ResultTable, name: &str, bytes: Vec<(ServerName, u64)>, max_mib: f64) {
+    let mib_of = |wanted: ServerName| {
         bytes.iter().find(|(name, _)| *name == wanted).map(|(_, bytes)| *bytes as f64 / 1_048_576.0)
     };
-    let cells = [ServerName::Larder, ServerName::Nginx].map(|name| cell(select(name).map(|mib| format!("{mib:.1}"))));
-    let met = select(ServerName::Larder).is_some_and(|mib| mib <= max_mib);
-    section.add(name, cells.into(), vec![Target { met, text: format!("{max_mib} MiB") }]);
+    let cells = [ServerName::Larder, ServerName::Nginx].map(|name| cell(mib_of(name).map(|mib| format!("{mib:.1}"))));
+    let met = mib_of(ServerName::Larder).is_some_and(|mib| mib <= max_mib);
+    table.add_row(name, cells.into(), vec![Target { met, text: format!("{max_mib} MiB") }]);
 }

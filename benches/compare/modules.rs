@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use crate::Bench;
 use crate::larder::{Home, Larder, Log};
 use crate::measure::{median, rounds};
-use crate::report::{Section, Target as Goal, cell};
+use crate::report::{ResultTable, Target as Goal, cell};
 use crate::support::git::Repositories;
 use crate::support::git_module_fixture::override_through;
 use crate::support::larder::HOST;
@@ -26,10 +26,10 @@ const COMMITS: usize = 60;
 const MAX_COLD_RATIO: f64 = 1.2;
 const MAX_WARM_RATIO: f64 = 0.3;
 
-/// The source of the modules of an `init`; `Nowhere` is an `init` without modules.
+/// The source of the modules of an `init`: none, the git server itself, or larder with an empty or a filled store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Source {
-    Nowhere,
+    NoModules,
     Direct,
     Cold,
     Warm,
@@ -43,16 +43,16 @@ struct Forge {
     _repositories: Repositories,
 }
 
-/// Measures the rows that the command line selects.
-pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+/// Measures the selected rows.
+pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let row = |reference: &str| format!("init of {MODULES} modules by {reference}");
     let wanted: Vec<&str> = ["tag", "commit"].into_iter().filter(|reference| bench.wants(&row(reference))).collect();
     if wanted.is_empty() || bench.terraform.is_none() {
         return Ok(None);
     }
-    let head = ["", "cold", "warm", "direct", "without modules", "cold/direct", "warm/direct"];
+    let columns = ["", "cold", "warm", "direct", "without modules", "cold/direct", "warm/direct"];
     let title = format!("terraform init of modules, their git server {} ms away", LATENCY.as_millis());
-    let mut section = Section::new(&title, &head);
+    let mut table = ResultTable::new(&title, &columns);
     for reference in wanted {
         let name = row(reference);
         bench.progress(&name);
@@ -62,12 +62,12 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         // Ratio within each round, after subtracting the time of the round's `init` without modules.
         let ratio_to_direct =
             |source: Source| {
-                let rounds = seconds_of(source).zip(seconds_of(Source::Direct)).zip(seconds_of(Source::Nowhere));
+                let rounds = seconds_of(source).zip(seconds_of(Source::Direct)).zip(seconds_of(Source::NoModules));
                 median(rounds.map(|((seconds, direct), without_modules)| {
                     (seconds - without_modules) / (direct - without_modules)
                 }))
             };
-        let mut cells: Vec<String> = [Source::Cold, Source::Warm, Source::Direct, Source::Nowhere]
+        let mut cells: Vec<String> = [Source::Cold, Source::Warm, Source::Direct, Source::NoModules]
             .map(|source| cell(Some(format!("{:.2} s", median(seconds_of(source))))))
             .into();
         let mut goals = Vec::new();
@@ -79,9 +79,9 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
                 text: format!("{source:?} at most {max_ratio} x direct").to_lowercase(),
             });
         }
-        section.add(&name, cells, goals);
+        table.add_row(&name, cells, goals);
     }
-    Ok(Some(section))
+    Ok(Some(table))
 }
 
 /// Seconds of each source in each round.
@@ -91,7 +91,7 @@ fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<Source, Vec<f
     let base = |larder: &Larder| format!("http://{}", larder.address);
     let directly = host_override(HOST, &forge.registry.providers_url(), &forge.registry.modules_url());
     let run = |source: Source| match source {
-        Source::Nowhere => init(bench, forge, 0, &directly),
+        Source::NoModules => init(bench, forge, 0, &directly),
         Source::Direct => init(bench, forge, MODULES, &directly),
         Source::Warm => init(bench, forge, MODULES, &override_through(&base(&warm))),
         Source::Cold => {
@@ -100,7 +100,7 @@ fn measure(bench: &Bench, forge: &Forge) -> anyhow::Result<HashMap<Source, Vec<f
         }
     };
     run(Source::Warm)?;
-    let sources = [Source::Nowhere, Source::Direct, Source::Cold, Source::Warm];
+    let sources = [Source::NoModules, Source::Direct, Source::Cold, Source::Warm];
     let seconds = rounds(&sources, bench.options.rounds(), |source| run(*source))?;
     Ok(sources.into_iter().zip(seconds).collect())
 }
@@ -114,19 +114,19 @@ impl Larder {
 }
 
 /// Makes one repository, serves it at ten paths, and publishes a module for each path.
-async fn forge(reference: &str) -> anyhow::Result<Forge> {
+async fn forge(reference_kind: &str) -> anyhow::Result<Forge> {
     let repositories = Repositories::new().context("git is not installed")?;
-    let first = repositories.repository("acme/m0");
+    let repository = repositories.repository("acme/m0");
     for file in 0..FILES {
-        first.file(&format!("files/part{file}.txt"), &lines(file, 200));
+        repository.file(&format!("files/part{file}.txt"), &lines(file, 200));
     }
     for commit in 0..COMMITS {
-        first.file("main.tf", &format!("output \"edition\" {{\n  value = {commit}\n}}\n"));
-        first.file(&format!("files/part{}.txt", commit % FILES), &lines(commit + 1000, 200));
-        first.commit(&format!("edition {commit}"));
+        repository.file("main.tf", &format!("output \"edition\" {{\n  value = {commit}\n}}\n"));
+        repository.file(&format!("files/part{}.txt", commit % FILES), &lines(commit + 1000, 200));
+        repository.commit(&format!("edition {commit}"));
     }
-    first.tag("v1.0.0");
-    let reference = if reference == "tag" { "v1.0.0".to_owned() } else { first.id("HEAD") };
+    repository.tag("v1.0.0");
+    let reference = if reference_kind == "tag" { "v1.0.0".to_owned() } else { repository.id("HEAD") };
     let ca = TestCa::new();
     let registry = FakeUpstream::start().await;
     let git = FakeUpstream::builder().tls_with(&ca).start().await;

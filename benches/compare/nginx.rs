@@ -55,7 +55,7 @@ impl Nginx {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        bail!("nginx does not come to listen")
+        bail!("nginx does not listen")
     }
 
     /// The master and all workers.

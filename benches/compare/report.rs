@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) met: bool,
-    /// Description of the target.
+    /// The target, such as `0.9 x nginx`.
     pub(crate) text: String,
 }
 
@@ -17,25 +17,25 @@ impl Target {
     }
 }
 
-/// The figure, or a dash.
+/// The cell of a figure; a dash without one.
 pub(crate) fn cell(figure: Option<String>) -> String {
     figure.unwrap_or_else(|| "-".into())
 }
 
-/// One table.
-pub(crate) struct Section {
+/// A table of results. The first column has the names of the rows, the last one their targets.
+pub(crate) struct ResultTable {
     title: String,
-    head: Vec<String>,
+    columns: Vec<String>,
     rows: Vec<(String, Vec<String>, Vec<Target>)>,
 }
 
-impl Section {
-    pub(crate) fn new(title: &str, head: &[&str]) -> Self {
-        let head = head.iter().map(|text| (*text).to_owned()).collect();
-        Self { title: title.to_owned(), head, rows: Vec::new() }
+impl ResultTable {
+    pub(crate) fn new(title: &str, columns: &[&str]) -> Self {
+        let columns = columns.iter().map(|text| (*text).to_owned()).collect();
+        Self { title: title.to_owned(), columns, rows: Vec::new() }
     }
 
-    pub(crate) fn add(&mut self, name: &str, cells: Vec<String>, targets: Vec<Target>) {
+    pub(crate) fn add_row(&mut self, name: &str, cells: Vec<String>, targets: Vec<Target>) {
         self.rows.push((name.to_owned(), cells, targets));
     }
 
@@ -50,12 +50,12 @@ impl Section {
     }
 
     fn lines(&self) -> impl Iterator<Item = Vec<String>> {
-        let head = self.head.iter().cloned().chain(["target".to_owned()]).collect();
+        let header = self.columns.iter().cloned().chain(["target".to_owned()]).collect();
         let rows = self.rows.iter().map(|(name, cells, targets)| {
             let text: Vec<String> = targets.iter().map(Target::result_text).collect();
             [name.clone()].into_iter().chain(cells.iter().cloned()).chain([text.join(", ")]).collect()
         });
-        [head].into_iter().chain(rows)
+        [header].into_iter().chain(rows)
     }
 
     fn print(&self) {
@@ -66,7 +66,7 @@ impl Section {
         lines.for_each(|line| {
             table.add_row(line);
         });
-        for column in table.column_iter_mut().skip(1).take(self.head.len() - 1) {
+        for column in table.column_iter_mut().skip(1).take(self.columns.len() - 1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         println!("\n{}\n{table}", self.title);
@@ -77,19 +77,19 @@ impl Section {
         for (number, line) in self.lines().enumerate() {
             println!("| {} |", line.join(" | "));
             if number == 0 {
-                println!("| --- {}| --- |", "| ---: ".repeat(self.head.len() - 1));
+                println!("| --- {}| --- |", "| ---: ".repeat(self.columns.len() - 1));
             }
         }
     }
 }
 
 /// Prints everything.
-pub(crate) fn print(sections: &[Section], circumstances: &[String]) {
-    sections.iter().for_each(Section::print);
+pub(crate) fn print(tables: &[ResultTable], circumstances: &[String]) {
+    tables.iter().for_each(ResultTable::print);
     let targets = || {
-        sections
+        tables
             .iter()
-            .flat_map(|section| &section.rows)
+            .flat_map(|table| &table.rows)
             .flat_map(|(name, _, targets)| targets.iter().map(move |target| (name, target)))
     };
     println!("\n{} of {} targets met", targets().filter(|(_, target)| target.met).count(), targets().count());
@@ -97,7 +97,7 @@ pub(crate) fn print(sections: &[Section], circumstances: &[String]) {
         println!("  missed: {name}: {}", target.text);
     }
     println!("\n--- Markdown ---");
-    sections.iter().for_each(Section::print_markdown);
+    tables.iter().for_each(ResultTable::print_markdown);
     println!();
     circumstances.iter().for_each(|line| println!("{line}"));
 }

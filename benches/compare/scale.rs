@@ -12,11 +12,11 @@ use crate::compared_server::archive_path;
 use crate::interrupt;
 use crate::larder::{self, Home, Larder, Log};
 use crate::measure::{median, rounds};
-use crate::report::{Section, Target, cell};
+use crate::report::{ResultTable, Target, cell};
 
 const MAX_READY_TIME: Duration = Duration::from_secs(1);
 const MAX_STOP_TIME: Duration = Duration::from_secs(2);
-/// Maximum ratio of the time of a fill at the size limit to one below it.
+/// Maximum ratio of the time of a fill at the size limit to that of a fill below it.
 const MAX_FILL_RATIO: f64 = 1.2;
 
 /// Ten platforms; each provider also has ten versions.
@@ -55,40 +55,40 @@ enum Limit {
     Reached,
 }
 
-/// The results of one round.
+/// The times of all rounds.
 #[derive(Default)]
-struct Figures {
+struct RestartTimes {
     ready: Vec<Duration>,
     index_rebuilt: Vec<Duration>,
     stop: Vec<Duration>,
 }
 
 /// Measures the selected rows.
-pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let providers = if bench.options.quick { 3 } else { 1000 };
     let archives = providers * VERSIONS * PLATFORMS.len();
     let clean = format!("ready with {archives} archives, after a clean stop");
     let killed = format!("ready with {archives} archives, after kill -9");
-    let index = format!("index of {archives} archives made again, after kill -9");
+    let index = format!("index of {archives} archives rebuilt, after kill -9");
     let stop = format!("clean stop with {archives} archives");
-    let fill = format!("a fill at the size limit, with {archives} archives, to one below it");
+    let fill = format!("fill at the size limit / below it, with {archives} archives");
     let empty = "ready with an empty store".to_owned();
     if ![&clean, &killed, &index, &stop, &fill, &empty].into_iter().any(|row| bench.wants(row)) {
         return Ok(None);
     }
     let title = "A store of many archives (ready: from exec to 200 at /readyz, page cache warm)";
-    let mut section = Section::new(title, &["", "larder"]);
-    let mut add = |name: &str, times: &[Duration], target: Option<Duration>| {
+    let mut table = ResultTable::new(title, &["", "larder"]);
+    let mut add_row = |name: &str, times: &[Duration], target: Option<Duration>| {
         let median = Duration::from_secs_f64(median(times.iter().map(Duration::as_secs_f64)));
         let targets = target.map(|most| Target { met: median <= most, text: format!("{} s", most.as_secs_f64()) });
         let figure = format!("{:.0} ms", median.as_secs_f64() * 1e3);
-        section.add(name, vec![cell(Some(figure))], targets.into_iter().collect());
+        table.add_row(name, vec![cell(Some(figure))], targets.into_iter().collect());
     };
 
     bench.progress(&empty);
     let home = Home::new(bench, None, Log::Off)?;
-    let (home, figures) = measure_restarts(bench, home, Stop::Clean)?;
-    add(&empty, &figures.ready, None);
+    let (home, times) = measure_restarts(bench, home, PreviousStop::Clean)?;
+    add_row(&empty, &times.ready, None);
 
     bench.progress(&format!("a store of {archives} archives"));
     let (larder, _) = start(bench, home)?;
@@ -96,54 +96,54 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     bench.block_on(fill_store(bench, &larder, providers))?;
     bench.progress(&format!("filled in {:.0} s", began.elapsed().as_secs_f64()));
     let home = larder.stop()?;
-    ensure!(home.archives() == archives, "the store has {} archives, not {archives}", home.archives());
+    ensure!(home.archive_count() == archives, "the store has {} archives, not {archives}", home.archive_count());
 
     bench.progress(&clean);
-    let (home, figures) = measure_restarts(bench, home, Stop::Clean)?;
-    add(&clean, &figures.ready, Some(MAX_READY_TIME));
-    add(&stop, &figures.stop, Some(MAX_STOP_TIME));
+    let (home, times) = measure_restarts(bench, home, PreviousStop::Clean)?;
+    add_row(&clean, &times.ready, Some(MAX_READY_TIME));
+    add_row(&stop, &times.stop, Some(MAX_STOP_TIME));
     bench.progress(&killed);
-    let (home, figures) = measure_restarts(bench, home, Stop::Killed)?;
-    add(&killed, &figures.ready, Some(MAX_READY_TIME));
-    add(&index, &figures.index_rebuilt, None);
+    let (home, times) = measure_restarts(bench, home, PreviousStop::Killed)?;
+    add_row(&killed, &times.ready, Some(MAX_READY_TIME));
+    add_row(&index, &times.index_rebuilt, None);
 
     bench.progress(&fill);
-    if let Some([below_limit, at_limit]) = bench.or_report(&fill, fills(bench, home))? {
+    if let Some([below_limit, at_limit]) = bench.or_report(&fill, measure_fills(bench, home))? {
         let ratio = at_limit / below_limit;
-        let figure = format!("{ratio:.2} ({:.2} ms to {:.2} ms)", at_limit * 1e3, below_limit * 1e3);
+        let figure = format!("{ratio:.2} ({:.2} ms / {:.2} ms)", at_limit * 1e3, below_limit * 1e3);
         let target = Target { met: ratio <= MAX_FILL_RATIO, text: MAX_FILL_RATIO.to_string() };
-        section.add(&fill, vec![cell(Some(figure))], vec![target]);
+        table.add_row(&fill, vec![cell(Some(figure))], vec![target]);
     }
-    Ok(Some(section))
+    Ok(Some(table))
 }
 
-/// The end of the larder before the measured one.
+/// The end of the larder that ran before the measured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
+enum PreviousStop {
     Clean,
     Killed,
 }
 
-/// Starts and stops larder once per round, and measures both. `previous` is the end of the larder before.
-fn measure_restarts(bench: &Bench, mut home: Home, previous: Stop) -> anyhow::Result<(Home, Figures)> {
-    let mut figures = Figures::default();
+/// Starts and stops larder once per round, and measures both.
+fn measure_restarts(bench: &Bench, mut home: Home, previous: PreviousStop) -> anyhow::Result<(Home, RestartTimes)> {
+    let mut times = RestartTimes::default();
     for _ in 0..bench.options.rounds() {
-        if previous == Stop::Killed {
+        if previous == PreviousStop::Killed {
             home = start(bench, home)?.0.kill();
         }
         let began = Instant::now();
         let (larder, took) = start(bench, home)?;
-        figures.ready.push(took);
+        times.ready.push(took);
         while metric(bench, &larder, "larder_index_whole")? < 1.0 {
             ensure!(began.elapsed() < TIME_LIMIT, "the index is not rebuilt");
             interrupt::pause(Duration::from_millis(10))?;
         }
-        figures.index_rebuilt.push(began.elapsed());
+        times.index_rebuilt.push(began.elapsed());
         let began = Instant::now();
         home = larder.stop()?;
-        figures.stop.push(began.elapsed());
+        times.stop.push(began.elapsed());
     }
-    Ok((home, figures))
+    Ok((home, times))
 }
 
 /// Starts larder, and polls until it is ready.
@@ -161,27 +161,27 @@ fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
     Ok((larder, began.elapsed()))
 }
 
-/// The sum of the series of a metric.
+/// The sum of all series of a metric.
 fn metric(bench: &Bench, larder: &Larder, name: &str) -> anyhow::Result<f64> {
     let url = format!("http://{}/metrics", larder.admin);
     let metrics = bench.block_on(async { bench.client.get(&url).send().await?.error_for_status()?.text().await })?;
-    let belongs_to_metric = |series: &str| series == name || series.starts_with(&format!("{name}{{"));
+    let is_of_metric = |series: &str| series == name || series.starts_with(&format!("{name}{{"));
     let mut values =
-        metrics.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| belongs_to_metric(series));
+        metrics.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| is_of_metric(series));
     values.try_fold(0.0, |sum, (_, value)| Ok(sum + value.parse::<f64>()?))
 }
 
-/// Seconds of one fill below the limit and at it.
-fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
+/// Seconds of one fill below the size limit and at it.
+fn measure_fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
     let mut home = Some(home);
     let mut round = 0;
     let seconds = rounds(&[Limit::Distant, Limit::Reached], bench.options.rounds(), |limit| {
         round += 1;
         let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("round{round}x{number}")).collect();
-        let previous = home.take().context("a round before it failed")?;
+        let previous = home.take().context("an earlier round failed")?;
         // Only archives are measured: their documents are cached beforehand, and the limit is the space used then.
         let (larder, _) = start(bench, previous.store("max_size = \"1TiB\"")?)?;
-        let paths = bench.block_on(paths_of(bench, &larder, publish(bench, &names)?))?;
+        let paths = bench.block_on(archive_paths(bench, &larder, publish(bench, &names)?))?;
         let stored = metric(bench, &larder, "larder_store_bytes")?;
         let with_documents = larder.stop()?;
         let max_size = if *limit == Limit::Distant { stored * 10.0 } else { stored };
@@ -199,7 +199,7 @@ fn fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
 }
 
 /// The paths at larder of the archives of these documents.
-async fn paths_of(bench: &Bench, larder: &Larder, documents: Vec<String>) -> anyhow::Result<Vec<String>> {
+async fn archive_paths(bench: &Bench, larder: &Larder, documents: Vec<String>) -> anyhow::Result<Vec<String>> {
     let base = format!("http://{}", larder.address);
     let paths = stream::iter(documents).map(|document| {
         let url = format!("{base}{}", larder::larder_path(&document));

@@ -11,7 +11,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::support::tls::TestCa;
 
-/// Which suite, for the table.
+/// The name of the cipher suite, for the report.
 pub(crate) const SUITE: &str = "TLS 1.3, AES-128-GCM";
 
 /// A certificate in files.
@@ -35,8 +35,8 @@ impl Certificate {
         Ok(Self { certificate_file, key_file, authority_file })
     }
 
-    /// A client that offers this protocol only.
-    pub(crate) fn client(&self, protocol: &[u8]) -> anyhow::Result<Arc<ClientConfig>> {
+    /// The configuration of a client that offers this application protocol only.
+    pub(crate) fn client_config(&self, protocol: &[u8]) -> anyhow::Result<Arc<ClientConfig>> {
         let mut provider = aws_lc_rs::default_provider();
         provider.cipher_suites = vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256];
         let mut roots = RootCertStore::empty();
@@ -50,7 +50,7 @@ impl Certificate {
 }
 
 /// The TLS configuration of a server, from the files of a [`Certificate`].
-pub(crate) fn server(certificate_file: &Path, key_file: &Path) -> anyhow::Result<Arc<ServerConfig>> {
+pub(crate) fn server_config(certificate_file: &Path, key_file: &Path) -> anyhow::Result<Arc<ServerConfig>> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?

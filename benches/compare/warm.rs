@@ -15,7 +15,7 @@ use crate::catalog::{self, PLATFORM, Release};
 use crate::interrupt;
 use crate::larder::{Larder, Log};
 use crate::measure::{median, rounds};
-use crate::report::{Section, Target, cell};
+use crate::report::{ResultTable, Target, cell};
 
 /// The time after which the registry answers each request.
 const LATENCY: Duration = Duration::from_millis(20);
@@ -24,7 +24,7 @@ const PARALLEL_PROVIDERS: usize = 16;
 /// The target ratio of warm-up throughput to the downloader's.
 const MIN_THROUGHPUT_RATIO: f64 = 0.7;
 /// The sizes of archives, in turn.
-const SIZES: [usize; 5] = [20_000, 40_000, 60_000, 80_000, 100_000];
+const ARCHIVE_SIZES: [usize; 5] = [20_000, 40_000, 60_000, 80_000, 100_000];
 
 /// The measured program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ enum Fetcher {
 }
 
 /// Measures the selected rows.
-pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
+pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let count = if bench.options.quick { 100 } else { 1000 };
     let name = format!("warm {count} small items");
     if !bench.wants(&name) {
@@ -42,7 +42,7 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
     }
     bench.progress(&name);
     let names: Vec<String> = (0..count).map(|number| format!("warm{number}")).collect();
-    for (name, size) in names.iter().zip(SIZES.iter().cycle()) {
+    for (name, size) in names.iter().zip(ARCHIVE_SIZES.iter().cycle()) {
         bench.upstream.publish(catalog::list_path(name), catalog::list("1.0.0")?);
         bench.publish(&Release::new(name, *size))?;
     }
@@ -59,12 +59,12 @@ pub(crate) fn section(bench: &Bench) -> anyhow::Result<Option<Section>> {
         "Warm-up, the registry {} ms away for each request (the downloader fetches {PARALLEL_PROVIDERS} at a time, and syncs each file)",
         LATENCY.as_millis()
     );
-    let mut section = Section::new(&title, &["", "downloader", "larder", "larder's throughput"]);
+    let mut table = ResultTable::new(&title, &["", "downloader", "larder", "larder's throughput"]);
     let ratio = direct / larder;
-    let text_of = |seconds: f64| cell(Some(format!("{seconds:.2} s ({:.0}/s)", count as f64 / seconds)));
+    let time_and_rate = |seconds: f64| cell(Some(format!("{seconds:.2} s ({:.0}/s)", count as f64 / seconds)));
     let target = Target { met: ratio >= MIN_THROUGHPUT_RATIO, text: format!("{MIN_THROUGHPUT_RATIO} x downloader") };
-    section.add(&name, vec![text_of(direct), text_of(larder), format!("{ratio:.2}")], vec![target]);
-    Ok(Some(section))
+    table.add_row(&name, vec![time_and_rate(direct), time_and_rate(larder), format!("{ratio:.2}")], vec![target]);
+    Ok(Some(table))
 }
 
 /// Seconds of a warm-up with an empty store, from the order to the end of its job.
@@ -84,7 +84,7 @@ fn warm(bench: &Bench, names: &[String]) -> anyhow::Result<f64> {
         ensure!(end["state"] == "done", "the job ended as {end}");
         Ok(began.elapsed().as_secs_f64())
     })?;
-    ensure!(larder.home.archives() == names.len(), "{} archives are stored", larder.home.archives());
+    ensure!(larder.home.archive_count() == names.len(), "{} archives are stored", larder.home.archive_count());
     larder.stop()?;
     Ok(took)
 }

@@ -76,7 +76,7 @@ impl Connection {
         let Self { stream, buffer } = self;
         stream.write_all(request.as_bytes())?;
         let mut filled = 0;
-        let head = loop {
+        let head_end = loop {
             let read = stream.read(&mut buffer[filled..])?;
             if read == 0 {
                 bail!("the server closed before an answer");
@@ -86,12 +86,12 @@ impl Connection {
                 break end + 4;
             }
         };
-        let mut remaining = content_length(&buffer[..head])?;
-        let mut received = filled - head;
+        let mut remaining = content_length(&buffer[..head_end])?;
+        let mut received = filled - head_end;
         loop {
-            let is_to_continue = continue_after(received);
+            let continues = continue_after(received);
             remaining = remaining.checked_sub(received).context("the body is longer than its Content-Length")?;
-            if remaining == 0 || !is_to_continue {
+            if remaining == 0 || !continues {
                 return Ok(remaining == 0);
             }
             received = stream.read(buffer)?;

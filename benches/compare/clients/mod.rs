@@ -19,7 +19,7 @@ use crate::interrupt;
 use crate::measure::Sample;
 use crate::tls::Certificate;
 
-/// The requests of a number of clients.
+/// The request that each client of a measurement repeats.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestLoad {
     address: SocketAddr,
@@ -37,8 +37,8 @@ impl RequestLoad {
         certificate: &Certificate,
     ) -> anyhow::Result<Self> {
         let tls = match protocol {
-            ClientProtocol::Http1Tls => Some(certificate.client(b"http/1.1")?),
-            ClientProtocol::Http2Tls => Some(certificate.client(b"h2")?),
+            ClientProtocol::Http1Tls => Some(certificate.client_config(b"http/1.1")?),
+            ClientProtocol::Http2Tls => Some(certificate.client_config(b"h2")?),
             ClientProtocol::Http1 | ClientProtocol::Http2 => None,
         };
         Ok(Self { address: server.address(protocol), protocol, path: path.to_owned(), gzip: false, tls })
@@ -118,7 +118,7 @@ pub(crate) fn run<T>(
     result
 }
 
-/// The counted unit.
+/// The unit that a measurement counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CountedUnit {
     Bytes,

@@ -13,9 +13,9 @@ use super::http1::{self, Connection};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AnswerTiming {
     /// Time until the first byte of the body.
-    pub(crate) first: Duration,
+    pub(crate) first_byte: Duration,
     /// Time until the last byte of the body.
-    pub(crate) whole: Duration,
+    pub(crate) last_byte: Duration,
     pub(crate) bytes: usize,
 }
 
@@ -23,17 +23,17 @@ pub(crate) struct AnswerTiming {
 pub(crate) fn time_one(address: SocketAddr, path: &str) -> anyhow::Result<AnswerTiming> {
     let began = Instant::now();
     let mut connection = Connection::new(address, None)?;
-    let mut first = None;
+    let mut first_byte = None;
     let mut bytes = 0;
     connection.request(&http1::request_text(address, path, false), |received| {
         if received > 0 {
-            first.get_or_insert(began.elapsed());
+            first_byte.get_or_insert(began.elapsed());
         }
         bytes += received;
         true
     })?;
-    let whole = began.elapsed();
-    Ok(AnswerTiming { first: first.unwrap_or(whole), whole, bytes })
+    let last_byte = began.elapsed();
+    Ok(AnswerTiming { first_byte: first_byte.unwrap_or(last_byte), last_byte, bytes })
 }
 
 /// Sends the same request from this many clients at once.

@@ -9,7 +9,7 @@ use crate::compared_server::{ClientProtocol, ComparedServer};
 use crate::measure::Sample;
 use crate::process::Running;
 
-/// Asks a path over this many keep-alive connections from one thread.
+/// Requests a path over this many keep-alive connections from one thread.
 pub(crate) fn sample(
     program: &Path,
     server: &ComparedServer,
@@ -18,7 +18,7 @@ pub(crate) fn sample(
     connections: usize,
     seconds: u64,
 ) -> anyhow::Result<Sample> {
-    let busy = server.processor_seconds(ClientProtocol::Http1);
+    let processor_before = server.processor_seconds(ClientProtocol::Http1);
     let mut command = Command::new(program);
     command.args(["-t1", &format!("-c{connections}"), &format!("-d{seconds}s"), "--timeout", "10s"]);
     if gzip {
@@ -28,9 +28,9 @@ pub(crate) fn sample(
     let mut running = Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let mut out = running.child().stdout.take().context("its output is piped")?;
     let output = std::io::read_to_string(&mut out)?;
-    let processor_seconds = server.processor_seconds(ClientProtocol::Http1) - busy;
+    let processor_seconds = server.processor_seconds(ClientProtocol::Http1) - processor_before;
     ensure!(!output.contains("Non-2xx") && !output.contains("Socket errors"), "{}: {output}", server.name.text());
-    let (requests, rest) = output.split_once(" requests in ").with_context(|| format!("wrk said: {output}"))?;
+    let (requests, rest) = output.split_once(" requests in ").with_context(|| format!("wrk printed: {output}"))?;
     let requests = requests.rsplit(char::is_whitespace).next().unwrap_or_default().parse()?;
     let took = rest.split(',').next().unwrap_or_default();
     let seconds = match (took.strip_suffix("ms"), took.strip_suffix('m'), took.strip_suffix('s')) {
