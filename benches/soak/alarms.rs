@@ -55,7 +55,7 @@ impl ExpectedAlarm {
         Self { kind: "new-key", resolve, ..Self::waits_for_accept(name, version) }
     }
 
-    /// A module's version whose tree is another one.
+    /// A module version with another tree than before.
     pub(crate) fn moved(name: &str) -> Self {
         let address = format!("{HOST}/acme/{name}/test");
         let resolve = format!("larder accept {address}@1.0.0");
@@ -63,8 +63,8 @@ impl ExpectedAlarm {
     }
 
     fn matches(&self, alarm: &Value) -> bool {
-        let is_version = self.version.as_ref().is_none_or(|version| alarm["version"] == **version);
-        alarm["kind"] == self.kind && alarm["address"] == *self.address && is_version
+        let has_version = self.version.as_ref().is_none_or(|version| alarm["version"] == **version);
+        alarm["kind"] == self.kind && alarm["address"] == *self.address && has_version
     }
 }
 

@@ -1,5 +1,5 @@
-//! The final audit: with upstream down, everything that was acknowledged must come from the store; and the store itself,
-//! file by file.
+//! The final audit: with upstream down, everything that clients have received must come from the store; then the store
+//! itself, file by file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use crate::SoakSetup;
-use crate::ledger::{BrokenPromise, Kind};
+use crate::ledger::BrokenPromise;
 use crate::sources::archive_path;
 use crate::support::larder::Folder;
 use crate::support::upstream::sha256_hex;
@@ -21,7 +21,7 @@ use crate::support::upstream::sha256_hex;
 pub(crate) struct AuditResult {
     pub(crate) blobs: usize,
     pub(crate) bytes: u64,
-    pub(crate) staged: usize,
+    pub(crate) partial_downloads: usize,
 }
 
 /// Requests acknowledged archives and documents from a larder whose upstream is down, at most this many of each.
@@ -73,15 +73,14 @@ pub(crate) async fn audit_acknowledged(setup: &Arc<SoakSetup>, at_most: usize) -
         };
         setup.ledger.record_broken(promise, format!("{path}, with upstream down"));
     }
-    setup.ledger.count(Kind::Archive, "audited");
     Ok(archives.len().min(at_most))
 }
 
-/// Hashes every file of a closed store.
+/// Checks every file of a closed store.
 pub(crate) async fn audit_store(setup: &SoakSetup, folder: &Folder) -> anyhow::Result<AuditResult> {
-    let mut true_digests = setup.truth.digests().await;
+    let mut true_digests = setup.truth.rightful_digests().await;
     true_digests.extend(setup.sources.seen().into_values());
-    let mut result = AuditResult { staged: folder.partial_downloads().len(), ..AuditResult::default() };
+    let mut result = AuditResult { partial_downloads: folder.partial_downloads().len(), ..AuditResult::default() };
     for blob in folder.blobs() {
         let bytes = fs::read(&blob)?;
         let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -94,7 +93,7 @@ pub(crate) async fn audit_store(setup: &SoakSetup, folder: &Folder) -> anyhow::R
     for file in quarantined_files(folder.path()) {
         setup.ledger.record_broken(BrokenPromise::Quarantined, file.display().to_string());
     }
-    let records = folder.files("staging").len() - result.staged;
+    let records = folder.files("staging").len() - result.partial_downloads;
     if records > 0 {
         setup.ledger.record_broken(BrokenPromise::Leaked, format!("{records} records in staging"));
     }
@@ -103,6 +102,7 @@ pub(crate) async fn audit_store(setup: &SoakSetup, folder: &Folder) -> anyhow::R
 
 fn quarantined_files(store: &Path) -> Vec<PathBuf> {
     let entries = |folder: PathBuf| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_index = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("index."));
-    entries(store.join("v1")).filter(is_index).chain(entries(store.join("v1/aside"))).collect()
+    let is_damaged_index =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("index."));
+    entries(store.join("v1")).filter(is_damaged_index).chain(entries(store.join("v1/aside"))).collect()
 }

@@ -20,7 +20,7 @@ use crate::truth::Draft;
 /// The interval of checks of upstream's request log.
 const LOG_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Republications of one version; beyond 64 records of it larder waits for `accept`.
+/// Republications of one version: from 64 first-seen records of it on, larder waits for `accept`.
 const MAX_EDITIONS: u32 = 60;
 
 /// The faults and changes so far.
@@ -55,9 +55,8 @@ pub(crate) struct Chaos {
     pub(crate) counts: FaultCounts,
     /// Names and versions of packages that were published once and not withdrawn.
     pub(crate) published_once: Vec<(String, String)>,
-    /// Archives that clients had when the log was last checked.
+    /// The paths at upstream of the archives that clients had when the log was last checked.
     acknowledged: HashSet<String>,
-    largest_size: usize,
 }
 
 impl Chaos {
@@ -69,23 +68,13 @@ impl Chaos {
         kills: Kills,
     ) -> Self {
         let (setup, counts) = (Arc::clone(setup), FaultCounts::default());
-        Self {
-            setup,
-            upstream,
-            hostile,
-            rng,
-            kills,
-            counts,
-            published_once: Vec::new(),
-            acknowledged: HashSet::new(),
-            largest_size: 6_000_000,
-        }
+        Self { setup, upstream, hostile, rng, kills, counts, published_once: Vec::new(), acknowledged: HashSet::new() }
     }
 
     /// Publishes the initial versions.
     pub(crate) async fn publish_all(&mut self, sizes: &[(&str, usize)]) {
         for (name, size) in sizes {
-            self.setup.names.lock().push((*name).to_owned());
+            self.setup.provider_names.lock().push((*name).to_owned());
             for version in ["1.0.0", "1.1.0", "1.2.0"] {
                 self.setup.truth.publish(&self.upstream, Draft::new(name, version, *size)).await;
             }
@@ -104,7 +93,7 @@ impl Chaos {
             let now = Instant::now();
             if now >= fault {
                 fault = in_future(self.next_fault());
-                // A new version: stored archives meet no fault.
+                // With each fault something changes: requests for stored archives would not meet it.
                 change = now;
             }
             if now >= change {
@@ -161,13 +150,14 @@ impl Chaos {
         Duration::from_millis(self.rng.gen_range(800..5000))
     }
 
+    /// Publishes a version or an edition, withdraws a version, or expires all URLs.
     async fn change(&mut self) {
-        let name = self.setup.random_name(&mut self.rng);
+        let name = self.setup.random_provider(&mut self.rng);
         match self.rng.gen_range(0..100) {
             0..70 => {
                 self.counts.versions += 1;
                 let version = format!("2.0.{}", self.counts.versions);
-                let size = [50_000, 400_000, 1_048_000, 1_500_000, 3_000_000, self.largest_size];
+                let size = [50_000, 400_000, 1_048_000, 1_500_000, 3_000_000, 6_000_000];
                 let size = *size.choose(&mut self.rng).unwrap_or(&50_000);
                 self.setup.truth.publish(&self.upstream, Draft::new(&name, &version, size)).await;
                 self.published_once.push((name, version));
@@ -222,7 +212,7 @@ impl Chaos {
 
     /// Checks that no archive that a client has is fetched again, unless it was republished.
     fn check_refetches(&mut self) {
-        self.setup.processes.sample();
+        self.setup.processes.sample_resources();
         let mut requests = self.upstream.requests();
         self.upstream.forget_requests();
         requests.extend(self.setup.sources.upstream.requests());

@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::Value;
 
 use crate::SoakSetup;
-use crate::ledger::{Acknowledged, BrokenPromise, Kind};
+use crate::ledger::{Acknowledged, BrokenPromise, RequestKind};
 use crate::request::{BodyEnd, BodyReading, SoakRequest};
 use crate::support::larder::HOST;
 use crate::support::upstream::sha256_hex;
@@ -38,11 +38,11 @@ impl Client {
             match self.rng.gen_range(0..100) {
                 0..35 => self.install().await,
                 35..45 => self.install_attacked().await,
-                45..50 => self.module().await,
+                45..50 => self.install_random_module().await,
                 50..70 => self.reinstall().await,
-                70..85 => self.through_the_mirror().await,
-                85..92 => drop(self.versions().await),
-                92..95 => self.discovery().await,
+                70..85 => self.install_through_mirror().await,
+                85..92 => drop(self.request_versions().await),
+                92..95 => self.request_discovery().await,
                 _ => self.request_absent().await,
             }
         }
@@ -50,7 +50,7 @@ impl Client {
 
     /// The requests of an `init`: the list, a document, its three files.
     async fn install(&mut self) {
-        let Some((name, versions)) = self.versions().await else { return };
+        let Some((name, versions)) = self.request_versions().await else { return };
         // New versions are preferred: the old ones are cached soon.
         let newest = versions.len().saturating_sub(3);
         let candidates = if self.rng.gen_bool(0.6) { &versions[newest..] } else { &versions[..] };
@@ -72,15 +72,15 @@ impl Client {
         let Package { name, version, platform } = package;
         let platform_path = platform.replacen('_', "/", 1);
         let path = format!("/registry/{HOST}/v1/providers/acme/{name}/{version}/download/{platform_path}");
-        let Some(document) = self.json(Kind::Document, &path).await else { return false };
+        let Some(document) = self.request_json(RequestKind::Document, &path).await else { return false };
         let text = |field: &str| document[field].as_str().unwrap_or_default().to_owned();
-        let editions = self.setup.truth.editions(name, version).await;
+        let editions = self.setup.truth.rightful_editions(name, version).await;
         let shasum = text("shasum");
         let has_archive = |edition: &&Arc<Edition>| edition.zips.get(platform).is_some_and(|zip| zip.sha256 == shasum);
         // Several signatures may exist for the same bytes.
         let matching: Vec<&Arc<Edition>> = editions.iter().filter(has_archive).collect();
         if matching.is_empty() {
-            self.wrong(format!("{path}: no edition that may be served has the shasum {shasum}"));
+            self.record_wrong_bytes(format!("{path}: no edition that may be served has the shasum {shasum}"));
             return false;
         }
         self.setup.truth.record_seen(package, &shasum).await;
@@ -88,13 +88,13 @@ impl Client {
         let mut all_arrived = true;
         if self.rng.gen_bool(0.3) {
             let truths = [
-                (Kind::Sums, &sums, matching.iter().map(|edition| &edition.sums).collect::<Vec<_>>()),
-                (Kind::Signature, &signature, matching.iter().map(|edition| &edition.signature).collect()),
+                (RequestKind::Sums, &sums, matching.iter().map(|edition| &edition.sums).collect::<Vec<_>>()),
+                (RequestKind::Signature, &signature, matching.iter().map(|edition| &edition.signature).collect()),
             ];
             for (kind, path, truths) in truths {
                 match self.send(SoakRequest::complete(kind, path)).await {
                     Some(answer) if answer.is_complete(200) && !truths.contains(&&answer.body) => {
-                        self.wrong(format!("{path} is not of the edition of its document"));
+                        self.record_wrong_bytes(format!("{path} is not of the edition of its document"));
                     }
                     answer => all_arrived &= answer.is_some_and(|answer| answer.is_complete(200)),
                 }
@@ -107,7 +107,7 @@ impl Client {
             10..16 => BodyReading::Http10,
             _ => BodyReading::Complete,
         };
-        all_arrived & self.archive(package, &archive, &[], reading).await
+        all_arrived & self.request_archive(package, &archive, &[], reading).await
     }
 
     /// Requests a complete archive again, with every kind of condition and range.
@@ -129,21 +129,20 @@ impl Client {
             _ => (("accept", "*/*".to_owned()), BodyReading::Complete),
         };
         let (path, package) = (path.clone(), archive.package.clone());
-        self.archive(&package, &path, &[header], reading).await;
+        self.request_archive(&package, &path, &[header], reading).await;
     }
 
-    /// The network mirror, and one of the archives that it names.
-    async fn through_the_mirror(&mut self) {
-        let name = self.setup.random_name(&mut self.rng);
-        let Some(index) = self.json(Kind::Index, &format!("/mirror/{HOST}/acme/{name}/index.json")).await else {
-            return;
-        };
+    /// The requests of an `init` through the network mirror: the index, a version, one archive.
+    async fn install_through_mirror(&mut self) {
+        let name = self.setup.random_provider(&mut self.rng);
+        let path = format!("/mirror/{HOST}/acme/{name}/index.json");
+        let Some(index) = self.request_json(RequestKind::MirrorIndex, &path).await else { return };
         let versions: Vec<String> =
             index["versions"].as_object().into_iter().flatten().map(|(version, _)| version.clone()).collect();
         self.check_versions_exist(&name, &versions).await;
         let Some(version) = versions.choose(&mut self.rng).cloned() else { return };
         let path = format!("/mirror/{HOST}/acme/{name}/{version}.json");
-        let Some(answer) = self.json(Kind::Version, &path).await else { return };
+        let Some(answer) = self.request_json(RequestKind::MirrorVersion, &path).await else { return };
         let mut archives = Vec::new();
         for (platform, entry) in answer["archives"].as_object().into_iter().flatten() {
             let package = Package { name: name.clone(), version: version.clone(), platform: platform.clone() };
@@ -155,11 +154,11 @@ impl Client {
                 Some(zip) if self.hashes_match(&hashes, &zip) && url.contains(&zip.sha256[..16]) => {
                     archives.push((package, url));
                 }
-                _ => self.wrong(format!("{path}: {entry} for {platform}")),
+                _ => self.record_wrong_bytes(format!("{path}: {entry} for {platform}")),
             }
         }
         let Some((package, url)) = archives.choose(&mut self.rng).cloned() else { return };
-        self.archive(&package, &url, &[], BodyReading::Complete).await;
+        self.request_archive(&package, &url, &[], BodyReading::Complete).await;
     }
 
     fn hashes_match(&self, hashes: &[&str], zip: &Zip) -> bool {
@@ -167,9 +166,10 @@ impl Client {
     }
 
     /// Requests the version list of a random provider.
-    async fn versions(&mut self) -> Option<(String, Vec<String>)> {
-        let name = self.setup.random_name(&mut self.rng);
-        let list = self.json(Kind::Versions, &format!("/registry/{HOST}/v1/providers/acme/{name}/versions")).await?;
+    async fn request_versions(&mut self) -> Option<(String, Vec<String>)> {
+        let name = self.setup.random_provider(&mut self.rng);
+        let path = format!("/registry/{HOST}/v1/providers/acme/{name}/versions");
+        let list = self.request_json(RequestKind::Versions, &path).await?;
         let listed = list["versions"].as_array().into_iter().flatten();
         let versions: Vec<String> = listed.filter_map(|entry| Some(entry["version"].as_str()?.to_owned())).collect();
         self.check_versions_exist(&name, &versions).await;
@@ -178,52 +178,52 @@ impl Client {
 
     async fn check_versions_exist(&self, name: &str, versions: &[String]) {
         for version in versions {
-            if !self.setup.truth.has(name, version).await {
-                self.wrong(format!("a list of {name} names {version}, which was never published"));
+            if !self.setup.truth.was_published(name, version).await {
+                self.record_wrong_bytes(format!("a list of {name} names {version}, which was never published"));
             }
         }
     }
 
-    async fn discovery(&mut self) {
+    async fn request_discovery(&mut self) {
         let path = format!("/registry/{HOST}/.well-known/terraform.json");
-        if let Some(document) = self.json(Kind::Discovery, &path).await
+        if let Some(document) = self.request_json(RequestKind::Discovery, &path).await
             && document["providers.v1"] != format!("/registry/{HOST}/v1/providers/")
         {
-            self.wrong(format!("{path}: {document}"));
+            self.record_wrong_bytes(format!("{path}: {document}"));
         }
     }
 
-    /// Requests for absent packages: any answer but an error is wrong.
+    /// Requests a package that does not exist: any answer but an error is wrong.
     async fn request_absent(&mut self) {
         let number: u32 = self.rng.gen_range(0..50);
         let path = match self.rng.gen_range(0..4) {
             0 => format!("/registry/{HOST}/v1/providers/acme/nothing-{number}/versions"),
             1 => format!(
                 "/registry/{HOST}/v1/providers/acme/{}/99.0.{number}/download/linux/amd64",
-                self.setup.random_name(&mut self.rng)
+                self.setup.random_provider(&mut self.rng)
             ),
             2 => format!(
                 "/archive/{HOST}/providers/acme/{}/1.0.0/linux_amd64/{number:016x}/x.zip",
-                self.setup.random_name(&mut self.rng)
+                self.setup.random_provider(&mut self.rng)
             ),
             _ => format!("/registry/elsewhere-{number}.example/v1/providers/acme/x/versions?q={number}"),
         };
-        if let Some(answer) = self.send(SoakRequest::complete(Kind::Stray, &path)).await
+        if let Some(answer) = self.send(SoakRequest::complete(RequestKind::Absent, &path)).await
             && answer.is_complete(200)
         {
-            self.wrong(format!("{path} was answered with {} bytes", answer.body.len()));
+            self.record_wrong_bytes(format!("{path} was answered with {} bytes", answer.body.len()));
         }
     }
 
     /// Requests an archive; returns true if it arrived complete.
-    pub(crate) async fn archive(
+    pub(crate) async fn request_archive(
         &mut self,
         package: &Package,
         path: &str,
         headers: &[(&'static str, String)],
         reading: BodyReading,
     ) -> bool {
-        let Some(answer) = self.send(SoakRequest { kind: Kind::Archive, path, headers, reading }).await else {
+        let Some(answer) = self.send(SoakRequest { kind: RequestKind::Archive, path, headers, reading }).await else {
             return false;
         };
         if answer.ended != BodyEnd::Complete {
@@ -231,7 +231,7 @@ impl Client {
         }
         let digest = path.split('/').rev().nth(1).unwrap_or_default();
         let Some(zip) = self.setup.truth.zip(package, digest).await else {
-            self.wrong(format!("{path} names no true archive, and was answered with {}", answer.status));
+            self.record_wrong_bytes(format!("{path} names no true archive, and was answered with {}", answer.status));
             return false;
         };
         match answer.status {
@@ -248,45 +248,47 @@ impl Client {
                 let part = part.and_then(|(first, last)| Some((first.parse().ok()?, last.parse::<usize>().ok()? + 1)));
                 let truth = part.and_then(|(first, end): (usize, usize)| zip.bytes.get(first..end));
                 if truth != Some(&answer.body[..]) {
-                    self.wrong(format!("{path}: {} bytes as {range}", answer.body.len()));
+                    self.record_wrong_bytes(format!("{path}: {} bytes as {range}", answer.body.len()));
                 }
             }
             304 => {}
             200 => {
                 let (length, digest) = (answer.body.len(), sha256_hex(&answer.body));
-                self.wrong(format!("{path}: {length} bytes with SHA-256 {digest}"));
+                self.record_wrong_bytes(format!("{path}: {length} bytes with SHA-256 {digest}"));
             }
             _ => {}
         }
         false
     }
 
-    /// Asks for a JSON document.
-    async fn json(&mut self, kind: Kind, path: &str) -> Option<Value> {
+    /// Requests a JSON document.
+    async fn request_json(&mut self, kind: RequestKind, path: &str) -> Option<Value> {
         let answer = self.send(SoakRequest::complete(kind, path)).await.filter(|answer| answer.is_complete(200))?;
         match serde_json::from_slice::<Value>(&answer.body) {
             Ok(json) => {
                 // After a 404 of each platform's document, the list of a version is empty, and nothing is stored.
-                if kind != Kind::Version || json["archives"].as_object().is_some_and(|archives| !archives.is_empty()) {
+                if kind != RequestKind::MirrorVersion
+                    || json["archives"].as_object().is_some_and(|archives| !archives.is_empty())
+                {
                     self.setup.ledger.acknowledge_document(path);
                 }
                 Some(json)
             }
             Err(e) => {
-                self.wrong(format!("{path}: {e}"));
+                self.record_wrong_bytes(format!("{path}: {e}"));
                 None
             }
         }
     }
 
-    fn wrong(&self, description: String) {
+    fn record_wrong_bytes(&self, description: String) {
         self.setup
             .ledger
             .record_broken(BrokenPromise::WrongBytes, format!("{description} [{}]", self.setup.active_faults()));
     }
 
     /// Records the time to the first byte.
-    pub(crate) fn record_latency(&self, kind: Kind, began: Instant) {
+    pub(crate) fn record_latency(&self, kind: RequestKind, began: Instant) {
         self.setup.ledger.record_latency(kind, began.elapsed());
     }
 }

@@ -25,10 +25,10 @@ pub(crate) struct AttackCounts {
     pub(crate) attacks: u32,
     pub(crate) renamed: u32,
     pub(crate) unsigned: u32,
-    pub(crate) strangers: u32,
-    pub(crate) re_signed: u32,
-    pub(crate) lawful: u32,
-    pub(crate) taken_back: u32,
+    pub(crate) keys_with_new_version: u32,
+    pub(crate) keys_with_same_bytes: u32,
+    pub(crate) rightful_changes: u32,
+    pub(crate) reverted: u32,
     pub(crate) moved: u32,
     pub(crate) silences: u32,
 }
@@ -41,6 +41,13 @@ struct AttackedVersion {
     changed_by: Option<Signer>,
     right: ChangeRight,
     editions: u64,
+}
+
+impl AttackedVersion {
+    /// True until an attack or a second rightful edition changes the version.
+    fn is_unchanged(&self) -> bool {
+        self.right == ChangeRight::Rightful && self.changed_by.is_none()
+    }
 }
 
 /// A foreign key that signed something that larder may serve, and the versions that it will change later.
@@ -65,7 +72,7 @@ pub(crate) struct Hostile {
     second_keys: Vec<(String, Signer)>,
     /// New versions by new keys.
     newcomers: Vec<(String, String)>,
-    versions: u32,
+    new_versions: u32,
     is_silent: bool,
     pub(crate) counts: AttackCounts,
 }
@@ -80,7 +87,7 @@ impl Hostile {
             strangers: Vec::new(),
             second_keys: second_keys.into(),
             newcomers: Vec::new(),
-            versions: 0,
+            new_versions: 0,
             is_silent: false,
             counts: AttackCounts::default(),
         }
@@ -89,7 +96,7 @@ impl Hostile {
     /// Publishes the initial versions.
     pub(crate) async fn publish_all(&mut self, upstream: &FakeUpstream) {
         for (name, size) in ATTACKED_PROVIDERS {
-            self.setup.names.lock().push(name.to_owned());
+            self.setup.provider_names.lock().push(name.to_owned());
             for version in FIRST_VERSIONS {
                 self.publish_new(upstream, Draft::new(name, version, size)).await;
             }
@@ -111,9 +118,9 @@ impl Hostile {
 
     /// A version that no client has yet.
     fn new_draft(&mut self, name: &str) -> Draft {
-        self.versions += 1;
+        self.new_versions += 1;
         let size = ATTACKED_PROVIDERS.iter().find(|(attacked, _)| *attacked == name).map_or(40_000, |(_, size)| *size);
-        Draft::new(name, &format!("3.0.{}", self.versions), size)
+        Draft::new(name, &format!("3.0.{}", self.new_versions), size)
     }
 
     /// The next step of the attack.
@@ -128,8 +135,8 @@ impl Hostile {
             0..30 => self.attack_outright(upstream, name).await,
             30..45 => self.sign_a_new_version(upstream, name).await,
             45..58 => self.sign_the_same_bytes(upstream, name).await,
-            58..68 => self.change_lawfully(upstream, name).await,
-            68..78 => self.take_back(upstream, name).await,
+            58..68 => self.change_rightfully(upstream, name).await,
+            68..78 => self.revert_attack(upstream, name).await,
             78..86 => {
                 let draft = self.new_draft(name);
                 self.publish_new(upstream, draft).await;
@@ -155,9 +162,8 @@ impl Hostile {
     async fn victim(&mut self, name: &str) -> Option<usize> {
         let mut indexes = Vec::new();
         for (index, target) in self.targets.iter().enumerate() {
-            let is_first = target.right == ChangeRight::Rightful && target.changed_by.is_none();
-            if target.current.name == name && is_first && self.setup.truth.is_seen(name, &target.current.version).await
-            {
+            let Draft { name: provider, version, .. } = &target.current;
+            if provider == name && target.is_unchanged() && self.setup.truth.is_seen(name, version).await {
                 indexes.push(index);
             }
         }
@@ -175,7 +181,7 @@ impl Hostile {
         match right {
             ChangeRight::Rightful => {
                 target.changed_by = Some(signer);
-                self.counts.lawful += 1;
+                self.counts.rightful_changes += 1;
             }
             ChangeRight::Foreign => {
                 self.counts.attacks += 1;
@@ -185,6 +191,7 @@ impl Hostile {
         }
     }
 
+    /// Republishes a version that clients have, unsigned or under an unknown key.
     async fn attack_outright(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some(index) = self.victim(name).await else { return };
         match self.rng.gen_range(0..8) {
@@ -203,6 +210,7 @@ impl Hostile {
         }
     }
 
+    /// A foreign key signs a new version. Once larder has seen it, the key changes older versions.
     async fn sign_a_new_version(&mut self, upstream: &FakeUpstream, name: &str) {
         let mut victims = Vec::new();
         for target in self.targets.iter().filter(|target| target.current.name == name) {
@@ -216,9 +224,10 @@ impl Hostile {
         self.publish_new(upstream, draft).await;
         self.newcomers.push((name.to_owned(), version.clone()));
         self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, steps_left: 1 });
-        self.counts.strangers += 1;
+        self.counts.keys_with_new_version += 1;
     }
 
+    /// A foreign key signs the bytes of a version that clients have. Once larder has seen it, the key changes them.
     async fn sign_the_same_bytes(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some(index) = self.victim(name).await else { return };
         let key = new_foreign_key();
@@ -229,7 +238,7 @@ impl Hostile {
             let victims = vec![version.clone()];
             // After about four seconds clients have requested the version again.
             self.strangers.push(Stranger { key, name: name.to_owned(), version, victims, steps_left: 4 });
-            self.counts.re_signed += 1;
+            self.counts.keys_with_same_bytes += 1;
         }
     }
 
@@ -245,9 +254,7 @@ impl Hostile {
             victims.shuffle(&mut self.rng);
             for version in victims.into_iter().take(2) {
                 let is_unchanged_victim = |target: &AttackedVersion| {
-                    (&target.current.name, &target.current.version) == (&name, &version)
-                        && target.right == ChangeRight::Rightful
-                        && target.changed_by.is_none()
+                    (&target.current.name, &target.current.version) == (&name, &version) && target.is_unchanged()
                 };
                 if let Some(victim) = self.targets.iter().position(is_unchanged_victim) {
                     self.change(upstream, victim, key.clone()).await;
@@ -258,17 +265,16 @@ impl Hostile {
 
     /// The provider's own second key changes a version that is younger than the key; publishes one first where there is
     /// none.
-    async fn change_lawfully(&mut self, upstream: &FakeUpstream, name: &str) {
+    async fn change_rightfully(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some((_, second_key)) = self.second_keys.iter().find(|(provider, _)| provider == name).cloned() else {
             return;
         };
         for index in 0..self.targets.len() {
-            let AttackedVersion { current, original, changed_by, right, .. } = &self.targets[index];
-            let is_as_at_first = *right == ChangeRight::Rightful && changed_by.is_none();
-            if current.name != name || !is_as_at_first || original.signer == second_key {
+            let target = &self.targets[index];
+            if target.current.name != name || !target.is_unchanged() || target.original.signer == second_key {
                 continue;
             }
-            let version = current.version.clone();
+            let version = target.current.version.clone();
             let may_change =
                 self.setup.truth.change_right(name, &version, &second_key).await == Some(ChangeRight::Rightful);
             if may_change && self.setup.truth.is_seen(name, &version).await {
@@ -280,14 +286,14 @@ impl Hostile {
         self.publish_new(upstream, draft).await;
     }
 
-    /// The owner has the registry back, and publishes the original version again.
-    async fn take_back(&mut self, upstream: &FakeUpstream, name: &str) {
+    /// The owner, back in control of the registry, publishes the original version again.
+    async fn revert_attack(&mut self, upstream: &FakeUpstream, name: &str) {
         let is_foreign =
             |target: &&mut AttackedVersion| target.current.name == name && target.right == ChangeRight::Foreign;
         let Some(target) = self.targets.iter_mut().find(is_foreign) else { return };
         if let Some(right) = self.setup.truth.publish(upstream, target.original.clone()).await {
             (target.current, target.right) = (target.original.clone(), right);
-            self.counts.taken_back += 1;
+            self.counts.reverted += 1;
         }
     }
 

@@ -24,11 +24,11 @@ const STREAMS: u32 = 64;
 /// Number of idle clients.
 pub(crate) const IDLERS: u64 = HTTP1_CLIENTS + HTTP2_CLIENTS;
 
-/// Streams that were opened and abandoned.
+/// The number of streams that were opened and never read.
 #[derive(Default)]
-pub(crate) struct Unread(AtomicU64);
+pub(crate) struct UnreadStreams(AtomicU64);
 
-impl Unread {
+impl UnreadStreams {
     pub(crate) fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -52,7 +52,7 @@ pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
         };
         let until = Instant::now() + Duration::from_millis(rng.gen_range(2000..45_000));
         if let Ok(Ok((_stream, streams))) = timeout(Duration::from_secs(10), opened).await {
-            setup.unread.0.fetch_add(streams, Ordering::Relaxed);
+            setup.unread_streams.0.fetch_add(streams, Ordering::Relaxed);
             while Instant::now() < until && !setup.is_over() && setup.processes.is_running(&process) {
                 sleep(Duration::from_millis(100)).await;
             }

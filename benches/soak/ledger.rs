@@ -7,23 +7,23 @@ use parking_lot::Mutex;
 
 use crate::truth::Package;
 
-/// Kinds of requests.
+/// The kind of a request, by what it requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     Discovery,
     Versions,
     Document,
     Sums,
     Signature,
     Archive,
-    Index,
-    Version,
-    Module,
+    MirrorIndex,
+    MirrorVersion,
+    ModuleLocation,
     ModuleArchive,
-    Stray,
+    Absent,
 }
 
-impl Kind {
+impl RequestKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Discovery => "discovery",
@@ -32,11 +32,11 @@ impl Kind {
             Self::Sums => "SHA256SUMS",
             Self::Signature => "signature",
             Self::Archive => "archive",
-            Self::Index => "index.json",
-            Self::Version => "VERSION.json",
-            Self::Module => "module",
+            Self::MirrorIndex => "index.json",
+            Self::MirrorVersion => "VERSION.json",
+            Self::ModuleLocation => "module location",
             Self::ModuleArchive => "module archive",
-            Self::Stray => "absent path",
+            Self::Absent => "absent path",
         }
     }
 
@@ -115,12 +115,12 @@ const EXAMPLES: usize = 8;
 
 #[derive(Default)]
 struct Inner {
-    answers: BTreeMap<(Kind, String), u64>,
+    answers: BTreeMap<(RequestKind, String), u64>,
     broken: BTreeMap<BrokenPromise, (u64, Vec<String>)>,
     archives: HashMap<String, Acknowledged>,
     documents: HashSet<String>,
     bytes: u64,
-    slowest: BTreeMap<Kind, Duration>,
+    slowest: BTreeMap<RequestKind, Duration>,
 }
 
 /// Results of all clients.
@@ -135,7 +135,7 @@ impl Ledger {
     }
 
     /// Counts an answer by its outcome: a status, or another end.
-    pub(crate) fn count(&self, kind: Kind, outcome: &str) {
+    pub(crate) fn count(&self, kind: RequestKind, outcome: &str) {
         *self.inner.lock().answers.entry((kind, outcome.to_owned())).or_default() += 1;
     }
 
@@ -145,17 +145,17 @@ impl Ledger {
     }
 
     /// Records the time until an answer began.
-    pub(crate) fn record_latency(&self, kind: Kind, time: Duration) {
+    pub(crate) fn record_latency(&self, kind: RequestKind, time: Duration) {
         let mut inner = self.inner.lock();
         let slowest = inner.slowest.entry(kind).or_default();
         *slowest = time.max(*slowest);
     }
 
     /// Records a broken promise.
-    pub(crate) fn record_broken(&self, subject: BrokenPromise, details: String) {
+    pub(crate) fn record_broken(&self, promise: BrokenPromise, details: String) {
         let seconds = self.began.elapsed().as_secs_f64();
         let mut inner = self.inner.lock();
-        let (count, examples) = inner.broken.entry(subject).or_default();
+        let (count, examples) = inner.broken.entry(promise).or_default();
         *count += 1;
         if examples.len() < EXAMPLES {
             examples.push(format!("{seconds:.1} s: {details}"));
@@ -167,7 +167,7 @@ impl Ledger {
         self.inner.lock().archives.insert(path.to_owned(), archive);
     }
 
-    /// Records that a client has this document: from now on larder must have it cached.
+    /// Records that a client received this document: from now on larder must have it cached.
     pub(crate) fn acknowledge_document(&self, path: &str) {
         let mut inner = self.inner.lock();
         if !inner.documents.contains(path) {
@@ -175,7 +175,7 @@ impl Ledger {
         }
     }
 
-    /// True if a client has been given the content of this path.
+    /// True if a client has received the content of this path.
     pub(crate) fn is_acknowledged(&self, path: &str) -> bool {
         let inner = self.inner.lock();
         inner.archives.contains_key(path) || inner.documents.contains(path)
@@ -189,7 +189,7 @@ impl Ledger {
         self.inner.lock().documents.iter().cloned().collect()
     }
 
-    pub(crate) fn answers(&self) -> BTreeMap<(Kind, String), u64> {
+    pub(crate) fn answers(&self) -> BTreeMap<(RequestKind, String), u64> {
         self.inner.lock().answers.clone()
     }
 
@@ -201,7 +201,7 @@ impl Ledger {
         self.inner.lock().bytes
     }
 
-    pub(crate) fn slowest(&self, is_included: impl Fn(Kind) -> bool) -> Duration {
+    pub(crate) fn slowest(&self, is_included: impl Fn(RequestKind) -> bool) -> Duration {
         let inner = self.inner.lock();
         inner.slowest.iter().filter(|(kind, _)| is_included(**kind)).map(|(_, time)| *time).max().unwrap_or_default()
     }

@@ -3,7 +3,7 @@
 //! versions under other names and keys and sends answers that never end. An audit of the store follows. Nine minutes
 //! with a large store, one minute with a store that is too small and evicts all the time.
 //!
-//! The seed decides every random choice except the keys themselves, which decide nothing.
+//! The seed decides every random choice but the keys, on which no choice depends.
 //!
 //! `cargo bench --bench soak -- --seed 7`
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
@@ -40,8 +40,8 @@ use tokio::task::JoinSet;
 use crate::chaos::{Chaos, Kills};
 use crate::clients::Client;
 use crate::hostile::{ATTACKED_PROVIDERS, FIRST_VERSIONS, Hostile};
-use crate::idlers::{IDLERS, Unread};
-use crate::ledger::{BrokenPromise, Kind, Ledger};
+use crate::idlers::{IDLERS, UnreadStreams};
+use crate::ledger::{BrokenPromise, Ledger, RequestKind};
 use crate::process::LarderProcesses;
 use crate::sources::Sources;
 use crate::summary::Totals;
@@ -62,7 +62,7 @@ const PROVIDERS: [(&str, usize); 6] = [
 /// The limit of larder's resident anonymous memory, whatever clients and upstreams do: the budgets for rendered answers
 /// (64 MiB), small archives in flight (64 MiB), reads of large archives (64 MiB) and arriving documents (256 MiB). They
 /// are never all full at once, so everything else fits, too.
-const MEMORY_BOUND_KIB: u64 = 512 << 10;
+const MAX_MEMORY_KIB: u64 = 512 << 10;
 
 /// The time for clients to finish at the end, and for fills after them.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(150);
@@ -98,10 +98,11 @@ pub(crate) struct SoakSetup {
     truth: Truth,
     sources: Sources,
     ledger: Arc<Ledger>,
-    names: Mutex<Vec<String>>,
-    /// Names and versions under attack.
+    /// The names of all providers.
+    provider_names: Mutex<Vec<String>>,
+    /// Names and versions of the attacked providers.
     attacked: Mutex<Vec<(String, String)>>,
-    unread: Unread,
+    unread_streams: UnreadStreams,
     /// The faults that upstream injects now, for reports of broken promises.
     active_faults: Mutex<String>,
     is_over: AtomicBool,
@@ -124,8 +125,8 @@ impl SoakSetup {
         active_faults.clone_into(&mut self.active_faults.lock());
     }
 
-    fn random_name(&self, rng: &mut StdRng) -> String {
-        self.names.lock().choose(rng).cloned().unwrap_or_default()
+    fn random_provider(&self, rng: &mut StdRng) -> String {
+        self.provider_names.lock().choose(rng).cloned().unwrap_or_default()
     }
 }
 
@@ -146,7 +147,7 @@ fn main() -> anyhow::Result<()> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(1..10_000));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let large_store = Phase {
-        title: "Room for everything",
+        title: "A store of 20 GiB, large enough for everything",
         max_size: "20GiB",
         verification: "signature-if-keys",
         checks_acknowledged: true,
@@ -190,9 +191,9 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         truth: Truth::default(),
         sources,
         ledger,
-        names: Mutex::default(),
+        provider_names: Mutex::default(),
         attacked: Mutex::default(),
-        unread: Unread::default(),
+        unread_streams: UnreadStreams::default(),
         active_faults: Mutex::new("no faults".into()),
         is_over: AtomicBool::new(false),
         checks_acknowledged: phase.checks_acknowledged,
@@ -205,8 +206,9 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let mut chaos = Chaos::new(&setup, upstream, hostile, StdRng::seed_from_u64(seed), kills);
     chaos.publish_all(&PROVIDERS).await;
     setup.processes.start().await?;
-    let watched = Arc::clone(&setup);
-    let memory_watch = AbortOnDrop(tokio::spawn(async move { watched.processes.watch_memory(MEMORY_BOUND_KIB).await }));
+    let watched_setup = Arc::clone(&setup);
+    let memory_watch =
+        AbortOnDrop(tokio::spawn(async move { watched_setup.processes.watch_memory(MAX_MEMORY_KIB).await }));
     fetch_every_provider(&setup, seed).await?;
     let mut clients = JoinSet::new();
     for number in 0..options.clients {
@@ -290,7 +292,7 @@ async fn settle(setup: &Arc<SoakSetup>, mut clients: JoinSet<()>) {
     }
     setup
         .ledger
-        .record_broken(BrokenPromise::NoAnswer, format!("fills under way {SETTLE_TIMEOUT:?} after the last fault"));
+        .record_broken(BrokenPromise::NoAnswer, format!("fills still run {SETTLE_TIMEOUT:?} after the last fault"));
 }
 
 /// Without faults the next request succeeds: every published package can be installed.
@@ -315,13 +317,13 @@ async fn check_recovery(setup: &Arc<SoakSetup>, chaos: &Chaos, seed: u64) -> any
         }
     }
     let answers = setup.ledger.answers();
-    let installed = answers.get(&(Kind::Archive, "200".to_owned())).copied().unwrap_or_default();
+    let installed = answers.get(&(RequestKind::Archive, "200".to_owned())).copied().unwrap_or_default();
     if installed == 0 {
         setup.ledger.record_broken(BrokenPromise::NotRecovered, "no archive was ever installed".into());
     }
     drop(client);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    setup.processes.sample();
+    setup.processes.sample_resources();
     Ok(())
 }
 

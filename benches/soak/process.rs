@@ -23,7 +23,9 @@ const MEMORY_SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LarderProcess {
     pub(crate) number: u32,
+    /// The URL of the main listener.
     pub(crate) base: String,
+    /// The URL of the admin listener.
     pub(crate) admin: String,
     is_running: bool,
 }
@@ -31,8 +33,8 @@ pub(crate) struct LarderProcess {
 /// The resources that the process has used so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ResourceUsage {
-    pub(crate) peak_kib: u64,
-    /// Largest anonymous memory.
+    /// Largest resident memory, mapped files included.
+    pub(crate) max_resident_kib: u64,
     pub(crate) max_anonymous_kib: u64,
     pub(crate) memory_samples: u64,
     pub(crate) max_descriptors: usize,
@@ -67,7 +69,7 @@ impl LarderProcesses {
     /// Starts larder, and waits until it listens.
     pub(crate) async fn start(&self) -> anyhow::Result<()> {
         let number = self.process.borrow().number + 1;
-        let log = File::create(self.log(number))?;
+        let log = File::create(self.log_file(number))?;
         let mut command = command(&self.home, &["serve", "--json", "--config"]);
         let mut child =
             command.arg(&self.config).env("LARDER_LOG", "warn").stdout(Stdio::piped()).stderr(log).spawn()?;
@@ -77,9 +79,9 @@ impl LarderProcesses {
             let mut line = String::new();
             BufReader::new(out).read_line(&mut line).map(|_| line)
         });
-        let line = tokio::time::timeout(START_TIMEOUT, line).await.context("larder does not come to listen")???;
+        let line = tokio::time::timeout(START_TIMEOUT, line).await.context("larder does not listen in time")???;
         let Ok(report) = serde_json::from_str::<serde_json::Value>(&line) else {
-            bail!("larder did not start: {}", fs::read_to_string(self.log(number)).unwrap_or_default());
+            bail!("larder did not start: {}", fs::read_to_string(self.log_file(number)).unwrap_or_default());
         };
         let text = |key: &str| report[key].as_str().unwrap_or_default().to_owned();
         let admin = format!("http://{}", text("admin"));
@@ -105,9 +107,9 @@ impl LarderProcesses {
         self.process.borrow().number
     }
 
-    /// `kill -9`.
+    /// Kills larder with SIGKILL.
     pub(crate) fn kill(&self) {
-        self.sample();
+        self.sample_resources();
         self.process.send_modify(|process| process.is_running = false);
         if let Some(mut child) = self.child.lock().take() {
             let _ = child.kill();
@@ -118,7 +120,7 @@ impl LarderProcesses {
 
     /// Stops larder with SIGTERM; returns the exit code.
     pub(crate) async fn terminate(&self) -> Option<i32> {
-        self.sample();
+        self.sample_resources();
         self.process.send_modify(|process| process.is_running = false);
         let mut child = self.child.lock().take()?;
         let process = rustix::process::Pid::from_child(&child);
@@ -140,7 +142,7 @@ impl LarderProcesses {
     }
 
     /// Samples the resources of the process, and checks that it runs.
-    pub(crate) fn sample(&self) {
+    pub(crate) fn sample_resources(&self) {
         let mut child = self.child.lock();
         let Some(child) = child.as_mut() else { return };
         if let Ok(Some(status)) = child.try_wait() {
@@ -151,16 +153,16 @@ impl LarderProcesses {
             return;
         }
         let process = PathBuf::from(format!("/proc/{}", child.id()));
-        let peak = memory_kib(&process, "VmHWM:");
+        let max_resident_kib = memory_kib(&process, "VmHWM:");
         let descriptors = fs::read_dir(process.join("fd")).map_or(0, Iterator::count);
         let mut usage = self.usage.lock();
-        usage.peak_kib = usage.peak_kib.max(peak);
+        usage.max_resident_kib = usage.max_resident_kib.max(max_resident_kib);
         usage.max_descriptors = usage.max_descriptors.max(descriptors);
         usage.descriptors = descriptors;
     }
 
     /// Samples the anonymous memory, and compares each sample with the limit. Runs until it is cancelled.
-    pub(crate) async fn watch_memory(&self, bound_kib: u64) {
+    pub(crate) async fn watch_memory(&self, max_kib: u64) {
         let mut ticks = tokio::time::interval(MEMORY_SAMPLE_INTERVAL);
         loop {
             ticks.tick().await;
@@ -170,7 +172,7 @@ impl LarderProcesses {
             let mut usage = self.usage.lock();
             usage.max_anonymous_kib = usage.max_anonymous_kib.max(kib);
             usage.memory_samples += 1;
-            if kib > bound_kib {
+            if kib > max_kib {
                 self.ledger.record_broken(
                     BrokenPromise::MemoryLimitExceeded,
                     format!("{} MiB in process {process}", kib >> 10),
@@ -183,13 +185,13 @@ impl LarderProcesses {
         *self.usage.lock()
     }
 
-    fn log(&self, number: u32) -> PathBuf {
+    fn log_file(&self, number: u32) -> PathBuf {
         self.home.join(format!("larder-{number}.log"))
     }
 
     fn read_log(&self) {
         let number = self.process.borrow().number;
-        let text = fs::read(self.log(number)).unwrap_or_default();
+        let text = fs::read(self.log_file(number)).unwrap_or_default();
         for line in String::from_utf8_lossy(&text).lines() {
             if line.contains("panicked at") {
                 self.ledger.record_broken(BrokenPromise::Panicked, format!("process {number}: {line}"));

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::clients::Client;
-use crate::ledger::{BrokenPromise, Kind};
+use crate::ledger::{BrokenPromise, RequestKind};
 use crate::process::LarderProcess;
 
 /// larder answers a document within 8 s; the rest allows for a busy machine.
@@ -31,14 +31,14 @@ pub(crate) enum BodyReading {
 /// A request.
 #[derive(Clone, Copy)]
 pub(crate) struct SoakRequest<'a> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RequestKind,
     pub(crate) path: &'a str,
     pub(crate) headers: &'a [(&'static str, String)],
     pub(crate) reading: BodyReading,
 }
 
 impl<'a> SoakRequest<'a> {
-    pub(crate) fn complete(kind: Kind, path: &'a str) -> Self {
+    pub(crate) fn complete(kind: RequestKind, path: &'a str) -> Self {
         Self { kind, path, headers: &[], reading: BodyReading::Complete }
     }
 }
@@ -113,11 +113,11 @@ impl Client {
         ledger.count_bytes(answer.body.len());
         let text = || String::from_utf8_lossy(&answer.body[..answer.body.len().min(300)]).into_owned();
         match (answer.ended, answer.status) {
-            (BodyEnd::Disconnected, _) => ledger.count(kind, "left"),
+            (BodyEnd::Disconnected, _) => ledger.count(kind, "disconnected"),
             (BodyEnd::Truncated, _) => {
-                ledger.count(kind, "cut off");
+                ledger.count(kind, "truncated");
                 if is_stored {
-                    ledger.record_broken(BrokenPromise::StoredTruncated, describe("cut off"));
+                    ledger.record_broken(BrokenPromise::StoredTruncated, describe("truncated"));
                 }
             }
             (BodyEnd::Complete, status @ (200 | 204 | 206 | 304)) => ledger.count(kind, &status.to_string()),

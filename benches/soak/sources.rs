@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
 use crate::clients::Client;
-use crate::ledger::{BrokenPromise, Kind};
+use crate::ledger::{BrokenPromise, RequestKind};
 use crate::request::{BodyEnd, SoakRequest};
 use crate::support::larder::HOST;
 use crate::support::module_fixture::{noise, tar_gz, unpack_tar_gz};
@@ -23,28 +23,13 @@ type Tree = BTreeMap<String, Vec<u8>>;
 const INTACT: [&str; 3] = ["sound-small", "sound-large", "sound-page"];
 /// Modules whose archives become other ones.
 const MOVING: [&str; 4] = ["moving-one", "moving-two", "moving-three", "moving-four"];
-/// Sources without end, by their fault.
-const ENDLESS: [(&str, Silence); 4] =
-    [("never", Silence::Never), ("stalls", Silence::Stalls), ("drips", Silence::Drips), ("endless", Silence::Endless)];
-
-#[derive(Clone, Copy)]
-enum Silence {
-    Never,
-    Stalls,
-    Drips,
-    Endless,
-}
-
-impl Silence {
-    fn fault(self) -> Fault {
-        match self {
-            Self::Never => Fault::NeverAnswers,
-            Self::Stalls => Fault::Stalls(500),
-            Self::Drips => Fault::Drips(1, Duration::from_millis(300)),
-            Self::Endless => Fault::Endless,
-        }
-    }
-}
+/// Sources whose answers never end, each with its fault.
+const ENDLESS: [(&str, Fault); 4] = [
+    ("never", Fault::NeverAnswers),
+    ("stalls", Fault::Stalls(500)),
+    ("drips", Fault::Drips(1, Duration::from_millis(300))),
+    ("endless", Fault::Endless),
+];
 
 /// The archive host and its true content.
 pub(crate) struct Sources {
@@ -75,17 +60,17 @@ impl Sources {
             truth.insert(name.to_owned(), tree);
             names.push(name.to_owned());
         }
-        let sound = format!("{}/files/sound-page.tar.gz", upstream.origin());
-        upstream.serve_terraform_get("/pages/sound", &sound);
-        for (name, silence) in ENDLESS {
+        let archive = format!("{}/files/sound-page.tar.gz", upstream.origin());
+        upstream.serve_terraform_get("/pages/sound", &archive);
+        for (name, fault) in ENDLESS {
             for path in [format!("/pages/{name}"), format!("/sums/{name}")] {
                 upstream.serve_file(&path, "text/plain", vec![b'x'; 1000]);
-                upstream.fault(Target::Path(path), silence.fault());
+                upstream.fault(Target::Path(path), fault.clone());
             }
             let path = format!("/files/{name}.tar.gz");
             upstream.serve_file(&path, "application/gzip", packed(&tree(name, 99, 30_000)));
-            upstream.fault(Target::Path(path), silence.fault());
-            names.extend(["page", "list", "archive"].map(|subject| format!("{name}-{subject}")));
+            upstream.fault(Target::Path(path), fault);
+            names.extend(["page", "list", "archive"].map(|endless| format!("{name}-{endless}")));
         }
         Self { upstream, truth, names, state: Mutex::default() }
     }
@@ -134,12 +119,12 @@ impl Sources {
     }
 
     fn random_name(&self, rng: &mut StdRng) -> String {
-        // A client of a silent source sends nothing else meanwhile, so sources that answer are preferred.
+        // A client waits long for an endless source, so the others are preferred.
         let candidates = if rng.gen_bool(0.7) { &self.names[..INTACT.len() + MOVING.len()] } else { &self.names[..] };
         candidates.choose(rng).cloned().unwrap_or_default()
     }
 
-    /// The modules that clients have: where larder serves the archive of each, and its SHA-256.
+    /// The modules that clients have, with the SHA-256 of the archive that larder made of each.
     pub(crate) fn seen(&self) -> BTreeMap<String, String> {
         self.state.lock().seen.clone()
     }
@@ -167,7 +152,7 @@ fn packed(tree: &Tree) -> Vec<u8> {
 
 impl Client {
     /// Installs a random module as a client does: its location, then its archive.
-    pub(crate) async fn module(&mut self) {
+    pub(crate) async fn install_random_module(&mut self) {
         let name = self.setup.sources.random_name(&mut self.rng);
         self.install_module(&name).await;
     }
@@ -175,20 +160,24 @@ impl Client {
     /// Returns true if everything arrived.
     pub(crate) async fn install_module(&mut self, name: &str) -> bool {
         let download = download_path(name);
-        let Some(answer) = self.send(SoakRequest::complete(Kind::Module, &download)).await else { return false };
+        let Some(answer) = self.send(SoakRequest::complete(RequestKind::ModuleLocation, &download)).await else {
+            return false;
+        };
         if !answer.is_complete(204) {
             return false;
         }
         let location = answer.header("x-terraform-get");
         let (path, query) = location.split_once('?').unwrap_or((&location, ""));
         let sha256 = query.strip_prefix("checksum=sha256:");
-        let Some(archive) = self.send(SoakRequest::complete(Kind::ModuleArchive, path)).await else { return false };
+        let Some(archive) = self.send(SoakRequest::complete(RequestKind::ModuleArchive, path)).await else {
+            return false;
+        };
         if archive.ended != BodyEnd::Complete || archive.status != 200 {
             return false;
         }
         let digest = sha256_hex(&archive.body);
         let is_correct = sha256.is_none_or(|sha256| sha256 == digest)
-            // `unpacked` panics for bytes that are no archive.
+            // `unpack_tar_gz` panics for bytes that are no archive.
             && self.setup.sources.truth.get(name).is_some_and(|tree| {
                 let body = &archive.body;
                 std::panic::catch_unwind(|| unpack_tar_gz(body)).is_ok_and(|found| found == *tree)
@@ -202,7 +191,9 @@ impl Client {
         }
         let previous = self.setup.sources.state.lock().seen.insert(name.to_owned(), digest.clone());
         if previous.is_some_and(|previous| previous != digest) {
-            self.setup.ledger.record_broken(BrokenPromise::WrongBytes, format!("{name} was packed twice, and differs"));
+            self.setup
+                .ledger
+                .record_broken(BrokenPromise::WrongBytes, format!("{name} was packed twice, with different bytes"));
         }
         if sha256.is_some() {
             self.setup.ledger.acknowledge_document(&download);

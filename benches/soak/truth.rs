@@ -82,7 +82,7 @@ pub(crate) struct Draft {
     pub(crate) size: usize,
     pub(crate) edition: u64,
     pub(crate) signer: Signer,
-    /// True if the archives are named `….ZIP`, a name that no first-seen record has.
+    /// True if the archives are named `….ZIP`, other than in the first-seen record.
     pub(crate) is_renamed: bool,
 }
 
@@ -125,33 +125,35 @@ impl Draft {
 /// Platforms of every package.
 pub(crate) const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
 
-/// One version. Times are positions in the order of publications and observations.
+/// The history of one version. Times are positions in the order of publications and observations.
 #[derive(Default)]
-struct Version {
+struct VersionHistory {
     published: u64,
-    /// The first time a client got it: larder had verified it then.
+    /// The first time that a client got it: larder had verified it then.
     seen: Option<u64>,
     editions: Vec<Arc<Edition>>,
 }
 
-/// One key of one provider.
+/// The history of one key of one provider.
 #[derive(Default)]
-struct Key {
+struct KeyHistory {
+    /// The first publication that this key signed.
     signed: u64,
-    /// The first time a client got a version that only this key signed.
+    /// The first time that a client got a version that only this key signed.
     seen: Option<u64>,
 }
 
+/// All publications and observations.
 #[derive(Default)]
-struct Known {
+struct Timeline {
     now: u64,
     /// By name and version.
-    versions: BTreeMap<(String, String), Version>,
+    versions: BTreeMap<(String, String), VersionHistory>,
     /// By name and fingerprint.
-    keys: BTreeMap<(String, String), Key>,
+    keys: BTreeMap<(String, String), KeyHistory>,
 }
 
-impl Known {
+impl Timeline {
     fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
@@ -159,32 +161,32 @@ impl Known {
 
     /// The right of a signer to change a version; `None` where clients have not seen enough to decide.
     fn change_right(&self, name: &str, version: &str, signer: Option<&str>) -> Option<ChangeRight> {
-        let Some(known) = self.versions.get(&(name.to_owned(), version.to_owned())) else {
+        let Some(history) = self.versions.get(&(name.to_owned(), version.to_owned())) else {
             return Some(ChangeRight::Rightful);
         };
-        let Some(key) = signer else { return known.seen.map(|_| ChangeRight::Foreign) };
-        let is_own = known.editions.first().is_some_and(|first| first.key.as_deref() == Some(key));
-        let times = self.keys.get(&(name.to_owned(), key.to_owned()));
-        if is_own || times.is_some_and(|times| times.seen.is_some_and(|seen| seen < known.published)) {
+        let Some(key) = signer else { return history.seen.map(|_| ChangeRight::Foreign) };
+        let is_first_signer = history.editions.first().is_some_and(|first| first.key.as_deref() == Some(key));
+        let key_history = self.keys.get(&(name.to_owned(), key.to_owned()));
+        if is_first_signer || key_history.is_some_and(|key| key.seen.is_some_and(|seen| seen < history.published)) {
             return Some(ChangeRight::Rightful);
         }
-        let seen = known.seen?;
-        times.is_none_or(|times| seen < times.signed).then_some(ChangeRight::Foreign)
+        let seen = history.seen?;
+        key_history.is_none_or(|key| seen < key.signed).then_some(ChangeRight::Foreign)
     }
 }
 
 /// Every edition that was ever published.
 #[derive(Default)]
-pub(crate) struct Truth(RwLock<Known>);
+pub(crate) struct Truth(RwLock<Timeline>);
 
 impl Truth {
     /// Records an edition, then publishes it. Publishes nothing and returns `None` where the right to change is
     /// undecidable.
     pub(crate) async fn publish(&self, upstream: &FakeUpstream, draft: Draft) -> Option<ChangeRight> {
-        let mut known = self.0.write().await;
+        let mut timeline = self.0.write().await;
         let (name, version) = (draft.name.as_str(), draft.version.as_str());
         let key = draft.signer.fingerprint();
-        let right_of_signer = known.change_right(name, version, key.as_deref())?;
+        let right_of_signer = timeline.change_right(name, version, key.as_deref())?;
         let (zips, sums, signature) = tokio::task::block_in_place(|| {
             upstream.publish(draft.provider());
             let zip = |platform: &str| {
@@ -195,11 +197,11 @@ impl Truth {
                 PLATFORMS.iter().map(|platform| ((*platform).to_owned(), zip(platform))).collect();
             (zips, upstream.sums_bytes("acme", name, version), upstream.signature_bytes("acme", name, version))
         });
-        let now = known.tick();
+        let now = timeline.tick();
         if let Some(key) = &key {
-            known.keys.entry((name.to_owned(), key.clone())).or_insert(Key { signed: now, seen: None });
+            timeline.keys.entry((name.to_owned(), key.clone())).or_insert(KeyHistory { signed: now, seen: None });
         }
-        let history = known.versions.entry((name.to_owned(), version.to_owned())).or_default();
+        let history = timeline.versions.entry((name.to_owned(), version.to_owned())).or_default();
         if history.editions.is_empty() {
             history.published = now;
         }
@@ -215,15 +217,15 @@ impl Truth {
 
     /// Records that a client got a rightful edition of a version, by the digest of one of its archives.
     pub(crate) async fn record_seen(&self, package: &Package, sha256: &str) {
-        let mut known = self.0.write().await;
-        let now = known.tick();
-        let Some(history) = known.versions.get_mut(&(package.name.clone(), package.version.clone())) else { return };
+        let mut timeline = self.0.write().await;
+        let now = timeline.tick();
+        let Some(history) = timeline.versions.get_mut(&(package.name.clone(), package.version.clone())) else { return };
         let matching = history.editions.iter().filter(|edition| edition.zips.values().any(|zip| zip.sha256 == sha256));
         let mut keys: Vec<Option<String>> = matching.map(|edition| edition.key.clone()).collect();
         keys.dedup();
         history.seen.get_or_insert(now);
         if let [Some(key)] = keys.as_slice()
-            && let Some(key) = known.keys.get_mut(&(package.name.clone(), key.clone()))
+            && let Some(key) = timeline.keys.get_mut(&(package.name.clone(), key.clone()))
         {
             key.seen.get_or_insert(now);
         }
@@ -231,8 +233,8 @@ impl Truth {
 
     /// True if a client got the version.
     pub(crate) async fn is_seen(&self, name: &str, version: &str) -> bool {
-        let known = self.0.read().await;
-        known.versions.get(&(name.to_owned(), version.to_owned())).is_some_and(|history| history.seen.is_some())
+        let timeline = self.0.read().await;
+        timeline.versions.get(&(name.to_owned(), version.to_owned())).is_some_and(|history| history.seen.is_some())
     }
 
     /// The right of this signer to change a version; `None` where it is undecidable.
@@ -241,9 +243,9 @@ impl Truth {
     }
 
     /// Every edition of a version that may be served.
-    pub(crate) async fn editions(&self, name: &str, version: &str) -> Vec<Arc<Edition>> {
-        let known = self.0.read().await;
-        let history = known.versions.get(&(name.to_owned(), version.to_owned()));
+    pub(crate) async fn rightful_editions(&self, name: &str, version: &str) -> Vec<Arc<Edition>> {
+        let timeline = self.0.read().await;
+        let history = timeline.versions.get(&(name.to_owned(), version.to_owned()));
         history
             .into_iter()
             .flat_map(|history| &history.editions)
@@ -254,21 +256,21 @@ impl Truth {
 
     /// The true archive of a package whose SHA-256 begins with `digest`.
     pub(crate) async fn zip(&self, package: &Package, digest: &str) -> Option<Zip> {
-        let editions = self.editions(&package.name, &package.version).await;
+        let editions = self.rightful_editions(&package.name, &package.version).await;
         let mut zips = editions.iter().filter_map(|edition| edition.zips.get(&package.platform));
         zips.find(|zip| zip.sha256.starts_with(digest)).cloned()
     }
 
     /// True if the version was ever published.
-    pub(crate) async fn has(&self, name: &str, version: &str) -> bool {
+    pub(crate) async fn was_published(&self, name: &str, version: &str) -> bool {
         self.0.read().await.versions.contains_key(&(name.to_owned(), version.to_owned()))
     }
 
     /// The SHA-256 of every archive that may be served.
-    pub(crate) async fn digests(&self) -> HashSet<String> {
-        let known = self.0.read().await;
+    pub(crate) async fn rightful_digests(&self) -> HashSet<String> {
+        let timeline = self.0.read().await;
         let editions =
-            known.versions.values().flat_map(|history| &history.editions).filter(|edition| edition.is_rightful());
+            timeline.versions.values().flat_map(|history| &history.editions).filter(|edition| edition.is_rightful());
         editions.flat_map(|edition| edition.zips.values()).map(|zip| zip.sha256.clone()).collect()
     }
 }
