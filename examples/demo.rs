@@ -54,20 +54,20 @@ async fn main() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let app = App::start(&configuration(&registry, folder.path())?, StartSettings::default()).await?;
     let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
-    let paste = app.client_config(ClientRoute::HostOverride).await?;
+    let cli_config = app.client_config(ClientRoute::HostOverride).await?;
     let stop = CancellationToken::new();
     let serving = tokio::spawn(app.serve(stop.clone()));
 
     println!("Registry on {} (in place of {HOST}), larder on {base}.", registry.origin());
-    println!("The lines that point a client to larder:\n\n{paste}");
-    let client = Client::find(&base, &paste)?;
+    println!("The lines that point a client to larder:\n\n{cli_config}");
+    let client = Client::find(&base, &cli_config)?;
     println!("{}\n", client.introduction());
 
-    let direct = client.run("directly from the registry", Some(&registry), &registry, &admin).await?;
-    let cold = client.run("through larder, cold", None, &registry, &admin).await?;
-    let warm = client.run("through larder, again", None, &registry, &admin).await?;
+    let direct = client.run("directly from the registry", true, &registry, &admin).await?;
+    let cold = client.run("through larder, cold", false, &registry, &admin).await?;
+    let warm = client.run("through larder, again", false, &registry, &admin).await?;
     registry.stop().await;
-    let offline = client.run("through larder, registry stopped", None, &registry, &admin).await?;
+    let offline = client.run("through larder, registry stopped", false, &registry, &admin).await?;
     print_runs(&[&direct, &cold, &warm, &offline]);
     let archive_bytes = PROVIDERS.iter().map(|(_, _, size)| *size as u64).sum();
     println!("{}", client.compare_lock_files()?);
@@ -100,14 +100,16 @@ fn configuration(registry: &FakeUpstream, store: &Path) -> anyhow::Result<Config
 
 /// The real client if installed; else the same requests over plain HTTP.
 enum Client {
-    Terraform { client: Terraform, paste: String, locks: std::sync::Mutex<Vec<String>> },
+    Terraform { client: Terraform, cli_config: String, lock_files: std::sync::Mutex<Vec<String>> },
     PlainHttp { base: String },
 }
 
 impl Client {
-    fn find(base: &str, paste: &str) -> anyhow::Result<Self> {
+    fn find(base: &str, cli_config: &str) -> anyhow::Result<Self> {
         Ok(match Terraform::find() {
-            Some(client) => Self::Terraform { client, paste: paste.to_owned(), locks: Default::default() },
+            Some(client) => {
+                Self::Terraform { client, cli_config: cli_config.to_owned(), lock_files: Default::default() }
+            }
             None => Self::PlainHttp { base: base.to_owned() },
         })
     }
@@ -124,7 +126,7 @@ impl Client {
     async fn run(
         &self,
         label: &'static str,
-        direct: Option<&FakeUpstream>,
+        is_direct: bool,
         registry: &FakeUpstream,
         admin: &str,
     ) -> anyhow::Result<InitRun> {
@@ -132,28 +134,22 @@ impl Client {
         let served_before = bytes_sent_to_clients(admin).await?;
         let began = Instant::now();
         match self {
-            Self::Terraform { client, paste, locks } => {
+            Self::Terraform { client, cli_config, lock_files } => {
                 let mut workspace = client.workspace();
                 for (name, version, _) in PROVIDERS {
                     workspace.require(&format!("{HOST}/acme/{name}"), version);
                 }
-                match direct {
-                    Some(registry) => workspace.cli_config(&terraform::host_override(
-                        HOST,
-                        &registry.providers_url(),
-                        &registry.modules_url(),
-                    )),
-                    None => workspace.cli_config(paste),
-                };
+                let direct_config = terraform::host_override(HOST, &registry.providers_url(), &registry.modules_url());
+                workspace.cli_config(if is_direct { &direct_config } else { cli_config });
                 let init = workspace.init().await;
                 ensure!(init.status.success(), "terraform init failed:\n{}", init.text);
-                if let Ok(mut locks) = locks.lock() {
-                    locks.push(workspace.lock_file());
+                if let Ok(mut lock_files) = lock_files.lock() {
+                    lock_files.push(workspace.lock_file());
                 }
             }
             Self::PlainHttp { base } => {
-                let providers =
-                    direct.map_or_else(|| format!("{base}/registry/{HOST}/v1/providers/"), FakeUpstream::providers_url);
+                let through_larder = format!("{base}/registry/{HOST}/v1/providers/");
+                let providers = if is_direct { registry.providers_url() } else { through_larder };
                 for (name, version, _) in PROVIDERS {
                     plain_install(&providers, name, version).await?;
                 }
@@ -161,18 +157,23 @@ impl Client {
         }
         let took = began.elapsed();
         let upstream_requests = registry.count_of(upstream::Target::Everything);
-        let larder_bytes = if direct.is_some() { 0 } else { bytes_sent_to_clients(admin).await? - served_before };
+        let larder_bytes = if is_direct { 0 } else { bytes_sent_to_clients(admin).await? - served_before };
         Ok(InitRun { label, took, upstream_requests, upstream_bytes: registry.bytes_sent(), larder_bytes })
     }
 
     fn compare_lock_files(&self) -> anyhow::Result<String> {
-        let Self::Terraform { locks, .. } = self else { return Ok(String::new()) };
-        let locks = locks.lock().map_err(|_| anyhow::anyhow!("a run panicked"))?;
-        ensure!(locks.iter().all(|lock| *lock == locks[0]), "the lock files differ:\n{}", locks.join("\n"));
-        let (h1, zh) = (locks[0].matches("\"h1:").count(), locks[0].matches("\"zh:").count());
+        let Self::Terraform { lock_files, .. } = self else { return Ok(String::new()) };
+        let lock_files = lock_files.lock().map_err(|_| anyhow::anyhow!("a run panicked"))?;
+        let first = &lock_files[0];
+        ensure!(
+            lock_files.iter().all(|lock_file| lock_file == first),
+            "the lock files differ:\n{}",
+            lock_files.join("\n")
+        );
+        let (h1, zh) = (first.matches("\"h1:").count(), first.matches("\"zh:").count());
         Ok(format!(
             "All {} lock files are the same, byte for byte: {h1} h1 and {zh} zh hashes, so every platform is locked.",
-            locks.len()
+            lock_files.len()
         ))
     }
 }
