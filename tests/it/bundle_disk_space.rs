@@ -67,10 +67,10 @@ async fn an_entry_that_the_disk_refuses_is_reported_and_stored_by_the_next_apply
 
 /// Asserts that the store equals one that imported the bundle without interruption.
 async fn assert_complete_import(key: &BundleKey, folder: &Folder, bytes: Vec<u8>) {
-    let clean = SealedStore::new(key.sealed());
-    assert!(clean.apply(bytes, &key.trust()).await.unwrap().ok);
-    let clean = settled_contents(key.sealed(), &clean.close().await).await;
-    assert!(settled_contents(key.sealed(), folder).await == clean);
+    let uninterrupted = SealedStore::new(key.sealed());
+    assert!(uninterrupted.apply(bytes, &key.trust()).await.unwrap().ok);
+    let expected = settled_contents(key.sealed(), &uninterrupted.close().await).await;
+    assert!(settled_contents(key.sealed(), folder).await == expected);
 }
 
 const DISK_BYTES: usize = 10 << 20;

@@ -132,7 +132,7 @@ async fn an_archive_whose_last_byte_was_sent_survives_a_kill() {
     }
 }
 
-/// The lock is taken before anything is read, swept or moved.
+/// The lock is taken before anything is read, deleted or moved.
 #[tokio::test]
 async fn a_second_larder_on_the_same_store_refuses_to_start_and_changes_nothing() {
     let upstream = FakeUpstream::start().await;
@@ -156,7 +156,7 @@ async fn a_second_larder_on_the_same_store_refuses_to_start_and_changes_nothing(
         second.err
     );
 
-    assert!(partial_record.exists(), "the second one swept the first one's staging");
+    assert!(partial_record.exists(), "the second larder deleted a file in the staging folder of the first one");
     assert_eq!(quarantined(folder.path()), Vec::<String>::new());
     gate.open();
     assert!(pending_request.await.unwrap().unwrap().body == bytes(&upstream, "null"));
@@ -224,18 +224,17 @@ async fn a_document_of_a_newer_format_is_an_error_and_is_left_untouched() {
     let larder = start(&upstream, &folder);
     larder.document("null").await.expect(200);
     assert_eq!(larder.terminate().await, Some(0));
-    let set =
-        folder.files("documents").into_iter().find(|file| file.extension().is_some_and(|extension| extension == "set"));
-    let set = set.unwrap();
-    let mut newer = std::fs::read(&set).unwrap();
+    let is_proof_set = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "set");
+    let proof_set = folder.files("documents").into_iter().find(is_proof_set).unwrap();
+    let mut newer = std::fs::read(&proof_set).unwrap();
     newer["{\"format\":".len()] = b'2';
-    std::fs::write(&set, &newer).unwrap();
+    std::fs::write(&proof_set, &newer).unwrap();
 
     let larder = start(&upstream, &folder);
     let answer = larder.document("null").await.expect(500).text();
     assert!(!answer.contains(folder.path().to_str().unwrap()), "the response names a path of this machine: {answer}");
     larder.log().line_with("has format 2, and this larder reads up to 1").await;
-    assert!(std::fs::read(&set).unwrap() == newer, "the newer document was changed");
+    assert!(std::fs::read(&proof_set).unwrap() == newer, "the newer document was changed");
     assert_eq!(quarantined(folder.path()), Vec::<String>::new());
 }
 

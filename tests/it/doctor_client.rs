@@ -411,7 +411,7 @@ async fn a_provider_installation_that_bypasses_larder_is_reported() {
     let wrong_path = network_mirror(&format!("{base}/registry/{HOST}/"));
     let mirror_and_direct = mirror.replace("  }\n}\n", "  }\n  direct {}\n}\n");
     let printed = setup.stdout_of(&["client-config", "--mirror"]).await;
-    for (text, id, output) in [
+    for (text, id, finding) in [
         (format!("{block}{filesystem_mirror}"), "client.installation", "from filesystem_mirror only"),
         (format!("{block}{excluded}"), "client.installation", "installed from nowhere"),
         (without_a_slash, "client.slash", "no final slash"),
@@ -420,7 +420,7 @@ async fn a_provider_installation_that_bypasses_larder_is_reported() {
         (mirror_and_direct.clone(), "client.installation", "direct lets the client ask the registry too"),
     ] {
         write(&setup, ".terraformrc", &text);
-        examine(&setup, &environment).await.assert_fails(&[id], output);
+        examine(&setup, &environment).await.assert_fails(&[id], finding);
     }
     for text in [mirror, printed, format!("{block}{mirror_and_direct}"), block] {
         write(&setup, ".terraformrc", &text);

@@ -156,22 +156,22 @@ async fn the_tail_of_a_pass_through_waits_for_the_last_byte() {
 /// Promises 1 and 3: wrong bytes never look complete, and the next request succeeds.
 #[tokio::test]
 async fn a_pass_through_of_wrong_bytes_never_looks_complete() {
-    for length in [None, Some(Fault::NoLength)] {
-        for wrong in [Fault::WrongBytes, Fault::WrongLastByte] {
+    for length_fault in [None, Some(Fault::NoLength)] {
+        for wrong_bytes in [Fault::WrongBytes, Fault::WrongLastByte] {
             let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
             // Without a length the first request starts a fill that is aborted; the second one is passed through.
-            length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
+            length_fault.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
             fixture.receive().await;
-            fixture.upstream.fault(Target::Archive, wrong.clone());
+            fixture.upstream.fault(Target::Archive, wrong_bytes.clone());
             let received = fixture.receive().await;
-            assert_eq!((received.status, received.is_complete), (200, false), "{wrong:?} {length:?}");
-            assert!(received.body.len() <= fixture.zip.len() - TAIL_BYTES, "{wrong:?}: {}", received.body.len());
+            assert_eq!((received.status, received.is_complete), (200, false), "{wrong_bytes:?} {length_fault:?}");
+            assert!(received.body.len() <= fixture.zip.len() - TAIL_BYTES, "{wrong_bytes:?}: {}", received.body.len());
             fixture.assert_nothing_stored();
             fixture.assert_recovery().await;
 
             let fixture = FullDisk::with_archive_size(SMALL_BYTES).await;
-            length.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
-            fixture.upstream.fault(Target::Archive, wrong.clone());
+            length_fault.iter().for_each(|fault| fixture.upstream.fault(Target::Archive, fault.clone()));
+            fixture.upstream.fault(Target::Archive, wrong_bytes.clone());
             let text = fixture.larder.get(&fixture.path).await.expect(502).text();
             assert!(text.contains("its verified SHA256SUMS say"), "{text}");
             fixture.assert_recovery().await;
@@ -231,12 +231,12 @@ async fn an_upstream_that_starts_over_aborts_a_pass_through() {
 async fn an_upstream_that_resumes_with_another_length_aborts_a_pass_through() {
     for difference in [-1_i64, 1] {
         let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
-        let other = fixture.zip.len().checked_add_signed(difference as isize).unwrap();
+        let other_length = fixture.zip.len().checked_add_signed(difference as isize).unwrap();
         let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES / 2 - 1);
         fixture.upstream.fault(Target::Archive, Fault::Truncated(LARGE_BYTES / 2));
         let pending_request = tokio::spawn(receive(client().get(fixture.url())));
         fixture.upstream.wait_for(Target::Archive, 2).await;
-        fixture.upstream.fault(Target::Archive, Fault::Announces(other));
+        fixture.upstream.fault(Target::Archive, Fault::Announces(other_length));
         gate.open();
         let received = pending_request.await.unwrap();
         assert_eq!((received.status, received.is_complete), (200, false));
@@ -268,9 +268,9 @@ async fn at_most_sixteen_pass_throughs_run_at_one_time() {
     let text = fixture.larder.get(&fixture.path).await.expect(503).text();
     assert!(text.contains("cannot store it") && text.contains("ask again in a moment"), "{text}");
     assert!(!text.contains(fixture.folder.path().to_str().unwrap()), "{text}");
-    // A client that disconnects frees a permit.
+    // The pass-through of a client that disconnects ends, and makes way for another.
     drop(responses.pop());
-    let next = eventually("a permit is free", async || {
+    let next = eventually("another pass-through may start", async || {
         let response = client().get(fixture.url()).send().await.unwrap();
         (response.status() == 200).then_some(response)
     });
@@ -342,7 +342,7 @@ async fn the_status_reports_a_store_that_has_space_for_documents_only() {
 /// Promise 9: larder starts and serves what is stored while nothing can be written, also after a kill.
 #[tokio::test]
 async fn a_larder_starts_although_nothing_can_be_written() {
-    for killed in [true, false] {
+    for is_killed in [true, false] {
         let upstream = FakeUpstream::start().await;
         upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
         let folder = Folder::new();
@@ -355,14 +355,14 @@ async fn a_larder_starts_although_nothing_can_be_written() {
             record.contains("h1:").then_some(())
         })
         .await;
-        if killed {
+        if is_killed {
             larder.kill()
         } else {
             assert_eq!(larder.terminate().await, Some(0))
         }
 
         let larder = Process::serve_after("ulimit -f 0", &builder, folder.path());
-        let larder = larder.unwrap_or_else(|error| panic!("killed {killed}: {error:?}"));
+        let larder = larder.unwrap_or_else(|error| panic!("killed {is_killed}: {error:?}"));
         assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
         larder.get("/readyz").await.expect(200);
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
@@ -376,6 +376,6 @@ async fn a_larder_starts_although_nothing_can_be_written() {
         let other = larder.archive_path("other").await;
         assert!(larder.get(&other).await.expect(200).has_cache_status("stored"));
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
-        assert_eq!(status["archives"], 2, "the index of before was trusted");
+        assert_eq!(status["archives"], 2, "the index does not count both archives");
     }
 }

@@ -127,23 +127,23 @@ async fn ranges_of_a_stored_archive_are_answered() {
         let (_upstream, larder, path, bytes) = larder_with_archive(size).await;
         larder.get(&path).await.expect(200);
         let total = bytes.len();
-        let (end, suffix) = (total - 1, total - 300);
-        for (request, from, to) in [
+        let last = total - 1;
+        for (range, start, end) in [
             ("bytes=0-99".to_owned(), 0, 100),
             ("bytes=100-".to_owned(), 100, total),
-            ("bytes=-300".to_owned(), suffix, total),
-            (format!("bytes={end}-{}", total * 2), end, total),
-            (format!("bytes=0-{end}"), 0, total),
+            ("bytes=-300".to_owned(), total - 300, total),
+            (format!("bytes={last}-{}", total * 2), last, total),
+            (format!("bytes=0-{last}"), 0, total),
         ] {
-            let part = larder.get_with(&path, &[("range", &request)]).await.expect(206);
-            assert_eq!(part.header("content-range"), format!("bytes {from}-{}/{total}", to - 1), "{request}");
-            assert_eq!(part.header("content-length"), (to - from).to_string(), "{request}");
-            assert!(part.body == bytes[from..to], "{request}");
+            let part = larder.get_with(&path, &[("range", &range)]).await.expect(206);
+            assert_eq!(part.header("content-range"), format!("bytes {start}-{}/{total}", end - 1), "{range}");
+            assert_eq!(part.header("content-length"), (end - start).to_string(), "{range}");
+            assert!(part.body == bytes[start..end], "{range}");
         }
-        for requests in ["bytes=0-1,5-6", "bytes=9-3", "lines=1-2", "bytes=x", "bytes=-"] {
-            let whole = larder.get_with(&path, &[("range", requests)]).await.expect(200);
-            assert_eq!(whole.header("content-range"), "", "{requests}");
-            assert!(whole.body == bytes, "{requests}");
+        for range in ["bytes=0-1,5-6", "bytes=9-3", "lines=1-2", "bytes=x", "bytes=-"] {
+            let whole = larder.get_with(&path, &[("range", range)]).await.expect(200);
+            assert_eq!(whole.header("content-range"), "", "{range}");
+            assert!(whole.body == bytes, "{range}");
         }
     })
     .await;
@@ -153,11 +153,11 @@ async fn ranges_of_a_stored_archive_are_answered() {
 async fn a_range_beyond_the_end_is_416_and_is_not_immutable() {
     let (_upstream, larder, path, bytes) = larder_with_archive(SMALL_BYTES).await;
     larder.get(&path).await.expect(200);
-    for requests in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
-        let answer = larder.get_with(&path, &[("range", &requests)]).await.expect(416);
-        assert_eq!(answer.header("content-range"), format!("bytes */{}", bytes.len()), "{requests}");
-        assert!(error_text(&answer).contains(&bytes.len().to_string()), "{requests}");
-        assert!(!answer.header("cache-control").contains("immutable"), "{requests}");
+    for range in [format!("bytes={}-", bytes.len()), "bytes=-0".to_owned(), "bytes=999999999-".to_owned()] {
+        let answer = larder.get_with(&path, &[("range", &range)]).await.expect(416);
+        assert_eq!(answer.header("content-range"), format!("bytes */{}", bytes.len()), "{range}");
+        assert!(error_text(&answer).contains(&bytes.len().to_string()), "{range}");
+        assert!(!answer.header("cache-control").contains("immutable"), "{range}");
     }
 }
 
@@ -272,26 +272,26 @@ async fn if_match_and_if_unmodified_since_are_412_where_they_do_not_hold() {
     larder.get_with(&document_path(), &[("if-match", "\"other\"")]).await.expect(412);
 }
 
-/// `wget -N` and file mirrors compare Last-Modified: it is the time of the first commit and survives restarts.
+/// `wget -N` and file mirrors compare Last-Modified, which survives restarts.
 #[tokio::test]
-async fn an_archive_was_modified_when_it_was_first_stored() {
+async fn the_last_modified_time_of_an_archive_is_that_of_its_first_commit() {
     each_row(SIZES, async |size| {
         let (upstream, larder, path, bytes) = larder_with_archive(size).await;
         let first = larder.get(&path).await.expect(200);
         assert_eq!(
             first.header("last-modified").is_empty(),
             size == LARGE_BYTES,
-            "a large one is not stored when it begins"
+            "a large archive is not stored yet when its answer begins"
         );
         let stored = larder.get(&path).await.expect(200).header("last-modified").to_owned();
-        let offset = httpdate::parse_http_date(&stored).unwrap();
-        assert!(offset.elapsed().unwrap() < Duration::from_secs(600), "{stored}");
+        let stored_at = httpdate::parse_http_date(&stored).unwrap();
+        assert!(stored_at.elapsed().unwrap() < Duration::from_secs(600), "{stored}");
         assert_eq!(larder.get_with(&path, &[("range", "bytes=0-4")]).await.expect(206).header("last-modified"), stored);
 
         let unchanged = larder.get_with(&path, &[("if-modified-since", &stored)]).await.expect(304);
         assert_eq!((unchanged.header("last-modified"), unchanged.header("content-type")), (stored.as_str(), ""));
         assert_eq!(head_with(&larder, &path, &[("if-modified-since", &stored)]).await.status, 304);
-        let before = httpdate::fmt_http_date(offset - Duration::from_secs(1));
+        let before = httpdate::fmt_http_date(stored_at - Duration::from_secs(1));
         assert!(larder.get_with(&path, &[("if-modified-since", &before)]).await.expect(200).body == bytes);
         // If-None-Match takes precedence over If-Modified-Since; an invalid date is ignored.
         let headers = [("if-modified-since", stored.as_str()), ("if-none-match", "\"other\"")];
@@ -323,7 +323,7 @@ async fn a_304_has_no_content_type() {
 }
 
 #[tokio::test]
-async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_is_taken() {
+async fn the_gzip_form_of_a_document_has_its_own_tag_and_either_tag_matches() {
     let (_upstream, larder, _path, _bytes) = larder_with_archive(SMALL_BYTES).await;
     let plain = larder.get(&document_path()).await.expect(200);
     let gzip = larder.get_with(&document_path(), &[("accept-encoding", "br, gzip;q=0.5")]).await.expect(200);
@@ -432,14 +432,14 @@ async fn the_first_answer_to_anything_is_a_miss() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_gives_no_length_is_relayed_whole() {
+async fn an_archive_that_upstream_sends_without_a_length_is_served_whole() {
     each_row(SIZES, async |size| {
         let (upstream, larder, path, bytes) = larder_with_archive(size).await;
         upstream.fault(Target::Archive, Fault::NoLength);
         let cold = larder.get(&path).await.expect(200);
         assert!(cold.body == bytes);
         let expected = if size == SMALL_BYTES { bytes.len().to_string() } else { String::new() };
-        assert_eq!(cold.header("content-length"), expected, "a length nobody knew yet");
+        assert_eq!(cold.header("content-length"), expected, "the length that upstream did not send");
         let stored = larder.get(&path).await.expect(200);
         assert!(stored.body == bytes);
         assert_eq!(stored.header("content-length"), bytes.len().to_string());
@@ -477,11 +477,11 @@ async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
 }
 
 #[tokio::test]
-async fn http_2_is_spoken_and_its_authority_is_the_host() {
+async fn http_2_requests_are_answered_and_their_authority_is_the_host() {
     let (_upstream, larder, path, bytes) = larder_with_archive(LARGE_BYTES).await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().resolve(HOST, larder.address());
     let http2 = http2.build().unwrap();
-    for state in ["cold", "held"] {
+    for state in ["cold", "stored"] {
         let answer = http2.get(format!("{}{path}", larder.base())).send().await.unwrap();
         assert_eq!((answer.status().as_u16(), answer.version()), (200, reqwest::Version::HTTP_2), "{state}");
         assert!(answer.bytes().await.unwrap() == bytes, "{state}");

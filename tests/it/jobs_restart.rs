@@ -86,7 +86,7 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
 
     let requests = archive_requests(&upstream);
     assert!(partial_count >= 4, "{partial_count}");
-    assert_eq!(requests.len() - requests_before.len(), 30 - stored_count, "what was fetched is fetched again");
+    assert_eq!(requests.len() - requests_before.len(), 30 - stored_count, "a stored archive was fetched again");
     for name in &all {
         let size = upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64").len() as u64;
         let its_requests = requests.iter().filter(|request| request.path.contains(&format!("-{name}_")));
@@ -131,13 +131,13 @@ async fn finished_jobs_are_listed_with_their_final_state_after_restarts() {
     }
     let newest_first: Vec<&str> = jobs.iter().rev().map(|(job, _)| job.id.as_str()).collect();
     let listed = listed_jobs(&fixture).await;
-    let again: Vec<&str> = listed.as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
-    assert_eq!(again, newest_first);
+    let listed_ids: Vec<&str> = listed.as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
+    assert_eq!(listed_ids, newest_first);
     // The packages of a finished job can still be pinned together.
     let done = fixture.post("/admin/v1/pin", &json!({ "job": jobs[0].0.id })).await.expect(200).json();
     assert_eq!(done["items"][0]["outcome"], "pinned", "{done}");
-    assert_eq!(fixture.job(&jobs[0].1).await, jobs[0].0, "what is told of a job that ended has changed");
-    assert_eq!(upstream.requests().len(), 0, "something that had ended goes on");
+    assert_eq!(fixture.job(&jobs[0].1).await, jobs[0].0, "the report of an ended job has changed");
+    assert_eq!(upstream.requests().len(), 0, "an ended job continues");
     assert_eq!(larder.terminate().await, Some(0));
 }
 

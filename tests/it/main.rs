@@ -38,7 +38,7 @@ mod first_use;
 mod full_disk;
 mod history;
 mod http_answers;
-mod index_behind;
+mod index_rebuild;
 mod jobs_configurations;
 mod jobs_events;
 mod jobs_recurring;

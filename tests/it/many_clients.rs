@@ -95,18 +95,18 @@ async fn a_hundred_clients_of_anything_cold_cause_one_request() {
     for _ in 0..5 {
         let (upstream, bytes) = upstream_and_archive(100_000).await;
         let larder = Larder::mirroring(&upstream).start().await;
-        let name = format!("/registry/{HOST}/v1/providers/acme/null");
-        for answer in simultaneous_responses(&larder, &format!("{name}/versions")).await {
+        let base = format!("/registry/{HOST}/v1/providers/acme/null");
+        for answer in simultaneous_responses(&larder, &format!("{base}/versions")).await {
             answer.expect(200);
         }
-        for answer in simultaneous_responses(&larder, &format!("{name}/1.2.0/download/linux/amd64")).await {
+        for answer in simultaneous_responses(&larder, &format!("{base}/1.2.0/download/linux/amd64")).await {
             answer.expect(200);
         }
         for answer in simultaneous_responses(&larder, &larder.archive_path("null", "1.2.0").await).await {
             assert!(answer.expect(200).body == *bytes);
         }
-        let counts = [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature];
-        assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 5]);
+        let targets = [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature];
+        assert_eq!(targets.map(|target| upstream.count_of(target)), [1; 5]);
         assert_eq!(upstream.count_of(Target::Archive), 1);
     }
 }
@@ -150,8 +150,8 @@ async fn a_hundred_clients_of_a_stale_list_cause_one_revalidation() {
                 answer.expect(200);
             }
         }
-        let counts = [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature];
-        assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 5]);
+        let targets = [Target::Discovery, Target::Versions, Target::Document, Target::Sums, Target::Signature];
+        assert_eq!(targets.map(|target| upstream.count_of(target)), [1; 5]);
     }
 }
 
@@ -167,7 +167,7 @@ async fn a_client_that_disconnects_cancels_no_download() {
     drop(only_client);
     gate.open();
     wait_for_fills(&larder).await;
-    assert_eq!(larder.folder.blobs().len(), 1, "the download was given up with its client");
+    assert_eq!(larder.folder.blobs().len(), 1, "the download ended with its client");
     upstream.fault(Target::Everything, Fault::Status(500));
     assert!(larder.get(&path).await.expect(200).body == *bytes);
     assert_eq!(upstream.count_of(Target::Archive), 1);
@@ -276,8 +276,8 @@ async fn a_finished_fetch_is_never_repeated() {
         }
         folder = Some(larder.stop().await);
     }
-    let counts = [Target::Discovery, Target::Versions, Target::Document, Target::Archive];
-    assert_eq!(counts.map(|target| upstream.count_of(target)), [1; 4]);
+    let targets = [Target::Discovery, Target::Versions, Target::Document, Target::Archive];
+    assert_eq!(targets.map(|target| upstream.count_of(target)), [1; 4]);
 }
 
 /// Promise 4: fills that evict each other from a small store still serve their waiting clients.

@@ -84,8 +84,8 @@ async fn with_a_slow_git_server_the_location_lacks_a_checksum_and_the_module_is_
     assert_eq!(response.sha256, None);
     assert_eq!(response.path, format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz"));
     let archive = get(&format!("{}{}", larder.base(), response.path)).await.expect(200).body;
-    let (known, again) = fetch(larder.base(), "one").await;
-    assert!(known.sha256.is_some() && again == archive);
+    let (location, again) = fetch(larder.base(), "one").await;
+    assert!(location.sha256.is_some() && again == archive);
 }
 
 /// Self-hosted git servers may lack `filter`; a commit id still means the same tree.

@@ -161,7 +161,7 @@ async fn an_item_without_an_upstream_answer_is_unknown_and_not_unavailable() {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
     let plan = plan(&larder, &address_request("acme/nope")).await;
-    assert_eq!(item_lines(&plan), ["acme/nope cannot"], "upstream has said that there is none: {plan:#}");
+    assert_eq!(item_lines(&plan), ["acme/nope cannot"], "upstream answered that the provider does not exist: {plan:#}");
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ async fn a_download_that_a_kill_cut_short_is_resumed_after_the_restart() {
     assert_eq!(requests[0].header("range"), Some(format!("bytes={HALF_BYTES}-").as_str()));
     assert_eq!(requests[0].header("if-range"), Some(format!("\"{}\"", &sha256_hex(&answer.body)[..20]).as_str()));
     assert_eq!((requests[0].status, requests[0].bytes_sent), (Some(206), (answer.body.len() - HALF_BYTES) as u64));
-    assert_eq!(partial_download(&folder), None, "what was staged is still there");
+    assert_eq!(partial_download(&folder), None, "the partial file remains");
 }
 
 /// Promise 4: if upstream ignores the range, the partial file is compared with the new body.
@@ -76,16 +76,16 @@ async fn a_partial_file_that_a_crash_damaged_is_replaced() {
         ("zeros", &zeros),
         ("more zeros", &longer_zeros),
     ] {
-        for note in [None, Some("{\"etag\":"), Some("")] {
+        for validators in [None, Some("{\"etag\":"), Some("")] {
             let folder = Folder::new();
             let path = kill_half_way(&upstream, &folder).await;
             let partial_file = partial_download(&folder).unwrap();
             std::fs::write(&partial_file, staged).unwrap();
-            if let Some(note) = note {
-                std::fs::write(partial_file.with_extension("json"), note).unwrap();
+            if let Some(validators) = validators {
+                std::fs::write(partial_file.with_extension("json"), validators).unwrap();
             }
             let larder = start(&upstream, &folder);
-            println!("{description}, note {note:?}");
+            println!("{description}, validators {validators:?}");
             assert_recovers(&larder, &path, &zip).await;
         }
     }
@@ -125,7 +125,7 @@ async fn assert_recovers(larder: &Process, path: &str, zip: &[u8]) {
             Err(_) => {}
         }
     }
-    panic!("three requests did not heal it");
+    panic!("three requests did not get the whole archive");
 }
 
 /// Promise 4: an archive never has bytes of two different downloads.
@@ -152,7 +152,7 @@ async fn a_version_republished_after_the_kill_is_served_completely() {
     upstream.publish(large().edition(2));
     let larder = start(&upstream, &folder);
     let old = larder.try_get(&old_path).await;
-    assert!(old.is_err() || old.is_ok_and(|answer| answer.status != 200), "the old edition is nowhere any more");
+    assert!(old.is_err() || old.is_ok_and(|answer| answer.status != 200), "the replaced edition is served");
     let path = larder.archive_path("null").await;
     assert_ne!(path, old_path);
     assert_recovers(&larder, &path, &bytes(&upstream, "null")).await;

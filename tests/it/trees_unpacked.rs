@@ -26,15 +26,15 @@ fn unpack(zip: &[u8], into: &Path) {
     let mut zip = zip::ZipArchive::new(Cursor::new(zip)).unwrap();
     for index in 0..zip.len() {
         let mut entry = zip.by_index(index).unwrap();
-        let tree_path = into.join(entry.enclosed_name().unwrap());
+        let file = into.join(entry.enclosed_name().unwrap());
         if entry.is_dir() {
-            std::fs::create_dir_all(tree_path).unwrap();
+            std::fs::create_dir_all(file).unwrap();
             continue;
         }
-        std::fs::create_dir_all(tree_path.parent().unwrap()).unwrap();
-        std::io::copy(&mut entry, &mut std::fs::File::create(&tree_path).unwrap()).unwrap();
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::io::copy(&mut entry, &mut std::fs::File::create(&file).unwrap()).unwrap();
         let mode = entry.unix_mode().unwrap() & 0o777;
-        std::fs::set_permissions(&tree_path, std::fs::Permissions::from_mode(mode)).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 }
 
@@ -192,17 +192,15 @@ async fn a_package_with_a_link_or_without_a_plugin_is_refused_as_a_whole() {
     let setup = sealed(&upstream);
     let output = setup.run(&["import", tree.to_str().unwrap(), "--unsigned", "--json"]).await;
     let refusals = refused_files(&output.out);
-    let paths: Vec<&str> = refusals.iter().map(|(tree_path, _)| tree_path.as_str()).collect();
+    let packages: Vec<&str> = refusals.iter().map(|(package, _)| package.as_str()).collect();
     assert_eq!(
-        paths,
+        packages,
         ["1.2.0/linux_amd64", "3.0.1/linux_arm64", "3.0.2/linux_amd64", "3.0.3/linux_amd64"],
         "{refusals:?}"
     );
-    for (offset, reason) in ["notes\": it is a link", "it is a link", "it contains no file", "no client could run it"]
-        .into_iter()
-        .enumerate()
-    {
-        assert!(refusals[offset].1.contains(reason), "{refusals:?}");
+    let reasons = ["notes\": it is a link", "it is a link", "it contains no file", "no client could run it"];
+    for ((_, found), reason) in refusals.iter().zip(reasons) {
+        assert!(found.contains(reason), "{refusals:?}");
     }
     assert_eq!((states(&output.out).len(), setup.home.blobs().len()), (5, 1));
     assert!(setup.home.partial_downloads().is_empty(), "{:?}", setup.home.partial_downloads());
@@ -242,20 +240,16 @@ async fn a_tar_of_unpacked_packages_is_checked_like_a_folder() {
     let request = request.header("content-type", "application/x-tar").body(tar.into_inner().unwrap());
     let answer = send(request).await.unwrap().expect(200).text();
     let refusals = refused_files(&answer);
-    let refusals: Vec<(&str, &str)> =
-        refusals.iter().map(|(tree_path, reason)| (tree_path.as_str(), reason.as_str())).collect();
     assert_eq!(refusals.len(), 5, "{refusals:?}");
-    for (offset, (tree_path, reason)) in [
+    let expected = [
         ("1.0.0/linux_amd64", "it is a link"),
         ("1.1.0/linux_amd64", "segment"),
         ("1.2.0/linux_amd64", "another entry has the same name"),
         ("1.3.0/linux_amd64", "its files are in two places"),
         ("1.3.0/linux_amd64", "its files are in two places"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        assert!(refusals[offset].0 == tree_path && refusals[offset].1.contains(reason), "{refusals:?}");
+    ];
+    for ((package, found), (expected_package, reason)) in refusals.iter().zip(expected) {
+        assert!(package == expected_package && found.contains(reason), "{refusals:?}");
     }
     assert_eq!(states(&answer).iter().filter(|state| state.ends_with(" packed_anew")).count(), 1, "{answer}");
     assert_eq!(setup.home.blobs().len(), 1);

@@ -6,7 +6,7 @@ use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::admin::{FakeAdmin, Script};
+use crate::support::admin::{FakeAdmin, JobScript};
 use crate::support::command_setup;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
@@ -50,7 +50,7 @@ struct WarmCommandSetup {
 }
 
 impl WarmCommandSetup {
-    async fn with_scripts(scripts: Vec<Script>) -> Self {
+    async fn with_scripts(scripts: Vec<JobScript>) -> Self {
         let (home, admin) = (Folder::new(), FakeAdmin::start(scripts).await);
         let token = "token = { file = \"our-token\" }";
         let text = format!(
@@ -80,7 +80,7 @@ impl WarmCommandSetup {
 #[tokio::test]
 async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
     let running = |aws: Value, null: Value| job(0, "running", &[aws, null]);
-    let setup = WarmCommandSetup::with_scripts(vec![Script::of(vec![
+    let setup = WarmCommandSetup::with_scripts(vec![JobScript::of(vec![
         running(item(AWS, "waiting", 0, None), item(NULL, "waiting", 0, None)),
         running(item(AWS, "fetching", 1 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
         running(item(AWS, "fetching", 2 << 20, Some(3 << 20)), item(NULL, "held", 0, Some(4096))),
@@ -113,7 +113,7 @@ async fn each_archive_has_a_line_when_it_ends_and_then_there_is_a_summary() {
 #[tokio::test]
 async fn everything_that_one_command_names_is_one_job() {
     let items = [item(NULL, "fetched", 5, Some(5)), item(AWS, "fetched", 5, Some(5))];
-    let setup = WarmCommandSetup::with_scripts(vec![Script::of(vec![job(0, "done", &items)])]).await;
+    let setup = WarmCommandSetup::with_scripts(vec![JobScript::of(vec![job(0, "done", &items)])]).await;
     let arguments = [".terraform.lock.hcl", "hashicorp/null", "--pin", "--platform", "linux_amd64"];
     let output = setup.run(&arguments).await;
     assert_eq!(output.code, Some(0), "{output:?}");
@@ -131,7 +131,7 @@ async fn everything_that_one_command_names_is_one_job() {
 #[tokio::test]
 async fn as_json_the_last_report_of_each_job_is_printed() {
     let last = job(0, "done", &[item(AWS, "fetched", 5, Some(5))]);
-    let script = Script::of(vec![job(0, "running", &[item(AWS, "resolving", 0, None)]), last.clone()]);
+    let script = JobScript::of(vec![job(0, "running", &[item(AWS, "resolving", 0, None)]), last.clone()]);
     let output = WarmCommandSetup::with_scripts(vec![script]).await.run(&["hashicorp/aws", "--json"]).await;
     assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{output:?}");
     assert_eq!(serde_json::from_str::<Value>(&output.out).unwrap(), last);
@@ -142,7 +142,7 @@ async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() 
     let reason =
         "the archive of registry.terraform.io/hashicorp/aws 5.31.0 (linux_amd64): https://x.example answered 500";
     let items = [failed(AWS, reason), item(NULL, "fetched", 5, Some(5))];
-    let output = WarmCommandSetup::with_scripts(vec![Script::of(vec![job(0, "failed", &items)])])
+    let output = WarmCommandSetup::with_scripts(vec![JobScript::of(vec![job(0, "failed", &items)])])
         .await
         .run(&["hashicorp/aws"])
         .await;
@@ -159,7 +159,7 @@ async fn one_failing_archive_is_reported_with_its_reason_and_is_exit_status_1() 
 async fn ctrl_c_cancels_the_job_and_reports_stored_archives() {
     let fetching = job(0, "running", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "fetching", 1, Some(9))]);
     let cancelled = job(0, "cancelled", &[item(NULL, "fetched", 5, Some(5)), item(AWS, "cancelled", 1, Some(9))]);
-    let setup = WarmCommandSetup::with_scripts(vec![Script::of(vec![fetching]).when_cancelled(cancelled)]).await;
+    let setup = WarmCommandSetup::with_scripts(vec![JobScript::of(vec![fetching]).when_cancelled(cancelled)]).await;
     let mut child = setup.command(&["hashicorp/aws"]).spawn().unwrap();
     let id = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     eventually("the command polls the job", async || (setup.admin.count(&Method::GET) >= 2).then_some(())).await;

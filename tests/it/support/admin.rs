@@ -27,14 +27,14 @@ pub(crate) struct AdminRequest {
 
 /// One job: a report for each poll, the last one repeated.
 #[derive(Debug, Clone)]
-pub(crate) struct Script {
+pub(crate) struct JobScript {
     reports: Vec<Value>,
     when_cancelled: Option<Value>,
     is_cancelled: bool,
     polls: usize,
 }
 
-impl Script {
+impl JobScript {
     /// The first report answers the request that starts the job; each poll gets the next one.
     pub(crate) fn of(reports: Vec<Value>) -> Self {
         Self { reports, when_cancelled: None, is_cancelled: false, polls: 0 }
@@ -50,8 +50,8 @@ impl Script {
 #[derive(Default)]
 struct State {
     requests: Vec<AdminRequest>,
-    pending: Vec<Script>,
-    started: Vec<Script>,
+    pending: Vec<JobScript>,
+    started: Vec<JobScript>,
     refusal: Option<(u16, String)>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct FakeAdmin {
 
 impl FakeAdmin {
     /// Runs one script for each request that starts a job, in this order.
-    pub(crate) async fn start(scripts: Vec<Script>) -> Self {
+    pub(crate) async fn start(scripts: Vec<JobScript>) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(Mutex::new(State { pending: scripts, ..State::default() }));

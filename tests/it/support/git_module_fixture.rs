@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use super::git::forge::NAMES;
+use super::git::forge::FORGE_NAMES;
 use super::git::{Format, Repositories, Repository, Sshd, pack};
 use super::http::{Answer, get};
 use super::larder::{Builder, HOST, Larder};
@@ -56,7 +56,7 @@ impl GitModuleFixture {
         let forges = match forges {
             None => None,
             Some(address) => {
-                let builder = NAMES
+                let builder = FORGE_NAMES
                     .iter()
                     .fold(FakeUpstream::builder().tls_with(&ca), |builder, name| builder.certificate_name(name));
                 let forge = builder.listen_at(SocketAddr::from((address, 443))).start().await;
@@ -98,7 +98,7 @@ impl GitModuleFixture {
         let mut larder = larder.network(&format!("ca_file = {ca_file:?}"));
         let mut credentials = ssh_credential(&format!("127.0.0.1:{}", self.ssh.port()), &self.ssh);
         if let Some((_, ssh)) = &self.forges {
-            larder = NAMES.iter().fold(larder, |larder, name| larder.allow_private(name));
+            larder = FORGE_NAMES.iter().fold(larder, |larder, name| larder.allow_private(name));
             credentials.push_str(&ssh_credential("git.acme.test", ssh));
         }
         larder.upstream_lines(&credentials)

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::support::programs::{find, skip};
 
 /// The host names that resolve to the servers of the test in that namespace.
-pub(crate) const NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbucket.org", "git.acme.test"];
+pub(crate) const FORGE_NAMES: [&str; 4] = ["github.com", "bitbucket.org", "api.bitbucket.org", "git.acme.test"];
 
 /// The environment variable that gives the inner test run the address of the forges.
 const ADDRESS_VARIABLE: &str = "LARDER_TEST_FORGES_AT";
@@ -49,7 +49,7 @@ pub(crate) async fn forges(test: &str) -> Forges {
     }
     let folder = tempfile::tempdir().unwrap();
     let hosts = folder.path().join("hosts");
-    let lines = NAMES.iter().map(|name| format!("{address} {name}\n"));
+    let lines = FORGE_NAMES.iter().map(|name| format!("{address} {name}\n"));
     fs::write(&hosts, format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
     // Terraform accepts the scp-like form of an ssh address only with the user `git`.
     let users = folder.path().join("passwd");
