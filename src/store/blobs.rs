@@ -284,21 +284,24 @@ impl ReadCursor {
     }
 }
 
-/// The bytes that each connection may have in memory when the budget is used up.
+/// The bytes that each connection may have in memory beyond the budget, when the budget is used up.
 const RESERVED_BYTES: usize = 16 * 1024;
 
 /// The memory budget of all connections; clones share it.
 #[derive(Debug, Clone)]
 pub struct ReadBudget(Arc<Semaphore>);
 
-/// The share of one connection in the budget; clones share it.
+/// One connection's claim on the budget: it takes what is free, and when nothing is free, one piece of
+/// 16 KiB at a time. Clones belong to the same connection.
 #[derive(Debug, Clone)]
 pub struct ReadShare {
-    /// The bytes of the budget.
+    /// The free bytes of the budget of all connections.
     budget: Arc<Semaphore>,
-    /// One permit: for the small piece beyond the budget.
+    /// One permit: for the piece of 16 KiB beyond the budget.
     reserve: Arc<Semaphore>,
+    /// The number of reads that wait for memory.
     waiting: Arc<AtomicUsize>,
+    /// The most bytes of one piece.
     piece_bytes: usize,
 }
 
@@ -308,7 +311,7 @@ impl ReadBudget {
         Self(Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS))))
     }
 
-    /// The share of a new connection.
+    /// The claim of a new connection.
     pub fn share(&self) -> ReadShare {
         let (reserve, waiting) = (Arc::new(Semaphore::new(1)), Arc::default());
         ReadShare { budget: Arc::clone(&self.0), reserve, waiting, piece_bytes: READ_BUFFER_BYTES }
@@ -373,7 +376,8 @@ impl Drop for WaitingRead<'_> {
     }
 }
 
-/// Memory for one piece, released with the piece.
+/// Memory that was granted for `bytes` bytes, in use until it is dropped. [`ReadGrant::fill`] ties it to the bytes that
+/// are sent, so that it is free again once they are sent.
 #[derive(Debug)]
 pub struct ReadGrant {
     bytes: usize,
