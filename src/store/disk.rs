@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, StatVfsMountFlags, fallocate, fstatvfs, statvfs
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use super::{FORMAT, StoreError};
+use super::{Durability, FORMAT, StoreError};
 use crate::clock::Timestamp;
 
 /// The time that a damaged file stays in the quarantine.
@@ -59,7 +59,7 @@ pub(super) fn check_format(path: &Path) -> Result<(), StoreError> {
     // An unreadable marker is ignored: each record has its own format version.
     match format_of(path)? {
         Some(_) => Ok(()),
-        None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], true),
+        None => write_new(path, &[FORMAT.to_string().as_bytes(), b"\n"], Durability::Synced),
     }
 }
 
@@ -205,14 +205,14 @@ pub(super) fn create_parent(path: &Path, root: &Path) -> Result<(), StoreError> 
     }
 }
 
-/// Writes a new file; if it must survive a power cut, it is synced before this returns.
-pub(super) fn write_new(path: &Path, parts: &[&[u8]], sync: bool) -> Result<(), StoreError> {
+/// Writes a new file from these parts. A [`Durability::Synced`] file is synced before this returns; its folder is not.
+pub(super) fn write_new(path: &Path, parts: &[&[u8]], durability: Durability) -> Result<(), StoreError> {
     let failed = |e| StoreError::io("write", path, e);
     let mut file = File::create(path).map_err(failed)?;
     for part in parts {
         file.write_all(part).map_err(failed)?;
     }
-    if sync {
+    if durability == Durability::Synced {
         file.sync_all().map_err(|e| StoreError::io("sync", path, e))?;
     }
     Ok(())

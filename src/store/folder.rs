@@ -193,7 +193,7 @@ impl FolderRecords {
         let number = self.next_temp.fetch_add(1, Ordering::Relaxed);
         let path = self.staging.folder_now()?.join(format!("record-{number}"));
         let temp = TempRecord { path: Some(path.clone()), size_bytes: (header.len() + 1 + record.len()) as u64 };
-        disk::write_new(&path, &[&header, b"\n", record], durability == Durability::Synced)?;
+        disk::write_new(&path, &[&header, b"\n", record], durability)?;
         Ok(temp)
     }
 

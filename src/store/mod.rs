@@ -152,7 +152,7 @@ impl Store {
         self.lock.check()?;
         // After a crash it is swept as a half-written record.
         let path = self.root.join("staging").join("record-of-nothing");
-        disk::write_new(&path, &[b"?"], true)?;
+        disk::write_new(&path, &[b"?"], Durability::Synced)?;
         disk::remove(&path)
     }
 
@@ -213,7 +213,7 @@ impl Store {
             path = folder.join(format!("{name}-{number}.json"));
         }
         let temp_path = path.with_extension("json.new");
-        disk::write_new(&temp_path, &[receipt, b"\n"], true)?;
+        disk::write_new(&temp_path, &[receipt, b"\n"], Durability::Synced)?;
         disk::rename(&temp_path, &path)?;
         disk::sync_folder_of(&path)?;
         disk::sync_folder_of(&folder)?;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::blobs::{FileBytes, each_piece};
 use super::locks::StoreLock;
-use super::{StoreError, disk};
+use super::{Durability, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
 
@@ -137,7 +137,7 @@ impl Staged {
         self.lock.check()?;
         let bytes = serde_json::to_vec(&note).map_err(|e| StoreError::io("write", &self.note_path, e.into()))?;
         let temp_path = self.note_path.with_extension("json.new");
-        disk::write_new(&temp_path, &[&bytes], false)?;
+        disk::write_new(&temp_path, &[&bytes], Durability::Lazy)?;
         disk::rename(&temp_path, &self.note_path)?;
         self.note = Some(note);
         Ok(())
