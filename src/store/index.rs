@@ -372,14 +372,14 @@ impl Index {
 
     /// Returns true if the index contains everything in the files.
     pub fn is_complete(&self) -> bool {
-        self.needs_to_be_whole().is_ok()
+        self.require_complete().is_ok()
     }
 
     /// Checks that the index is complete, before any lock of the store is taken.
     ///
     /// # Errors
     /// The index is being completed, or cannot be.
-    pub fn needs_to_be_whole(&self) -> Result<(), StoreError> {
+    pub fn require_complete(&self) -> Result<(), StoreError> {
         match &*self.state.borrow() {
             IndexState::Complete => Ok(()),
             IndexState::Incomplete => {
@@ -397,7 +397,7 @@ impl Index {
         let mut state = self.state.subscribe();
         // An error means that the sender was dropped; the index owns it.
         let _ = state.wait_for(|state| !matches!(state, IndexState::Incomplete)).await;
-        self.needs_to_be_whole()
+        self.require_complete()
     }
 
     /// Reports the end of the completion to all waiting tasks.

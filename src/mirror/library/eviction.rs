@@ -228,7 +228,7 @@ impl Library {
         if self.runtime.connectivity() == Connectivity::Offline {
             return Ok(0);
         }
-        self.store.index.needs_to_be_whole()?;
+        self.store.index.require_complete()?;
         let (mut freed, mut gone_upstream) = (EvictionTotals::default(), Vec::new());
         let (mut scans, mut all_are_seen) = (0, false);
         let is_over = |freed| enough(freed) || self.runtime.tasks.is_stopping();
@@ -292,7 +292,7 @@ impl Library {
         let _no_eviction = self.evictor.block_evictions();
         let _lock = self.catalog.digest_lock(digest).lock();
         let index = &self.store.index;
-        index.needs_to_be_whole()?;
+        index.require_complete()?;
         if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(EvictionResult::Skipped);
         }
@@ -359,7 +359,7 @@ impl Library {
     /// The documents that pinned packages need to be installed. They are not evicted either.
     fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
-        self.store.index.needs_to_be_whole()?;
+        self.store.index.require_complete()?;
         for artifact in self.store.index.pinned_names()? {
             keys.extend(required_records(&artifact, Connectivity::Online));
         }

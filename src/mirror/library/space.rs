@@ -141,7 +141,7 @@ impl Library {
         if self.used_bytes().saturating_add(more) > limit {
             // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
             let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.index.until_complete()).await;
-            whole.unwrap_or_else(|_| self.store.index.needs_to_be_whole())?;
+            whole.unwrap_or_else(|_| self.store.index.require_complete())?;
             let exempt = self.on_disk(Self::exempt_bytes).await?;
             if bytes.saturating_add(exempt) > limit {
                 return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: exempt }.into());
@@ -216,7 +216,7 @@ impl Library {
     /// The total bytes of archives that are exempt from eviction.
     pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.index;
-        index.needs_to_be_whole()?;
+        index.require_complete()?;
         let mut exempt = self.evictor.holds.lock().archives.clone();
         for name in index.pinned_names()? {
             exempt.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));

@@ -167,7 +167,7 @@ impl Purge<'_> {
         spared: &BTreeSet<Artifact>,
     ) -> Result<BTreeSet<Artifact>, StoreError> {
         let (library, index) = (self.library, &self.library.store.index);
-        index.needs_to_be_whole()?;
+        index.require_complete()?;
         if let Some(unreadable) = index.unreadable_name() {
             // It may list any archive, so none could be removed, and no name may be removed either.
             return Err(unreadable);

@@ -162,7 +162,7 @@ impl Library {
         digest: Digest,
         opened: Option<&Blob>,
     ) -> Result<Option<Vec<(Artifact, StoredArchive)>>, StoreError> {
-        self.store.index.needs_to_be_whole()?;
+        self.store.index.require_complete()?;
         let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
             Some(opened) if !self.store.blobs.quarantine_unless_replaced(&digest, opened)? => return Ok(None),
