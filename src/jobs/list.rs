@@ -392,5 +392,5 @@ fn read<T: DeserializeOwned>(store: &Store, key: &Key) -> Result<Option<T>, Stor
         let parsed = serde_json::from_slice(&bytes);
         parsed.inspect_err(|error| tracing::error!(?key, %error, "a record cannot be parsed; it is quarantined")).ok()
     };
-    Ok(store.records.read_as(key, parse)?.whole())
+    Ok(store.records.read_as(key, parse)?.intact())
 }

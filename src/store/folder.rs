@@ -14,8 +14,8 @@ use super::key::RecordGroup;
 use super::locks::StoreLock;
 use super::records::KINDS;
 use super::{
-    Action, Blob, Blobs, Change, Durability, FORMAT, Generation, Index, IndexEntry, Key, Recorded, Records, Staged,
-    Staging, StoreError, Striped, WriteOutcome, to_json,
+    Blob, Blobs, Change, Durability, FORMAT, Generation, Index, IndexEntry, Key, ReadOutcome, RecordAction, Records,
+    Staged, Staging, StoreError, Striped, WriteOutcome, to_json,
 };
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -171,19 +171,19 @@ impl FolderRecords {
     }
 
     /// Reads a record as it is, and leaves a damaged one in its place.
-    fn read_file(&self, key: &Key) -> Result<Recorded, StoreError> {
+    fn read_file(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
         let path = self.path(key);
         let mut file = match self.lock.if_ours(disk::read(&path)) {
             Ok(Some(file)) => file,
-            Ok(None) => return Ok(Recorded::Absent),
+            Ok(None) => return Ok(ReadOutcome::Absent),
             Err(unreadable) if unreadable.is_damage() => {
                 tracing::error!(error = %unreadable, "a record cannot be read");
-                return Ok(Recorded::Damaged);
+                return Ok(ReadOutcome::Damaged);
             }
             Err(failed) => return Err(failed),
         };
         let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
-        Ok(start.map_or(Recorded::Damaged, |start| Recorded::Whole(file.split_off(start))))
+        Ok(start.map_or(ReadOutcome::Damaged, |start| ReadOutcome::Intact(file.split_off(start))))
     }
 
     /// Writes the file of a record in staging.
@@ -201,7 +201,7 @@ impl FolderRecords {
     fn apply(&self, change: &Change, temp: Option<TempRecord>) -> Result<u64, StoreError> {
         let path = self.path(&change.key);
         match (&change.action, temp) {
-            (Action::Put(_, durability), Some(temp)) => {
+            (RecordAction::Put(_, durability), Some(temp)) => {
                 disk::create_parent(&path, &self.root)?;
                 let size_bytes = temp.rename(&path)?;
                 if *durability == Durability::Synced {
@@ -209,18 +209,18 @@ impl FolderRecords {
                 }
                 return Ok(size_bytes);
             }
-            (Action::Remove(durability), _) => {
+            (RecordAction::Remove(durability), _) => {
                 // Others may have been waited for since the step began.
                 self.lock.check()?;
                 disk::remove(&path)?;
                 sync_removal(&path, *durability)?;
             }
-            (Action::Quarantine, _) => {
+            (RecordAction::Quarantine, _) => {
                 self.lock.check()?;
                 let quarantined = self.quarantine.add(&path)?;
                 tracing::error!(record = %path.display(), aside = %quarantined.display(), "a damaged record was quarantined");
             }
-            (Action::Put(..) | Action::Keep, _) => {}
+            (RecordAction::Put(..) | RecordAction::Keep, _) => {}
         }
         Ok(0)
     }
@@ -253,19 +253,19 @@ impl Drop for TempRecord {
 }
 
 impl Records for FolderRecords {
-    fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
+    fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
         let recorded = self.read_file(key)?;
-        if recorded != Recorded::Damaged || key.matters_when_damaged() {
+        if recorded != ReadOutcome::Damaged || key.matters_when_damaged() {
             return Ok(recorded);
         }
         // Unless it was replaced since it was read.
         (self as &dyn Records).change(key, |step| {
             let recorded = self.read_file(key)?;
-            if recorded == Recorded::Damaged {
-                step.change(key, Action::Quarantine, IndexEntry::Gone);
+            if recorded == ReadOutcome::Damaged {
+                step.change(key, RecordAction::Quarantine, IndexEntry::Gone);
             }
             // Another reader may have quarantined it. It is damaged all the same, and not a record that was removed.
-            Ok(if recorded == Recorded::Absent { Recorded::Damaged } else { recorded })
+            Ok(if recorded == ReadOutcome::Absent { ReadOutcome::Damaged } else { recorded })
         })
     }
 
@@ -285,8 +285,8 @@ impl Records for FolderRecords {
             temps.push(match &change.action {
                 // The bytes are synced before the lock is taken, so that other writers of the group do not wait for that. In a
                 // turn they do.
-                Action::Put(record, durability) => Some(self.write_temp(record, *durability)?),
-                Action::Remove(_) | Action::Quarantine | Action::Keep => None,
+                RecordAction::Put(record, durability) => Some(self.write_temp(record, *durability)?),
+                RecordAction::Remove(_) | RecordAction::Quarantine | RecordAction::Keep => None,
             });
         }
         let generation = self.generations.of(group).lock();
@@ -342,7 +342,7 @@ fn record_start(file: &[u8]) -> Result<Option<usize>, u32> {
         return Err(format);
     }
     let header: Option<RecordHeader> = serde_json::from_slice(line).ok();
-    let is_whole =
+    let is_intact =
         |header: RecordHeader| header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex();
-    Ok(header.is_some_and(is_whole).then_some(end + 1))
+    Ok(header.is_some_and(is_intact).then_some(end + 1))
 }

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, ReentrantMutex};
 use super::key::RecordGroup;
 use super::locks::StoreLock;
 use super::{
-    Action, Blob, Blobs, Change, Durability, Generation, Key, Recorded, Records, Staged, Staging, StoreError,
+    Blob, Blobs, Change, Durability, Generation, Key, ReadOutcome, RecordAction, Records, Staged, Staging, StoreError,
     WriteOutcome,
 };
 use crate::clock::Timestamp;
@@ -81,12 +81,12 @@ struct RecordsNow {
 }
 
 impl Records for MemoryRecords {
-    fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
-        Ok(self.0.lock().borrow().records.get(&key.path()).cloned().map_or(Recorded::Absent, Recorded::Whole))
+    fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
+        Ok(self.0.lock().borrow().records.get(&key.path()).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        Ok(self.read(key)?.whole().map(|record| (record.len() as u64, Timestamp(0))))
+        Ok(self.read(key)?.intact().map(|record| (record.len() as u64, Timestamp(0))))
     }
 
     fn generation(&self, _: &RecordGroup) -> Result<Generation, StoreError> {
@@ -102,9 +102,9 @@ impl Records for MemoryRecords {
         for Change { key, action, .. } in changes {
             now.generation += 1;
             match action {
-                Action::Put(record, _) => drop(now.records.insert(key.path(), record.clone())),
-                Action::Remove(_) | Action::Quarantine => drop(now.records.remove(&key.path())),
-                Action::Keep => {}
+                RecordAction::Put(record, _) => drop(now.records.insert(key.path(), record.clone())),
+                RecordAction::Remove(_) | RecordAction::Quarantine => drop(now.records.remove(&key.path())),
+                RecordAction::Keep => {}
             }
         }
         Ok(WriteOutcome::Written)

@@ -43,7 +43,7 @@ pub use self::key::{DocumentKey, Key, RecordGroup};
 use self::locks::StoreLock;
 pub(crate) use self::locks::Striped;
 pub use self::records::{
-    Action, Change, Durability, Generation, IndexEntry, Recorded, Records, Step, WriteOutcome, to_json,
+    Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordStep, Records, WriteOutcome, to_json,
 };
 pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
 use crate::clock::Timestamp;

@@ -31,11 +31,11 @@ pub enum Durability {
     Synced,
 }
 
-/// Result of reading a record.
+/// The outcome of reading a record: its bytes or its parsed form, `R`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Recorded<R = Vec<u8>> {
-    /// The record, complete and with a matching checksum.
-    Whole(R),
+pub enum ReadOutcome<R = Vec<u8>> {
+    /// The record is complete, and its checksum matches.
+    Intact(R),
     /// There is no record.
     #[default]
     Absent,
@@ -44,30 +44,30 @@ pub enum Recorded<R = Vec<u8>> {
     Damaged,
 }
 
-impl<R> Recorded<R> {
-    /// The record, if it was readable.
-    pub fn whole(self) -> Option<R> {
-        if let Self::Whole(record) = self { Some(record) } else { None }
+impl<R> ReadOutcome<R> {
+    /// The record if it is intact; `None` if it is absent or damaged.
+    pub fn intact(self) -> Option<R> {
+        if let Self::Intact(record) = self { Some(record) } else { None }
     }
 
-    /// Does `next` with a record that was readable.
-    pub fn and_then_read<T>(self, next: impl FnOnce(R) -> Recorded<T>) -> Recorded<T> {
+    /// Calls `next` with an intact record.
+    pub fn and_then_read<T>(self, next: impl FnOnce(R) -> ReadOutcome<T>) -> ReadOutcome<T> {
         match self {
-            Self::Whole(record) => next(record),
-            Self::Absent => Recorded::Absent,
-            Self::Damaged => Recorded::Damaged,
+            Self::Intact(record) => next(record),
+            Self::Absent => ReadOutcome::Absent,
+            Self::Damaged => ReadOutcome::Damaged,
         }
     }
 }
 
-impl Recorded {
+impl ReadOutcome {
     /// Parses the record; one that cannot be parsed counts as damaged.
-    pub fn parsed<T>(self, parse: impl FnOnce(Vec<u8>) -> Option<T>) -> Recorded<T> {
-        self.and_then_read(|record| parse(record).map_or(Recorded::Damaged, Recorded::Whole))
+    pub fn parsed<T>(self, parse: impl FnOnce(Vec<u8>) -> Option<T>) -> ReadOutcome<T> {
+        self.and_then_read(|record| parse(record).map_or(ReadOutcome::Damaged, ReadOutcome::Intact))
     }
 
     /// Parses the record as JSON.
-    pub fn json<T: DeserializeOwned>(self) -> Recorded<T> {
+    pub fn json<T: DeserializeOwned>(self) -> ReadOutcome<T> {
         self.parsed(|record| serde_json::from_slice(&record).ok())
     }
 }
@@ -91,21 +91,21 @@ pub struct Change {
     /// The record.
     pub key: Key,
     /// The change to it.
-    pub action: Action,
+    pub action: RecordAction,
     /// The change to its entry in the index. An implementation without an index ignores it.
     pub entry: IndexEntry,
 }
 
-/// The change to a record.
+/// The change to the file of a record. The change to its index entry is separate: [`IndexEntry`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Replaces it.
+pub enum RecordAction {
+    /// Writes the record, and replaces an older one.
     Put(Vec<u8>, Durability),
-    /// Removes it.
+    /// Removes the record.
     Remove(Durability),
-    /// Sets it aside, because it cannot be read.
+    /// Moves the record into the quarantine, because it is damaged.
     Quarantine,
-    /// None: only its index entry changes.
+    /// Leaves the record as it is: only its index entry changes.
     Keep,
 }
 
@@ -129,7 +129,7 @@ pub enum IndexEntry {
 /// All functions block.
 pub trait Records: fmt::Debug + Send + Sync {
     /// Reads a record; distinguishes a damaged record from an absent one.
-    fn read(&self, key: &Key) -> Result<Recorded, StoreError>;
+    fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError>;
 
     /// A record's stored size in bytes and the time it was written; `None` if it does not exist.
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError>;
@@ -160,9 +160,11 @@ pub trait Records: fmt::Debug + Send + Sync {
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError>;
 }
 
-/// One step: reads of the records of a group, and the changes that were judged from them.
+/// One read-modify-write of the records of a group: it reads them, decides on changes, and writes all changes at the
+/// end. If another thread wrote to the group meanwhile, nothing is written and the step is repeated from the first read.
+/// A failed write may leave the first changes of a step in the store.
 #[derive(Debug)]
-pub struct Step<'a> {
+pub struct RecordStep<'a> {
     /// The records as they are without this step.
     pub records: &'a dyn Records,
     changes: Vec<Change>,
@@ -170,13 +172,14 @@ pub struct Step<'a> {
     needs_turn: bool,
 }
 
-impl Step<'_> {
+impl RecordStep<'_> {
     /// Reads a record as this step changes it.
-    pub fn read(&self, key: &Key) -> Result<Recorded, StoreError> {
-        let changed = self.changes.iter().rev().find(|change| change.key == *key && change.action != Action::Keep);
+    pub fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
+        let changed =
+            self.changes.iter().rev().find(|change| change.key == *key && change.action != RecordAction::Keep);
         match changed.map(|change| &change.action) {
-            Some(Action::Put(record, _)) => Ok(Recorded::Whole(record.clone())),
-            Some(_) => Ok(Recorded::Absent),
+            Some(RecordAction::Put(record, _)) => Ok(ReadOutcome::Intact(record.clone())),
+            Some(_) => Ok(ReadOutcome::Absent),
             None => self.records.read(key),
         }
     }
@@ -186,9 +189,9 @@ impl Step<'_> {
         let mut keys: BTreeSet<Key> = self.records.keys_below(folder)?.into_iter().map(|(key, _)| key).collect();
         for Change { key, action, .. } in self.changes.iter().filter(|change| change.key.path().starts_with(folder)) {
             match action {
-                Action::Put(..) => drop(keys.insert(key.clone())),
-                Action::Remove(_) | Action::Quarantine => drop(keys.remove(key)),
-                Action::Keep => {}
+                RecordAction::Put(..) => drop(keys.insert(key.clone())),
+                RecordAction::Remove(_) | RecordAction::Quarantine => drop(keys.remove(key)),
+                RecordAction::Keep => {}
             }
         }
         Ok(keys)
@@ -210,7 +213,7 @@ impl Step<'_> {
 
     /// Replaces a record.
     pub fn put(&mut self, key: &Key, record: Vec<u8>, durability: Durability, entry: IndexEntry) {
-        self.change(key, Action::Put(record, durability), entry);
+        self.change(key, RecordAction::Put(record, durability), entry);
     }
 
     /// Replaces a record in JSON that has no entry in the index.
@@ -219,9 +222,9 @@ impl Step<'_> {
     }
 
     /// Makes another change. It supersedes an earlier write of the record.
-    pub fn change(&mut self, key: &Key, action: Action, entry: IndexEntry) {
-        if action != Action::Keep {
-            self.changes.retain(|change| change.key != *key || !matches!(change.action, Action::Put(..)));
+    pub fn change(&mut self, key: &Key, action: RecordAction, entry: IndexEntry) {
+        if action != RecordAction::Keep {
+            self.changes.retain(|change| change.key != *key || !matches!(change.action, RecordAction::Put(..)));
         }
         self.changes.push(Change { key: key.clone(), action, entry });
     }
@@ -258,7 +261,7 @@ impl dyn Records + '_ {
     pub fn change<T>(
         &self,
         key: &Key,
-        judge: impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
+        judge: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let (judged, written) = self.judge(key, judge)?;
         written.map(|()| judged)
@@ -271,7 +274,7 @@ impl dyn Records + '_ {
     pub fn judge<T>(
         &self,
         key: &Key,
-        mut judge: impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
+        mut judge: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let group = key.group();
         for _ in 0..MAX_CONFLICTS {
@@ -302,10 +305,10 @@ impl dyn Records + '_ {
         &self,
         group: &RecordGroup,
         has_turn: bool,
-        judge: &mut impl FnMut(&mut Step<'_>) -> Result<T, StoreError>,
+        judge: &mut impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<Attempt<T>, StoreError> {
         let generation = self.generation(group)?;
-        let mut step = Step { records: self, changes: Vec::new(), has_turn, needs_turn: false };
+        let mut step = RecordStep { records: self, changes: Vec::new(), has_turn, needs_turn: false };
         let judged = judge(&mut step)?;
         if step.needs_turn && !has_turn {
             return Ok(Attempt::NeedsTurn);
@@ -319,18 +322,18 @@ impl dyn Records + '_ {
 
     /// Reads a record. A damaged one is quarantined, logged, and treated as absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        self.read(key).map(Recorded::whole)
+        self.read(key).map(ReadOutcome::intact)
     }
 
     /// Reads and parses a record. One that cannot be parsed is quarantined, unless it is replaced meanwhile.
-    pub fn read_as<T>(&self, key: &Key, parse: impl Fn(Vec<u8>) -> Option<T>) -> Result<Recorded<T>, StoreError> {
+    pub fn read_as<T>(&self, key: &Key, parse: impl Fn(Vec<u8>) -> Option<T>) -> Result<ReadOutcome<T>, StoreError> {
         let recorded = self.read(key)?;
-        let was_whole = matches!(recorded, Recorded::Whole(_));
+        let was_intact = matches!(recorded, ReadOutcome::Intact(_));
         match recorded.parsed(&parse) {
-            Recorded::Damaged if was_whole => self.change(key, |step| {
+            ReadOutcome::Damaged if was_intact => self.change(key, |step| {
                 let recorded = step.read(key)?.parsed(&parse);
-                if matches!(recorded, Recorded::Damaged) {
-                    step.change(key, Action::Quarantine, IndexEntry::Gone);
+                if matches!(recorded, ReadOutcome::Damaged) {
+                    step.change(key, RecordAction::Quarantine, IndexEntry::Gone);
                 }
                 Ok(recorded)
             }),
@@ -340,15 +343,15 @@ impl dyn Records + '_ {
 
     /// Replaces a record without an index entry, whatever it was.
     pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<(), StoreError> {
-        self.one(key, &Action::Put(record.to_vec(), durability), &IndexEntry::Unindexed)
+        self.change_one(key, &RecordAction::Put(record.to_vec(), durability), &IndexEntry::Unindexed)
     }
 
     /// Removes a record, whatever it was.
     pub fn remove(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
-        self.one(key, &Action::Remove(durability), &IndexEntry::Gone)
+        self.change_one(key, &RecordAction::Remove(durability), &IndexEntry::Gone)
     }
 
-    fn one(&self, key: &Key, action: &Action, entry: &IndexEntry) -> Result<(), StoreError> {
+    fn change_one(&self, key: &Key, action: &RecordAction, entry: &IndexEntry) -> Result<(), StoreError> {
         self.change(key, |step| {
             step.change(key, action.clone(), entry.clone());
             Ok(())
@@ -499,15 +502,15 @@ mod tests {
         let Key::FirstSeen(provider, _) = &one else { panic!("{one:?}") };
         let keys = Key::KeyLog(provider.clone());
         (&records as &dyn Records).put(&three, b"", Durability::Lazy).unwrap();
-        let mut step = Step { records: &records, changes: Vec::new(), has_turn: false, needs_turn: false };
+        let mut step = RecordStep { records: &records, changes: Vec::new(), has_turn: false, needs_turn: false };
         for (key, record) in [(&one, 1), (&keys, 1), (&two, 1), (&keys, 2), (&one, 2)] {
             step.put_json(key, &record, Durability::Lazy);
             step.postpone(&keys);
         }
-        step.change(&three, Action::Remove(Durability::Lazy), IndexEntry::Unindexed);
+        step.change(&three, RecordAction::Remove(Durability::Lazy), IndexEntry::Unindexed);
         assert_eq!(step.first_seen(provider).unwrap(), BTreeSet::from([one.clone(), two.clone()]));
         let changed: Vec<&Key> = step.changes.iter().map(|change| &change.key).collect();
         assert_eq!(changed, [&two, &one, &keys, &three]);
-        assert_eq!(step.read(&keys).unwrap(), Recorded::Whole(b"2".to_vec()));
+        assert_eq!(step.read(&keys).unwrap(), ReadOutcome::Intact(b"2".to_vec()));
     }
 }

@@ -14,7 +14,8 @@ use larder::clock::Timestamp;
 use larder::digest::Digest;
 use larder::store::memory::{MemoryBlobs, MemoryRecords};
 use larder::store::{
-    Action, Blobs, Change, Durability, IndexEntry, Key, Recorded, Records, ResumeNote, Step, Store, WriteOutcome,
+    Blobs, Change, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Records, ResumeNote, Store,
+    WriteOutcome,
 };
 use larder::verify::Verified;
 
@@ -46,7 +47,7 @@ fn module(name: &str) -> ModulePackage {
 }
 
 fn put_change(key: &Key, record: &str) -> Change {
-    let action = Action::Put(record.as_bytes().to_vec(), Durability::Synced);
+    let action = RecordAction::Put(record.as_bytes().to_vec(), Durability::Synced);
     Change { key: key.clone(), action, entry: IndexEntry::Unindexed }
 }
 
@@ -64,23 +65,23 @@ fn publish(blobs: &dyn Blobs, name: &str, bytes: &[u8]) -> Digest {
 
 fn every_record_is_whole_or_absent(records: &dyn Records) {
     let key = proof_set_key("null", "1.0.0");
-    assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
+    assert_eq!(records.read(&key).unwrap(), ReadOutcome::Absent);
     assert!(records.stat(&key).unwrap().is_none() && !records.sync(&key).unwrap());
     for record in ["first", "", "the second\nwith a line"] {
         records.put(&key, record.as_bytes(), Durability::Lazy).unwrap();
-        assert_eq!(records.read(&key).unwrap(), Recorded::Whole(record.as_bytes().to_vec()));
+        assert_eq!(records.read(&key).unwrap(), ReadOutcome::Intact(record.as_bytes().to_vec()));
         assert!(records.stat(&key).unwrap().is_some() && records.sync(&key).unwrap());
     }
     records.remove(&key, Durability::Synced).unwrap();
     records.remove(&key, Durability::Lazy).unwrap();
-    assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
+    assert_eq!(records.read(&key).unwrap(), ReadOutcome::Absent);
     records.put(&key, b"not what it should be", Durability::Synced).unwrap();
-    let quarantine = |step: &mut Step<'_>| {
-        step.change(&key, Action::Quarantine, IndexEntry::Gone);
+    let quarantine = |step: &mut RecordStep<'_>| {
+        step.change(&key, RecordAction::Quarantine, IndexEntry::Gone);
         Ok(())
     };
     records.change(&key, quarantine).unwrap();
-    assert_eq!(records.read(&key).unwrap(), Recorded::Absent);
+    assert_eq!(records.read(&key).unwrap(), ReadOutcome::Absent);
 }
 
 /// Listings of one address contain nothing of another whose name begins with its own.
@@ -132,7 +133,7 @@ fn a_write_names_the_generation_it_read(records: &dyn Records) {
     assert_eq!(records.write(&group, read_at, &[]).unwrap(), WriteOutcome::Conflict);
     assert_eq!((record_text(records, &version).unwrap(), record_text(records, &name)), ("mine".to_owned(), None));
     let read_at = records.generation(&group).unwrap();
-    let (removed, kept) = (Action::Remove(Durability::Synced), Action::Keep);
+    let (removed, kept) = (RecordAction::Remove(Durability::Synced), RecordAction::Keep);
     let changes = [(&version, removed), (&keys, kept)].map(|(key, action)| Change {
         key: key.clone(),
         action,
@@ -148,15 +149,15 @@ fn a_conflict_is_judged_again(records: &dyn Records) {
     let mut judged = 0;
     let before = records.change(&key, |step| {
         judged += 1;
-        let before = step.read(&key)?.whole();
+        let before = step.read(&key)?.intact();
         if judged == 1 {
             records.put(&other, b"faster", Durability::Lazy)?;
         }
-        let mine = [step.read(&other)?.whole().unwrap_or_default(), b" mine".to_vec()].concat();
+        let mine = [step.read(&other)?.intact().unwrap_or_default(), b" mine".to_vec()].concat();
         step.put(&key, mine.clone(), Durability::Lazy, IndexEntry::Unindexed);
-        assert_eq!(step.read(&key)?, Recorded::Whole(mine));
-        step.change(&other, Action::Remove(Durability::Lazy), IndexEntry::Unindexed);
-        assert_eq!(step.read(&other)?, Recorded::Absent);
+        assert_eq!(step.read(&key)?, ReadOutcome::Intact(mine));
+        step.change(&other, RecordAction::Remove(Durability::Lazy), IndexEntry::Unindexed);
+        assert_eq!(step.read(&other)?, ReadOutcome::Absent);
         Ok(before)
     });
     assert_eq!((before.unwrap(), judged), (None, 2));
@@ -172,7 +173,7 @@ fn writers_of_one_address_lose_nothing(records: &dyn Records) {
             scope.spawn(|| {
                 for _ in 0..25 {
                     let counted = records.change(&key, |step| {
-                        let next: u32 = count(step.read(&key)?.whole()) + 1;
+                        let next: u32 = count(step.read(&key)?.intact()) + 1;
                         step.put_json(&key, &next, Durability::Lazy);
                         Ok(next)
                     });
@@ -185,7 +186,7 @@ fn writers_of_one_address_lose_nothing(records: &dyn Records) {
 }
 
 /// Runs a step that another writer tries to overtake each time it is judged; returns the number of judgements.
-fn judgements_while_overtaken(records: &dyn Records, mut judge: impl FnMut(&mut Step<'_>)) -> u32 {
+fn judgements_while_overtaken(records: &dyn Records, mut judge: impl FnMut(&mut RecordStep<'_>)) -> u32 {
     let (key, other, mut judged) = (first_seen_key("slow", "1.0.0"), first_seen_key("slow", "2.0.0"), 0);
     std::thread::scope(|scope| {
         let changed = records.change(&key, |step| {
@@ -308,11 +309,11 @@ async fn a_torn_file_is_never_read() {
         for file in &files {
             std::fs::write(file, &whole[..length]).unwrap();
         }
-        assert_eq!(store.records.read(&document).unwrap(), Recorded::Damaged, "{length}");
+        assert_eq!(store.records.read(&document).unwrap(), ReadOutcome::Damaged, "{length}");
         // Quarantined, unlike a first-seen record: the next version must not pass for the first.
-        assert_eq!(store.records.read(&document).unwrap(), Recorded::Absent, "{length}");
+        assert_eq!(store.records.read(&document).unwrap(), ReadOutcome::Absent, "{length}");
         for _ in 0..2 {
-            assert_eq!(store.records.read(&seen).unwrap(), Recorded::Damaged, "{length}");
+            assert_eq!(store.records.read(&seen).unwrap(), ReadOutcome::Damaged, "{length}");
         }
     }
 }

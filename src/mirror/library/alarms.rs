@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::library::first_seen::AcceptScope;
 use crate::mirror::{Connectivity, Library};
-use crate::store::{Action, Durability, IndexEntry, Key, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, RecordAction, Store, StoreError};
 
 /// Maximum number of alarms per address and kind, so that one upstream cannot crowd out the alarms of another.
 const MAX_ALARMS_PER_KIND: usize = 1000;
@@ -231,7 +231,7 @@ impl Alarms {
         let mut raised = BTreeMap::new();
         for address in store.records.addresses_with_alarms()? {
             let parse = |record: Vec<u8>| serde_json::from_slice(&record).ok();
-            let Some(record) = store.records.read_as(&Key::Alarms(address.clone()), parse)?.whole() else { continue };
+            let Some(record) = store.records.read_as(&Key::Alarms(address.clone()), parse)?.intact() else { continue };
             let read = AlarmsOfAddress::read(record);
             if !read.unreadable.is_empty() {
                 tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read (damaged, or written by a newer larder); they are left unchanged");
@@ -314,7 +314,7 @@ impl Alarms {
             };
             match record {
                 Some(record) => step.put_json(&key, &record, Durability::Synced),
-                None => step.change(&key, Action::Remove(Durability::Synced), IndexEntry::Unindexed),
+                None => step.change(&key, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed),
             }
             Ok(changed)
         });

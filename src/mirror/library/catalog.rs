@@ -17,7 +17,8 @@ use crate::mirror::library::is_default;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 use crate::store::{
-    Action, Durability, IndexEntry, IndexedName, Key, ListedArchive, Recorded, Store, StoreError, Striped, to_json,
+    Durability, IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, Store, StoreError, Striped,
+    to_json,
 };
 use crate::upstream::outbound::origin;
 use crate::verify::{PackedTree, Proof, ProofBasis};
@@ -60,13 +61,13 @@ impl Catalog {
 
     /// Reads a name. Returns an empty one if it is absent, or damaged and thus quarantined.
     pub(in crate::mirror) fn name(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        Ok(self.read_name(&artifact.into())?.whole().unwrap_or_default())
+        Ok(self.read_name(&artifact.into())?.intact().unwrap_or_default())
     }
 
-    pub(super) fn read_name(&self, artifact: &Artifact) -> Result<Recorded<NameRecord>, StoreError> {
+    pub(super) fn read_name(&self, artifact: &Artifact) -> Result<ReadOutcome<NameRecord>, StoreError> {
         let key = Key::Name(artifact.clone());
         let read = self.store.records.read_as(&key, |record| serde_json::from_slice(&record).ok())?;
-        if matches!(read, Recorded::Damaged) {
+        if matches!(read, ReadOutcome::Damaged) {
             // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
             tracing::error!(package = %artifact, "a name record was damaged and quarantined; if it was pinned, pin it again");
         }
@@ -87,12 +88,12 @@ impl Catalog {
             change(&mut name);
             let action = if name == before {
                 // After a name was damaged, the index may still contain its old entries.
-                Action::Keep
+                RecordAction::Keep
             } else if name.archives.is_empty() && !name.pinned {
                 // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
-                Action::Remove(Durability::Lazy)
+                RecordAction::Remove(Durability::Lazy)
             } else {
-                Action::Put(to_json(&name), Durability::Synced)
+                RecordAction::Put(to_json(&name), Durability::Synced)
             };
             step.change(&key, action, IndexEntry::Name(name.indexed()));
             Ok(name != before && (name.is_imported() || before.is_imported()))

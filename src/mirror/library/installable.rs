@@ -10,7 +10,7 @@ use crate::mirror::archives::ArchiveRef;
 use crate::mirror::library::module_history;
 use crate::mirror::library::{NameRecord, StoredArchive, ZipOrigin};
 use crate::mirror::{Connectivity, Library, RuntimeConfig, default_if_store_unavailable};
-use crate::store::{Key, Recorded, StoreError};
+use crate::store::{Key, ReadOutcome, StoreError};
 use crate::verify::VerificationPolicy;
 
 /// The versions of a provider with a stored set and archive, and their platforms; or those of a module with a stored
@@ -148,7 +148,7 @@ impl Library {
         let artifact = self.runtime.canonical(artifact.into());
         self.on_disk(move |library| {
             for key in required_records(&artifact, library.runtime.connectivity()) {
-                if matches!(library.store.records.read(&key)?, Recorded::Absent | Recorded::Damaged) {
+                if matches!(library.store.records.read(&key)?, ReadOutcome::Absent | ReadOutcome::Damaged) {
                     return Ok(false);
                 }
             }
@@ -209,7 +209,7 @@ impl Library {
             return Ok(None);
         }
         // An unreadable record does not hide a stored archive.
-        let seen = module_history::read_first_seen(self, key).ok().and_then(Recorded::whole);
+        let seen = module_history::read_first_seen(self, key).ok().and_then(ReadOutcome::intact);
         for archive in name.archives.into_iter().rev() {
             let is_pinned = match (&seen, archive.proof.how.tree()) {
                 (Some(seen), Some(packed)) => seen.pinned.packed.is_same_module(packed),

@@ -78,7 +78,7 @@ impl Library {
         while !self.store.records.sync(&key)? {
             // Without evicting: this runs under a digest lock.
             self.store.records.change(&key, |step| {
-                if step.read(&key)?.whole().is_none() {
+                if step.read(&key)?.intact().is_none() {
                     step.put(&key, stored_set.write(), Durability::Synced, IndexEntry::Document(now));
                 }
                 Ok(())

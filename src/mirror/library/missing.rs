@@ -220,7 +220,7 @@ impl MissingLog {
         let read = read.inspect_err(|error| {
             tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts empty");
         });
-        let requests = read.unwrap_or_default().whole().unwrap_or_default();
+        let requests = read.unwrap_or_default().intact().unwrap_or_default();
         Self { requests: Mutex::new(requests), is_save_scheduled: AtomicBool::new(false) }
     }
 }

@@ -8,7 +8,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED};
 use crate::mirror::{AlarmKind, Library};
-use crate::store::{Durability, Key, Recorded, Step, StoreError, to_json};
+use crate::store::{Durability, Key, ReadOutcome, RecordStep, StoreError, to_json};
 use crate::upstream::request::Validators;
 use crate::verify::PackedTree;
 
@@ -102,7 +102,7 @@ pub(in crate::mirror) enum TreeComparison {
 pub(in crate::mirror) fn read_first_seen(
     library: &Library,
     package: &ModulePackage,
-) -> Result<Recorded<ModuleFirstSeen>, StoreError> {
+) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
     judge(library, package, |_, recorded| Ok(recorded))
 }
 
@@ -110,7 +110,7 @@ pub(in crate::mirror) fn read_first_seen(
 fn judge<T>(
     library: &Library,
     package: &ModulePackage,
-    judge: impl Fn(&mut SeenStep<'_, '_>, Recorded<ModuleFirstSeen>) -> Result<T, StoreError>,
+    judge: impl Fn(&mut SeenStep<'_, '_>, ReadOutcome<ModuleFirstSeen>) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     library.store.records.change(&Key::SeenModule(package.clone()), |step| {
         let mut seen_step = SeenStep { library, package, step };
@@ -123,21 +123,23 @@ fn judge<T>(
 struct SeenStep<'a, 'b> {
     library: &'a Library,
     package: &'a ModulePackage,
-    step: &'a mut Step<'b>,
+    step: &'a mut RecordStep<'b>,
 }
 
 impl SeenStep<'_, '_> {
     /// Reads the record. Restores it from a stored archive if it is damaged, and from other spellings after a change of
     /// `fold_case`.
-    fn read(&mut self) -> Result<Recorded<ModuleFirstSeen>, StoreError> {
+    fn read(&mut self) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
         let (folds, package) = (self.folds(), self.package);
         let mut is_lost = match self.read_spelling(package)? {
             // Marks the record as covering every spelling, so that it still does after `fold_case` changes again.
-            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => return Ok(self.put(seen)),
-            Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) => return Ok(Recorded::Whole(seen)),
-            Recorded::Whole(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(Recorded::Absent),
-            Recorded::Absent => false,
-            Recorded::Damaged => true,
+            ReadOutcome::Intact(ModuleFirstSeenRecord::Seen(seen)) if folds && !seen.folded => {
+                return Ok(self.put(seen));
+            }
+            ReadOutcome::Intact(ModuleFirstSeenRecord::Seen(seen)) => return Ok(ReadOutcome::Intact(seen)),
+            ReadOutcome::Intact(ModuleFirstSeenRecord::Forgotten { .. }) => return Ok(ReadOutcome::Absent),
+            ReadOutcome::Absent => false,
+            ReadOutcome::Damaged => true,
         };
         // The name comes first: it also reflects a later `accept`.
         if let Some(seen) = rebuild_from_name(self.library, package)? {
@@ -152,20 +154,20 @@ impl SeenStep<'_, '_> {
         };
         for other in others {
             match self.read_spelling(&other)? {
-                Recorded::Whole(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
+                ReadOutcome::Intact(ModuleFirstSeenRecord::Seen(seen)) if folds || seen.folded => {
                     tracing::info!(%package, as = %other, "the first-seen record of a module version was found under another spelling");
                     return Ok(self.put(seen));
                 }
-                Recorded::Damaged => is_lost = true,
-                Recorded::Whole(_) | Recorded::Absent => {}
+                ReadOutcome::Damaged => is_lost = true,
+                ReadOutcome::Intact(_) | ReadOutcome::Absent => {}
             }
         }
-        Ok(if is_lost { Recorded::Damaged } else { Recorded::Absent })
+        Ok(if is_lost { ReadOutcome::Damaged } else { ReadOutcome::Absent })
     }
 
     /// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new
     /// record replaces it.
-    fn read_spelling(&self, package: &ModulePackage) -> Result<Recorded<ModuleFirstSeenRecord>, StoreError> {
+    fn read_spelling(&self, package: &ModulePackage) -> Result<ReadOutcome<ModuleFirstSeenRecord>, StoreError> {
         Ok(self.step.read(&Key::SeenModule(package.clone()))?.json())
     }
 
@@ -175,10 +177,10 @@ impl SeenStep<'_, '_> {
         terms.upstreams.get(&self.package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
     }
 
-    fn put(&mut self, mut seen: ModuleFirstSeen) -> Recorded<ModuleFirstSeen> {
+    fn put(&mut self, mut seen: ModuleFirstSeen) -> ReadOutcome<ModuleFirstSeen> {
         seen.folded |= self.folds();
         self.write(&ModuleFirstSeenRecord::Seen(seen.clone()));
-        Recorded::Whole(seen)
+        ReadOutcome::Intact(seen)
     }
 
     fn write(&mut self, record: &ModuleFirstSeenRecord) {
@@ -213,9 +215,9 @@ pub(in crate::mirror) fn compare(
 ) -> Result<TreeComparison, StoreError> {
     judge(library, package, |step, recorded| {
         let mut seen = match recorded {
-            Recorded::Whole(seen) => seen,
-            Recorded::Damaged => return Ok(TreeComparison::Lost),
-            Recorded::Absent => {
+            ReadOutcome::Intact(seen) => seen,
+            ReadOutcome::Damaged => return Ok(TreeComparison::Lost),
+            ReadOutcome::Absent => {
                 if probed.is_none() {
                     step.put(ModuleFirstSeen::of(pinned_tree.at, pinned_tree.clone(), pinned_tree.at));
                 }
@@ -244,7 +246,7 @@ pub(in crate::mirror) fn accept(
     pinned_tree: &PinnedTree,
 ) -> Result<Option<PinnedTree>, StoreError> {
     judge(library, package, |step, recorded| {
-        let before = recorded.whole();
+        let before = recorded.intact();
         let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
         let folded = before.as_ref().is_some_and(|seen| seen.folded);
         step.put(ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree.clone(), pinned_tree.at) });
@@ -264,9 +266,9 @@ pub(in crate::mirror) fn record_external_move(
     library: &Library,
     package: &ModulePackage,
     kind: &str,
-) -> Result<Recorded<ModuleFirstSeen>, StoreError> {
+) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
     judge(library, package, |step, recorded| match recorded {
-        Recorded::Whole(mut seen) if seen.elsewhere.as_deref() != Some(kind) => {
+        ReadOutcome::Intact(mut seen) if seen.elsewhere.as_deref() != Some(kind) => {
             seen.elsewhere = Some(kind.to_owned());
             Ok(step.put(seen))
         }
@@ -283,7 +285,7 @@ pub(in crate::mirror) fn restore_first_seen(
     package: &ModulePackage,
     now: Timestamp,
 ) -> Result<bool, StoreError> {
-    let is_lost = read_first_seen(library, package)? == Recorded::Damaged;
+    let is_lost = read_first_seen(library, package)? == ReadOutcome::Damaged;
     if is_lost {
         library.raise_alarm(&package.module, AlarmKind::DamagedRecord.of(&package.version), DAMAGED_RECORD_DETAIL, now);
     }

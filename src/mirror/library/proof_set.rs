@@ -239,7 +239,7 @@ impl Library {
     pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
         let parse = |record| StoredProofSet::read(record, package);
         let read = self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?;
-        let Some(stored_set) = read.whole() else { return Ok(None) };
+        let Some(stored_set) = read.intact() else { return Ok(None) };
         let fallback = self.only_predecessor_is_stored(&stored_set)?;
         Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
     }

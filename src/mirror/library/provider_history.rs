@@ -19,7 +19,7 @@ use crate::mirror::library::first_seen::{
     Observation, Recoverable, Signer, VersionHistory,
 };
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
-use crate::store::{Action, Durability, IndexEntry, Key, Recorded, Step, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::MAX_VERSIONS;
 use crate::verify::{Checksums, ProofBasis};
@@ -77,7 +77,7 @@ impl ProviderHistories {
         mut judge: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let (records, whole) = (&self.store.records, Key::Seen(provider.clone()));
-        if let Ok(Recorded::Whole(_)) = records.read(&whole) {
+        if let Ok(ReadOutcome::Intact(_)) = records.read(&whole) {
             let split = records.change(&whole, |step| HistoryStep { step, provider }.split_by_version());
             if let Err(error) = split {
                 tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
@@ -127,8 +127,8 @@ impl ProviderHistories {
             }
             if scope == AcceptScope::Provider && !sets.is_empty() {
                 let whole = Key::Seen(provider.clone());
-                if matches!(step.whole_record()?, Recorded::Damaged) {
-                    step.step.change(&whole, Action::Quarantine, IndexEntry::Unindexed);
+                if matches!(step.whole_record()?, ReadOutcome::Damaged) {
+                    step.step.change(&whole, RecordAction::Quarantine, IndexEntry::Unindexed);
                 }
             }
             Ok(AcceptedSets { changes, keys_before })
@@ -181,7 +181,7 @@ impl ProviderHistories {
     fn record_set(&self, package: &Package) -> Result<Option<StoreError>, StoreError> {
         let Package { provider, version, .. } = package;
         let key = Key::FirstSeen(provider.clone(), version.clone());
-        let is_recorded = |found: Recorded| matches!(found.json::<VersionHistory>(), Recorded::Whole(_));
+        let is_recorded = |found: ReadOutcome| matches!(found.json::<VersionHistory>(), ReadOutcome::Intact(_));
         if is_recorded(self.store.records.read(&key)?) {
             return Ok(None);
         }
@@ -227,7 +227,7 @@ impl ProviderHistories {
     ) -> Result<(), StoreError> {
         let key = Key::FirstListed(provider.clone());
         let ((), recorded) = self.judge(provider, |step| {
-            let mut listed: FirstListed = step.step.read(&key)?.json().whole().unwrap_or_default();
+            let mut listed: FirstListed = step.step.read(&key)?.json().intact().unwrap_or_default();
             let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
             if new.is_empty() {
                 return Ok(());
@@ -247,7 +247,7 @@ impl ProviderHistories {
 
 /// One step on the records of a provider.
 struct HistoryStep<'a, 'b> {
-    step: &'a mut Step<'b>,
+    step: &'a mut RecordStep<'b>,
     provider: &'a ProviderAddress,
 }
 
@@ -258,15 +258,15 @@ impl HistoryStep<'_, '_> {
         let whole = self.whole_record()?;
         let key = Key::FirstSeen(self.provider.clone(), version.clone());
         let recorded = match self.step.read(&key)?.json() {
-            Recorded::Absent => {
-                whole.clone().and_then_read(|whole| whole.version(version).map_or(Recorded::Absent, Recorded::Whole))
-            }
+            ReadOutcome::Absent => whole
+                .clone()
+                .and_then_read(|whole| whole.version(version).map_or(ReadOutcome::Absent, ReadOutcome::Intact)),
             recorded => recorded,
         };
-        let is_lost = matches!(recorded, Recorded::Damaged);
+        let is_lost = matches!(recorded, ReadOutcome::Damaged);
         let version = match recorded {
-            Recorded::Whole(history) => Recoverable::Whole(history),
-            Recorded::Damaged | Recorded::Absent => match self.history_of_stored_sets(version)? {
+            ReadOutcome::Intact(history) => Recoverable::Whole(history),
+            ReadOutcome::Damaged | ReadOutcome::Absent => match self.history_of_stored_sets(version)? {
                 stored if !stored.is_empty() => Recoverable::Whole(self.put_rebuilt(&key, stored)),
                 _ if is_lost => Recoverable::Lost(VersionHistory::default()),
                 _ => Recoverable::Absent,
@@ -292,20 +292,20 @@ impl HistoryStep<'_, '_> {
         record
     }
 
-    fn key_log(&mut self, whole: &Recorded<ProviderRecordV0>) -> Result<Recoverable<KeyLog>, StoreError> {
+    fn key_log(&mut self, whole: &ReadOutcome<ProviderRecordV0>) -> Result<Recoverable<KeyLog>, StoreError> {
         let keys = Key::KeyLog(self.provider.clone());
         let recorded = match self.step.read(&keys)?.json() {
-            Recorded::Absent => whole.clone().and_then_read(|whole| Recorded::Whole(whole.key_log())),
+            ReadOutcome::Absent => whole.clone().and_then_read(|whole| ReadOutcome::Intact(whole.key_log())),
             recorded => recorded,
         };
         let is_lost = match recorded {
-            Recorded::Whole(log) => return Ok(Recoverable::Whole(log)),
-            Recorded::Damaged => true,
-            Recorded::Absent => false,
+            ReadOutcome::Intact(log) => return Ok(Recoverable::Whole(log)),
+            ReadOutcome::Damaged => true,
+            ReadOutcome::Absent => false,
         };
         let mut versions = Vec::new();
         for key in self.step.first_seen(self.provider)? {
-            versions.extend(self.step.read(&key)?.json::<VersionHistory>().whole());
+            versions.extend(self.step.read(&key)?.json::<VersionHistory>().intact());
         }
         let log = KeyLog::of_versions(&versions);
         Ok(match log.keys().is_empty() {
@@ -315,23 +315,23 @@ impl HistoryStep<'_, '_> {
         })
     }
 
-    fn whole_record(&self) -> Result<Recorded<ProviderRecordV0>, StoreError> {
+    fn whole_record(&self) -> Result<ReadOutcome<ProviderRecordV0>, StoreError> {
         Ok(self.step.read(&Key::Seen(self.provider.clone()))?.json())
     }
 
     /// Splits a whole-provider record by version.
     fn split_by_version(&mut self) -> Result<(), StoreError> {
-        let Recorded::Whole(whole) = self.whole_record()? else { return Ok(()) };
+        let ReadOutcome::Intact(whole) = self.whole_record()? else { return Ok(()) };
         for version in whole.versions.keys() {
             let key = Key::FirstSeen(self.provider.clone(), version.clone());
             if let Some(history) = whole.version(version)
-                && !matches!(self.step.read(&key)?.json::<VersionHistory>(), Recorded::Whole(_))
+                && !matches!(self.step.read(&key)?.json::<VersionHistory>(), ReadOutcome::Intact(_))
             {
                 self.put(&key, &history);
             }
         }
         let keys = Key::KeyLog(self.provider.clone());
-        if !matches!(self.step.read(&keys)?.json::<KeyLog>(), Recorded::Whole(_)) {
+        if !matches!(self.step.read(&keys)?.json::<KeyLog>(), ReadOutcome::Intact(_)) {
             self.put(&keys, &whole.key_log());
         }
         let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
@@ -339,7 +339,7 @@ impl HistoryStep<'_, '_> {
         self.put(&Key::FirstListed(self.provider.clone()), &listed);
         // Last: a crash before leaves the record to be split again.
         let whole = Key::Seen(self.provider.clone());
-        self.step.change(&whole, Action::Remove(Durability::Synced), IndexEntry::Unindexed);
+        self.step.change(&whole, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed);
         Ok(())
     }
 
@@ -358,7 +358,7 @@ impl HistoryStep<'_, '_> {
     /// The stored sets of a package, the previous set first. Sets imported without signatures prove nothing and are
     /// left out.
     fn stored_sets(&self, package: &Package) -> Result<Vec<Arc<ProofSet>>, StoreError> {
-        let record = self.step.read(&Key::ProofSet(package.clone()))?.whole();
+        let record = self.step.read(&Key::ProofSet(package.clone()))?.intact();
         let Some(record_set) = record.and_then(|record| StoredProofSet::read(record, package)) else {
             return Ok(Vec::new());
         };

@@ -10,7 +10,7 @@ use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::library::Catalog;
-use crate::store::{Action, IndexEntry, IndexedName, Key, ListedArchive, Recorded, StoreError};
+use crate::store::{IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, StoreError};
 
 impl Catalog {
     /// Rebuilds the index, unless `stopped`. `named_by_set` returns the archive that the proof set of a package names;
@@ -45,7 +45,7 @@ impl Catalog {
             records.change(&key, |step| {
                 if let Some(found) = self.stat_or_log(&key.path().display(), records.stat(&key)) {
                     let found = found.map_or(IndexEntry::Gone, |(size, written)| IndexEntry::Found(size, written));
-                    step.change(&key, Action::Keep, found);
+                    step.change(&key, RecordAction::Keep, found);
                 }
                 Ok(())
             })?;
@@ -55,7 +55,7 @@ impl Catalog {
             let key = Key::Name(artifact);
             records.change(&key, |step| {
                 if matches!(records.stat(&key), Ok(None)) {
-                    step.change(&key, Action::Keep, IndexEntry::Name(IndexedName::default()));
+                    step.change(&key, RecordAction::Keep, IndexEntry::Name(IndexedName::default()));
                 }
                 Ok(())
             })?;
@@ -92,10 +92,10 @@ impl Catalog {
         let mut is_lost = false;
         let indexed = records.change(&key, |step| {
             let read = self.read_name(artifact)?;
-            is_lost |= matches!(read, Recorded::Damaged);
-            Ok(match read.whole().map(|name| name.indexed()) {
+            is_lost |= matches!(read, ReadOutcome::Damaged);
+            Ok(match read.intact().map(|name| name.indexed()) {
                 Some(name) if !name.is_empty() => {
-                    step.change(&key, Action::Keep, IndexEntry::Name(name));
+                    step.change(&key, RecordAction::Keep, IndexEntry::Name(name));
                     true
                 }
                 found => found.is_none() && !is_lost,
@@ -110,7 +110,7 @@ impl Catalog {
                         tracing::warn!(package = %artifact, "a name record was lost; the archive that its proof set names is used");
                         let archives = vec![ListedArchive { digest, lacks_hashes: false }];
                         let name = IndexedName { archives, ..IndexedName::default() };
-                        step.change(&key, Action::Keep, IndexEntry::Name(name));
+                        step.change(&key, RecordAction::Keep, IndexEntry::Name(name));
                     }
                     Ok(())
                 }),

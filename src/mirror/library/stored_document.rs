@@ -165,7 +165,7 @@ impl Library {
         let wanted = key.clone();
         self.on_disk(move |library| {
             let document =
-                default_if_store_unavailable(library.store.records.read_as(&wanted, StoredDocument::read))?.whole();
+                default_if_store_unavailable(library.store.records.read_as(&wanted, StoredDocument::read))?.intact();
             Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: Arc::new(document) }))
         })
         .await
@@ -215,7 +215,7 @@ impl Library {
         mut build: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<Option<StoredDocument>, StoreError> {
         self.store.records.change(key, |step| {
-            let stored = default_if_store_unavailable(step.read(key))?.whole().and_then(StoredDocument::read);
+            let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
             if stored
                 .as_ref()
                 .is_some_and(|stored| stored.confirmation().is_confirmed_after(coming.confirmation(), now))

@@ -265,7 +265,7 @@ impl Modules {
         let key = call.config.key_of_package(package);
         let wanted = key.clone();
         let first_seen = self.library.on_disk(move |library| module_history::read_first_seen(library, &wanted));
-        let Some(seen) = first_seen.await?.whole() else { return Ok(()) };
+        let Some(seen) = first_seen.await?.intact() else { return Ok(()) };
         // A check time in the future comes from a clock that was ahead, and does not count.
         if mode == RecheckMode::IfDue
             && seen.looked >= location.confirmed.checked

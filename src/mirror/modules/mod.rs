@@ -25,7 +25,7 @@ use crate::mirror::{
     AlarmKind, Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive,
     VerifiedReader, default_if_store_unavailable,
 };
-use crate::store::{Key, Recorded};
+use crate::store::{Key, ReadOutcome};
 use crate::upstream::error::UpstreamError;
 use crate::upstream::limits::ConcurrencyLimits;
 use crate::upstream::source::{PackageSource, Unsupported};
@@ -184,9 +184,9 @@ impl Modules {
         let record = move |library: &Library| {
             let recorded = module_history::record_external_move(library, &owned_key, kind);
             let before = match default_if_store_unavailable(recorded)? {
-                Recorded::Absent => return Ok(None),
-                Recorded::Whole(seen) => format!("the first-seen tree has digest {}", seen.pinned.packed.tree),
-                Recorded::Damaged => "the first-seen record is damaged".to_owned(),
+                ReadOutcome::Absent => return Ok(None),
+                ReadOutcome::Intact(seen) => format!("the first-seen tree has digest {}", seen.pinned.packed.tree),
+                ReadOutcome::Damaged => "the first-seen record is damaged".to_owned(),
             };
             let detail = format!("{upstream_has}; {before}");
             library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), detail, now);

@@ -21,7 +21,7 @@ use crate::mirror::library::{
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::proof_sets::{describe_set, is_absent};
 use crate::mirror::{AlarmKind, Library, Operations, Outcome, RequestContext};
-use crate::store::Recorded;
+use crate::store::ReadOutcome;
 use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
 
@@ -364,9 +364,9 @@ impl Operations {
             let mut waiting = Vec::new();
             for package in moved {
                 let is_waiting = match module_history::read_first_seen(library, &package)? {
-                    Recorded::Whole(seen) => seen.has_moved(),
-                    Recorded::Damaged => true,
-                    Recorded::Absent => false,
+                    ReadOutcome::Intact(seen) => seen.has_moved(),
+                    ReadOutcome::Damaged => true,
+                    ReadOutcome::Absent => false,
                 };
                 waiting.extend(is_waiting.then_some(package));
             }
@@ -390,8 +390,8 @@ impl Operations {
         let location = fetched.value.as_location(package)?;
         let owned_key = key.clone();
         let lookup = self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
-        let was_seen = lookup != Recorded::Absent;
-        let before = lookup.whole().map(|seen| seen.pinned.packed);
+        let was_seen = lookup != ReadOutcome::Absent;
+        let before = lookup.intact().map(|seen| seen.pinned.packed);
         if let PackageSource::Unsupported(source) = &location.located.source
             && was_seen
         {

@@ -256,7 +256,7 @@ impl Purge<'_> {
     /// of the list stays.
     fn unlist_dropped(&self, list: &Key, versions: &Versions) -> Result<(), StoreError> {
         self.library.store.records.change(list, |step| {
-            let document = step.read(list)?.whole().and_then(StoredDocument::read);
+            let document = step.read(list)?.intact().and_then(StoredDocument::read);
             if let Some(document) = document.filter(|document| !document.dropped().is_empty()) {
                 let record = document.without_dropped(versions).write();
                 step.put(list, record, Durability::Lazy, IndexEntry::Document(self.now));

@@ -18,7 +18,7 @@ use crate::mirror::archives::verified_open::unless_damaged;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history::restore_first_seen;
 use crate::mirror::{AlarmKind, Archive, ArchiveRef, Archives, Library, Operations, RequestContext};
-use crate::store::{Blob, Key, Recorded, StoreError};
+use crate::store::{Blob, Key, ReadOutcome, StoreError};
 use crate::upstream::outbound::Connectivity;
 
 /// The pieces read and hashed in one blocking call: 1 MiB in all.
@@ -397,7 +397,7 @@ impl VerifyRun {
         for key in keys {
             let owned_key = key.clone();
             let is_damaged =
-                move |library: &Library| Ok(matches!(library.store.records.read(&owned_key)?, Recorded::Damaged));
+                move |library: &Library| Ok(matches!(library.store.records.read(&owned_key)?, ReadOutcome::Damaged));
             match self.operations.library.on_disk(is_damaged).await {
                 Ok(false) => {}
                 Ok(true) => {

@@ -323,7 +323,7 @@ impl BundledModule {
         }
         drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_stored = || -> Result<bool, StoreError> {
-            let first_seen = module_history::read_first_seen(library, &key)?.whole();
+            let first_seen = module_history::read_first_seen(library, &key)?.intact();
             Ok(first_seen.is_some_and(|seen| seen.pinned.packed.tree == entry.tree)
                 && library.is_stored_under(&key, entry.archive.sha256)?
                 && library.has_document_or_newer(&Key::location(&key), &location, now)?)

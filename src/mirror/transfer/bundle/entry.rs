@@ -269,7 +269,7 @@ impl Library {
         for address in addresses {
             let key = Key::version_list(&address);
             let is_listed = self.store.records.change(&key, |step| {
-                let Some(stored) = step.read(&key)?.whole().and_then(StoredDocument::read) else { return Ok(false) };
+                let Some(stored) = step.read(&key)?.intact().and_then(StoredDocument::read) else { return Ok(false) };
                 let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
                 if listing.has_same_content(&stored) {
                     return Ok(false);

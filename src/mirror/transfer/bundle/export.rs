@@ -182,7 +182,7 @@ impl Library {
         package: &ModulePackage,
         digest: Option<Digest>,
     ) -> Result<Option<StoredModule>, StoreError> {
-        let seen = module_history::read_first_seen(self, package)?.whole();
+        let seen = module_history::read_first_seen(self, package)?.intact();
         for archive in self.catalog.name(package)?.archives.into_iter().rev() {
             let Some(packed) = archive.proof.how.tree().cloned() else { continue };
             let is_requested = digest.is_none_or(|digest| digest == archive.digest);
