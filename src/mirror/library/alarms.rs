@@ -368,10 +368,10 @@ impl Library {
         }
     }
 
-    /// Resolves the alarms about the tree of a module version, because it is the pinned one now. Returns their number.
+    /// Resolves the alarms about the tree of a module version, because it is the first-seen one now. Returns their number.
     /// Writes to disk if there are any.
     pub(in crate::mirror) fn resolve_tree_alarms(&self, ModulePackage { module, version }: &ModulePackage) -> usize {
-        self.alarms.resolve(&module.into(), &AlarmEvent::TreePinned { version }).len()
+        self.alarms.resolve(&module.into(), &AlarmEvent::TreeMatches { version }).len()
     }
 
     /// Resolves alarms like [`Self::resolve_tree_alarms`], for async code.
@@ -488,8 +488,8 @@ pub(in crate::mirror) enum AlarmEvent<'a> {
     Admitted { package: &'a Package, is_signed: bool },
     /// An operator accepted the current state of upstream.
     Accepted { scope: AcceptScope, findings: &'a BTreeMap<Version, AcceptedFinding> },
-    /// The tree of a module version is the pinned one, perhaps because an operator accepted it.
-    TreePinned { version: &'a Version },
+    /// The tree of a module version is the first-seen one, perhaps because an operator accepted it.
+    TreeMatches { version: &'a Version },
     /// A version list was read. `dropped` are all stored versions that it does not name.
     ListRead { dropped: &'a [Version] },
     /// An operator purged these versions. `left` are those of which an archive remains.
@@ -515,8 +515,8 @@ impl AlarmEvent<'_> {
             Self::Accepted { scope, findings } => {
                 subject.is_resolved_by_accept() && accepted(subject, *scope, findings)
             }
-            Self::TreePinned { version: pinned } => {
-                matches!(kind, AlarmKind::Moved | AlarmKind::DamagedRecord) && version == *pinned
+            Self::TreeMatches { version: matching } => {
+                matches!(kind, AlarmKind::Moved | AlarmKind::DamagedRecord) && version == *matching
             }
             Self::ListRead { dropped } => *kind == AlarmKind::Dropped && !dropped.contains(version),
             Self::Purged { versions, left, is_configured } => {

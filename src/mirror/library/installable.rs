@@ -190,7 +190,7 @@ impl Library {
         .await
     }
 
-    /// The current archive of a version, if one with the pinned tree is stored.
+    /// The current archive of a version, if one with the first-seen tree is stored.
     pub(in crate::mirror) async fn stored_module(
         self: &Arc<Self>,
         key: &ModulePackage,
@@ -211,11 +211,11 @@ impl Library {
         // An unreadable record does not hide a stored archive.
         let seen = module_history::read_first_seen(self, key).ok().and_then(ReadOutcome::intact);
         for archive in name.archives.into_iter().rev() {
-            let is_pinned = match (&seen, archive.proof.how.tree()) {
-                (Some(seen), Some(packed)) => seen.pinned.packed.is_same_module(packed),
+            let is_first_seen_tree = match (&seen, archive.proof.how.tree()) {
+                (Some(seen), Some(packed)) => seen.tree.packed.is_same_module(packed),
                 (None, _) | (_, None) => true,
             };
-            if is_pinned && default_if_store_unavailable(self.store.blobs.is_stored(&archive.digest))? {
+            if is_first_seen_tree && default_if_store_unavailable(self.store.blobs.is_stored(&archive.digest))? {
                 return Ok(Some(archive));
             }
         }
@@ -256,14 +256,14 @@ impl Library {
 }
 
 /// One unreadable package hides no other. A missing store hides all.
-fn skip_unreadable(subject: &impl std::fmt::Display, looked: Result<bool, StoreError>) -> Result<bool, StoreError> {
-    match looked {
+fn skip_unreadable(subject: &impl std::fmt::Display, is_installable: Result<bool, StoreError>) -> Result<bool, StoreError> {
+    match is_installable {
         Err(StoreError::Unavailable) => Err(StoreError::Unavailable),
         Err(error) => {
             tracing::error!(%subject, %error, "its stored records cannot be read; it is not listed while offline");
             Ok(false)
         }
-        looked => looked,
+        is_installable => is_listed,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::archives::download::FillProgress;
 use crate::mirror::archives::verified_open::unless_damaged;
-use crate::mirror::library::module_history::{self, PinnedTree};
+use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
 use crate::store::{Durability, IndexEntry, IndexedName, Key, ResumeNote, Staged, StoreError};
@@ -198,18 +198,18 @@ impl Library {
         expectation: TreeExpectation,
         now: Timestamp,
     ) -> Result<Result<StoredArchive, Error>, StoreError> {
-        let PackedArchive { staged, pinned_tree: observed, origin } = packed;
+        let PackedArchive { staged, tree, origin } = packed;
         match expectation {
-            TreeExpectation::Pinned => {
-                let comparison = module_history::compare(self, key, &observed, None)?;
-                let accepting = format!("`larder accept {key}`");
-                if let Err(refused) = self.require_pinned_tree(package, key, &observed, comparison, &accepting) {
+            TreeExpectation::FirstSeen => {
+                let comparison = module_history::compare(self, key, &tree, ComparisonPurpose::Store)?;
+                let accept_command = format!("`larder accept {key}`");
+                if let Err(refused) = self.require_first_seen_tree(package, key, &tree, comparison, &accept_command) {
                     staged.discard()?;
                     return Ok(Err(refused));
                 }
             }
             TreeExpectation::Accepted => {
-                module_history::accept(self, key, &observed)?;
+                module_history::accept(self, key, &tree)?;
                 self.resolve_tree_alarms(key);
             }
         }
@@ -218,7 +218,7 @@ impl Library {
         let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
             return Ok(Err(Error::Interrupted(format!("the archive of {package}"))));
         };
-        let archive = StoredArchive::of_tree(observed.packed.clone(), digest, fast, size_bytes, origin, now)?;
+        let archive = StoredArchive::of_tree(tree.packed.clone(), digest, fast, size_bytes, origin, now)?;
         self.commit(key, archive.clone(), ArchiveBytes::Staged(Box::new(verified)), || Ok(true))?;
         self.enforce_size_limit();
         Ok(Ok(archive))
@@ -283,15 +283,15 @@ pub(in crate::mirror) enum ArchiveBytes {
 /// The tree that a fetched one is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum TreeExpectation {
-    /// The pinned first-seen tree.
-    Pinned,
-    /// None: an operator accepts the fetched tree.
+    /// The first-seen tree.
+    FirstSeen,
+    /// None: an operator accepts the fetched tree, whatever it is.
     Accepted,
 }
 
 /// A packed archive in staging, not published yet.
 pub(in crate::mirror) struct PackedArchive {
     pub(in crate::mirror) staged: Staged,
-    pub(in crate::mirror) pinned_tree: PinnedTree,
+    pub(in crate::mirror) tree: ModuleTree,
     pub(in crate::mirror) origin: String,
 }

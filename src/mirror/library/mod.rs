@@ -100,9 +100,9 @@ impl Library {
         let probe = self.work.probe_flights.join_or_spawn(&self.runtime.tasks, (), Err(NotReady::StoreGone), || {
             let library = Arc::clone(self);
             async move {
-                let probed = Arc::clone(&library);
-                let looked = library.runtime.tasks.spawn_blocking(move || probed.store.check()).await;
-                if matches!(looked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
+                let blocking_library = Arc::clone(&library);
+                let checked = library.runtime.tasks.spawn_blocking(move || blocking_library.store.check()).await;
+                if matches!(checked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
             }
         });
         tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Err(NotReady::DiskUnresponsive))
@@ -120,7 +120,7 @@ impl Library {
         }
     }
 
-    /// Runs file work once the index is whole.
+    /// Runs file work once the index is complete.
     pub(in crate::mirror) async fn on_complete_index<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,

@@ -16,34 +16,37 @@ use crate::verify::PackedTree;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::mirror) struct ModuleFirstSeen {
     pub(in crate::mirror) first_seen: Timestamp,
-    /// The tree seen first, or accepted last.
-    pub(in crate::mirror) pinned: PinnedTree,
+    /// The first-seen tree: the one seen first, or the one that an operator accepted since. No other is served.
+    #[serde(rename = "pinned")]
+    pub(in crate::mirror) tree: ModuleTree,
     /// A different tree that upstream served since, not accepted yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::mirror) moved: Option<PinnedTree>,
+    pub(in crate::mirror) moved: Option<ModuleTree>,
     /// The `checked` time of the location whose tree was compared last.
-    pub(in crate::mirror) looked: Timestamp,
+    #[serde(rename = "looked")]
+    pub(in crate::mirror) location_checked: Timestamp,
     /// True if `fold_case` was on when this was recorded. The record then covers every spelling of the module.
     #[serde(default)]
     pub(in crate::mirror) folded: bool,
     /// The kind of source that upstream has moved the version to, if larder cannot fetch that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::mirror) elsewhere: Option<String>,
+    #[serde(rename = "elsewhere", default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::mirror) unsupported_source: Option<String>,
 }
 
-/// The tree that a location led to, as fetched or probed.
+/// A tree of a module version: fetched from its location, found unchanged there, or named by a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mirror) struct PinnedTree {
+pub(in crate::mirror) struct ModuleTree {
     /// The tree, as the proof of an archive packed from it. The location itself may hold secrets, so it is a digest.
     #[serde(flatten)]
     pub(in crate::mirror) packed: PackedTree,
     /// The validators of an archive's server, for conditional requests.
     #[serde(default)]
     pub(in crate::mirror) validators: Validators,
+    /// The time of the fetch.
     pub(in crate::mirror) at: Timestamp,
 }
 
-impl PinnedTree {
+impl ModuleTree {
     pub(in crate::mirror) fn has_validators(&self) -> bool {
         self.validators != Validators::default()
     }
@@ -57,13 +60,13 @@ impl PackedTree {
 }
 
 impl ModuleFirstSeen {
-    fn of(first_seen: Timestamp, pinned: PinnedTree, looked: Timestamp) -> Self {
-        Self { first_seen, pinned, moved: None, looked, folded: false, elsewhere: None }
+    fn of(first_seen: Timestamp, tree: ModuleTree, location_checked: Timestamp) -> Self {
+        Self { first_seen, tree, moved: None, location_checked, folded: false, unsupported_source: None }
     }
 
     /// True if upstream serves something else now, not accepted yet.
     pub(in crate::mirror) fn has_moved(&self) -> bool {
-        self.moved.is_some() || self.elsewhere.is_some()
+        self.moved.is_some() || self.unsupported_source.is_some()
     }
 }
 
@@ -83,12 +86,12 @@ pub(in crate::mirror) enum ModuleFirstSeenRecord {
 /// The result of comparing a tree with the first-seen record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum TreeComparison {
-    /// It is the pinned tree, or the first one.
+    /// It is the first-seen tree.
     Consistent,
-    /// It differs from the pinned tree.
+    /// It differs from the first-seen tree.
     Moved {
-        /// The digest of the pinned tree.
-        pinned: Digest,
+        /// The digest of the first-seen tree.
+        first_seen: Digest,
     },
     /// The record is lost, so the tree cannot be compared.
     Lost,
@@ -103,30 +106,30 @@ pub(in crate::mirror) fn read_first_seen(
     library: &Library,
     package: &ModulePackage,
 ) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
-    judge(library, package, |_, recorded| Ok(recorded))
+    update_record(library, package, |_, recorded| Ok(recorded))
 }
 
-/// Reads the record of a version, judges, and writes what `judge` records, synced.
-fn judge<T>(
+/// Reads the record of a version, and writes the record that `update` puts, synced.
+fn update_record<T>(
     library: &Library,
     package: &ModulePackage,
-    judge: impl Fn(&mut SeenStep<'_, '_>, ReadOutcome<ModuleFirstSeen>) -> Result<T, StoreError>,
+    update: impl Fn(&mut FirstSeenStep<'_, '_>, ReadOutcome<ModuleFirstSeen>) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     library.store.records.change(&Key::SeenModule(package.clone()), |step| {
-        let mut seen_step = SeenStep { library, package, step };
-        let recorded = seen_step.read()?;
-        judge(&mut seen_step, recorded)
+        let mut step = FirstSeenStep { library, package, step };
+        let recorded = step.read()?;
+        update(&mut step, recorded)
     })
 }
 
-/// One step on the record of a version.
-struct SeenStep<'a, 'b> {
+/// One read-modify-write of the record of a version.
+struct FirstSeenStep<'a, 'b> {
     library: &'a Library,
     package: &'a ModulePackage,
     step: &'a mut RecordStep<'b>,
 }
 
-impl SeenStep<'_, '_> {
+impl FirstSeenStep<'_, '_> {
     /// Reads the record. Restores it from a stored archive if it is damaged, and from other spellings after a change of
     /// `fold_case`.
     fn read(&mut self) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
@@ -149,7 +152,7 @@ impl SeenStep<'_, '_> {
         let others = match package.folded() {
             _ if folds => self.library.store.records.spellings_seen(package)?,
             // Two spellings are two modules, unless the record was made while they were one.
-            one if one != *package => vec![one],
+            folded if folded != *package => vec![folded],
             _ => vec![],
         };
         for other in others {
@@ -173,8 +176,8 @@ impl SeenStep<'_, '_> {
 
     /// True if the upstream treats all spellings of a module as one (`fold_case`).
     fn folds(&self) -> bool {
-        let terms = self.library.runtime.config();
-        terms.upstreams.get(&self.package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
+        let config = self.library.runtime.config();
+        config.upstreams.get(&self.package.module.host).is_some_and(|upstream| upstream.settings.fold_case)
     }
 
     fn put(&mut self, mut seen: ModuleFirstSeen) -> ReadOutcome<ModuleFirstSeen> {
@@ -191,66 +194,76 @@ impl SeenStep<'_, '_> {
 /// Rebuilds the record from the name of a stored archive.
 fn rebuild_from_name(library: &Library, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
     let name = library.catalog.name(package)?;
-    let packed_module = name
-        .archives
-        .iter()
-        .rev()
-        .find_map(|packed_module| packed_module.proof.how.tree().zip(Some(packed_module.kept)));
-    Ok(packed_module.map(|(packed, kept)| {
-        let pinned = PinnedTree { packed: packed.clone(), validators: Validators::default(), at: kept };
-        ModuleFirstSeen::of(kept, pinned, Timestamp(0))
+    let last_stored = name.archives.iter().rev().find_map(|archive| archive.proof.how.tree().zip(Some(archive.kept)));
+    Ok(last_stored.map(|(packed, stored_at)| {
+        let tree = ModuleTree { packed: packed.clone(), validators: Validators::default(), at: stored_at };
+        ModuleFirstSeen::of(stored_at, tree, Timestamp(0))
     }))
 }
 
-/// Compares a fetched tree with the record and updates the record, synced before the archive is visible. A tree that was
-/// fetched only for the comparison has the time at which its location was confirmed: it never creates a record.
+/// The reason for comparing a tree with the first-seen record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mirror) enum ComparisonPurpose {
+    /// An archive of the tree is about to be stored. The first tree of a version creates the record.
+    Store,
+    /// Only the comparison. It never creates a record.
+    Recheck {
+        /// The `checked` time of the location that led to the tree.
+        location_checked: Timestamp,
+    },
+}
+
+/// Compares a tree with the record and updates the record, synced before the archive is visible.
 ///
 /// # Errors
 /// The record could not be written. Then the archive must not be stored.
 pub(in crate::mirror) fn compare(
     library: &Library,
     package: &ModulePackage,
-    pinned_tree: &PinnedTree,
-    probed: Option<Timestamp>,
+    tree: &ModuleTree,
+    purpose: ComparisonPurpose,
 ) -> Result<TreeComparison, StoreError> {
-    judge(library, package, |step, recorded| {
+    update_record(library, package, |step, recorded| {
         let mut seen = match recorded {
             ReadOutcome::Intact(seen) => seen,
             ReadOutcome::Damaged => return Ok(TreeComparison::Lost),
             ReadOutcome::Absent => {
-                if probed.is_none() {
-                    step.put(ModuleFirstSeen::of(pinned_tree.at, pinned_tree.clone(), pinned_tree.at));
+                if purpose == ComparisonPurpose::Store {
+                    step.put(ModuleFirstSeen::of(tree.at, tree.clone(), tree.at));
                 }
                 return Ok(TreeComparison::Consistent);
             }
         };
-        seen.looked = probed.unwrap_or(pinned_tree.at);
-        seen.elsewhere = None;
-        let comparison = if seen.pinned.packed.is_same_module(&pinned_tree.packed) {
-            seen.pinned = pinned_tree.clone();
+        seen.location_checked = match purpose {
+            ComparisonPurpose::Store => tree.at,
+            ComparisonPurpose::Recheck { location_checked } => location_checked,
+        };
+        seen.unsupported_source = None;
+        let comparison = if seen.tree.packed.is_same_module(&tree.packed) {
+            seen.tree = tree.clone();
             seen.moved = None;
             TreeComparison::Consistent
         } else {
-            seen.moved = Some(pinned_tree.clone());
-            TreeComparison::Moved { pinned: seen.pinned.packed.tree }
+            seen.moved = Some(tree.clone());
+            TreeComparison::Moved { first_seen: seen.tree.packed.tree }
         };
         step.put(seen);
         Ok(comparison)
     })
 }
 
-/// Pins a tree because an operator accepts it. Returns the tree pinned before.
+/// Makes a tree the first-seen one, because an operator accepts it. Returns the one before.
 pub(in crate::mirror) fn accept(
     library: &Library,
     package: &ModulePackage,
-    pinned_tree: &PinnedTree,
-) -> Result<Option<PinnedTree>, StoreError> {
-    judge(library, package, |step, recorded| {
+    tree: &ModuleTree,
+) -> Result<Option<ModuleTree>, StoreError> {
+    update_record(library, package, |step, recorded| {
         let before = recorded.intact();
-        let first_seen = before.as_ref().map_or(pinned_tree.at, |seen| seen.first_seen);
+        let first_seen = before.as_ref().map_or(tree.at, |seen| seen.first_seen);
         let folded = before.as_ref().is_some_and(|seen| seen.folded);
-        step.put(ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, pinned_tree.clone(), pinned_tree.at) });
-        Ok(before.map(|seen| seen.pinned))
+        step.put(ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, tree.clone(), tree.at) });
+        Ok(before.map(|seen| seen.tree))
     })
 }
 
@@ -267,9 +280,9 @@ pub(in crate::mirror) fn record_external_move(
     package: &ModulePackage,
     kind: &str,
 ) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
-    judge(library, package, |step, recorded| match recorded {
-        ReadOutcome::Intact(mut seen) if seen.elsewhere.as_deref() != Some(kind) => {
-            seen.elsewhere = Some(kind.to_owned());
+    update_record(library, package, |step, recorded| match recorded {
+        ReadOutcome::Intact(mut seen) if seen.unsupported_source.as_deref() != Some(kind) => {
+            seen.unsupported_source = Some(kind.to_owned());
             Ok(step.put(seen))
         }
         recorded => Ok(recorded),
@@ -293,46 +306,47 @@ pub(in crate::mirror) fn restore_first_seen(
 }
 
 impl Library {
-    /// Refuses a tree that differs from the pinned one, or whose record is lost, and raises an alarm. `accepting` is
-    /// the command that accepts the tree.
+    /// Refuses a tree that differs from the first-seen one, or whose record is lost, and raises an alarm. `package` is
+    /// spelled as it was requested, `canonical` as it is stored. `accept_command` is the command that accepts the tree.
     ///
     /// # Errors
-    /// [`Error::Unaccepted`] unless the tree is the pinned one.
-    pub(in crate::mirror) fn require_pinned_tree(
+    /// [`Error::Unaccepted`] unless the tree is the first-seen one.
+    pub(in crate::mirror) fn require_first_seen_tree(
         &self,
         package: &ModulePackage,
-        key: &ModulePackage,
-        now: &PinnedTree,
+        canonical: &ModulePackage,
+        module_tree: &ModuleTree,
         comparison: TreeComparison,
-        accepting: &str,
+        accept_command: &str,
     ) -> Result<(), Error> {
-        let PackedTree { tree, commit, .. } = &now.packed;
+        let PackedTree { tree, commit, .. } = &module_tree.packed;
         let commit = commit.as_deref().unwrap_or("none");
         let (verdict, kind, detail) = match comparison {
             TreeComparison::Consistent => return Ok(()),
-            TreeComparison::Moved { pinned } => {
-                tracing::error!(%package, %tree, %pinned, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
-                self.runtime.counters.count_unverified(&key.module.host, REPUBLISHED);
-                let elsewhere = if *tree == pinned { ", with the module in another folder" } else { "" };
+            TreeComparison::Moved { first_seen } => {
+                tracing::error!(%package, %tree, %first_seen, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
+                self.runtime.counters.count_unverified(&canonical.module.host, REPUBLISHED);
+                let folder_note = if *tree == first_seen { ", with the module in another folder" } else { "" };
                 let verdict = format!(
-                    "its tree has digest {tree}, but the first-seen one has {pinned}{elsewhere}: upstream has moved it"
+                    "its tree has digest {tree}, but the first-seen one has {first_seen}{folder_note}: upstream has moved it"
                 );
                 (
                     verdict,
                     AlarmKind::Moved,
-                    format!("its tree is {tree} (commit {commit}); it was {pinned} at first{elsewhere}"),
+                    format!("its tree is {tree} (commit {commit}); it was {first_seen} at first{folder_note}"),
                 )
             }
             TreeComparison::Lost => {
                 tracing::error!(%package, %tree, commit, "ALARM: the first-seen record of a module version is damaged, and no stored archive can rebuild it; it is not served until it is accepted");
-                self.runtime.counters.count_unverified(&key.module.host, SEEN_DAMAGED);
+                self.runtime.counters.count_unverified(&canonical.module.host, SEEN_DAMAGED);
                 let verdict = format!(
                     "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
                 );
                 (verdict, AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
-        self.raise_alarm(&key.module, kind.of(&key.version), detail, now.at);
-        Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command: accepting.to_owned() })
+        self.raise_alarm(&canonical.module, kind.of(&canonical.version), detail, module_tree.at);
+        let (subject, command) = (format!("the archive of {package}"), accept_command.to_owned());
+        Err(Error::Unaccepted { subject, verdict, command })
     }
 }

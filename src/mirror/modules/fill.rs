@@ -17,7 +17,7 @@ use crate::mirror::archives::fill::FillGauge;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::module_location::{LocationDocument, subdir_in_archive};
 use crate::mirror::library::intake::{PackedArchive, TreeExpectation};
-use crate::mirror::library::module_history::{self, ModuleFirstSeen, PinnedTree};
+use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleFirstSeen, ModuleTree};
 use crate::mirror::library::{Reservation, StoredArchive};
 use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::single_flight::shareable;
@@ -57,7 +57,7 @@ impl Modules {
                 if let Some(archive) = modules.library.stored_module(&key).await? {
                     return Ok(archive);
                 }
-                let filled = modules.fill_module(&package, TreeExpectation::Pinned, &call).await;
+                let filled = modules.fill_module(&package, TreeExpectation::FirstSeen, &call).await;
                 if let Err(error) = &filled {
                     tracing::error!(%package, %error, "a module could not be fetched");
                 }
@@ -193,15 +193,15 @@ fn pack_into_stage(
     for note in notes {
         tracing::warn!(%package, note, "a part of a module's repository was left out of its archive");
     }
-    Ok(Ok(PackedArchive { staged, pinned_tree: fetched.summary(tree, location, now), origin: fetched.origin }))
+    Ok(Ok(PackedArchive { staged, tree: fetched.summary(tree, location, now), origin: fetched.origin }))
 }
 
 impl FetchedTree {
-    /// The record of the tree with this digest.
-    fn summary(&self, tree: Digest, location: &LocationDocument, at: Timestamp) -> PinnedTree {
+    /// The tree with this digest, without its files.
+    fn summary(&self, tree: Digest, location: &LocationDocument, at: Timestamp) -> ModuleTree {
         let (commit, subdir) = (self.commit.clone(), self.subdir.clone());
         let packed = PackedTree { tree, commit, packer: PACKER, source: location.digest, subdir };
-        PinnedTree { packed, validators: self.validators.clone(), at }
+        ModuleTree { packed, validators: self.validators.clone(), at }
     }
 }
 
@@ -268,20 +268,21 @@ impl Modules {
         let Some(seen) = first_seen.await?.intact() else { return Ok(()) };
         // A check time in the future comes from a clock that was ahead, and does not count.
         if mode == RecheckMode::IfDue
-            && seen.looked >= location.confirmed.checked
-            && seen.looked <= call.now.after(CLOCK_SLACK)
+            && seen.location_checked >= location.confirmed.checked
+            && seen.location_checked <= call.now.after(CLOCK_SLACK)
         {
             return Ok(());
         }
-        let pinned_tree = match self.probe(package, location, &seen, call).await? {
+        let tree = match self.probe(package, location, &seen, call).await? {
             Some(known) => known,
             None => self.observe(package, location, call).await?,
         };
-        let (package, looked) = (package.clone(), location.confirmed.checked);
+        let package = package.clone();
+        let purpose = ComparisonPurpose::Recheck { location_checked: location.confirmed.checked };
         let record = move |library: &Library| {
-            let comparison = module_history::compare(library, &key, &pinned_tree, Some(looked))?;
-            let accepting = format!("`larder accept {key}`");
-            if library.require_pinned_tree(&package, &key, &pinned_tree, comparison, &accepting).is_ok() {
+            let comparison = module_history::compare(library, &key, &tree, purpose)?;
+            let accept_command = format!("`larder accept {key}`");
+            if library.require_first_seen_tree(&package, &key, &tree, comparison, &accept_command).is_ok() {
                 library.resolve_tree_alarms(&key);
             }
             Ok(())
@@ -297,21 +298,21 @@ impl Modules {
         location: &LocationDocument,
         seen: &ModuleFirstSeen,
         call: &RequestContext,
-    ) -> Result<Option<PinnedTree>, Error> {
+    ) -> Result<Option<ModuleTree>, Error> {
         let mut reservation = self.library.reservation();
         let fetch = SourceFetch::new(self, package, call, &mut reservation).await?;
         let subject = fetch.subject();
         let subdir = subdir_in_archive(package, location.located.subdir.as_ref())?;
-        let known = || [Some(&seen.pinned), seen.moved.as_ref()].into_iter().flatten();
+        let known = || [Some(&seen.tree), seen.moved.as_ref()].into_iter().flatten();
         match &location.located.source {
             PackageSource::Git(git) => {
                 let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
-                let is_same = |tree: &&PinnedTree| tree.packed.commit == commit && tree.packed.subdir == subdir;
+                let is_same = |tree: &&ModuleTree| tree.packed.commit == commit && tree.packed.subdir == subdir;
                 Ok(known().find(is_same).filter(|_| commit.is_some()).cloned())
             }
             PackageSource::Archive(archive) => {
-                let is_from_here = |tree: &&PinnedTree| tree.packed.source == location.digest && tree.has_validators();
+                let is_from_here = |tree: &&ModuleTree| tree.packed.source == location.digest && tree.has_validators();
                 let Some(before) = known().find(is_from_here) else { return Ok(None) };
                 // A body limit of one byte: only a 304 is useful.
                 let request = fetch.request(&archive.url, &subject);
@@ -333,7 +334,7 @@ impl Modules {
         package: &ModulePackage,
         location: &LocationDocument,
         call: &RequestContext,
-    ) -> Result<PinnedTree, Error> {
+    ) -> Result<ModuleTree, Error> {
         let mut reservation = self.library.reservation();
         let fetched = self.fetch_tree(package, location, &mut reservation, call).await;
         let fetched = fetched.map_err(FetchTreeError::error)?;

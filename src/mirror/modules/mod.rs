@@ -72,7 +72,7 @@ pub struct Modules {
 #[derive(Debug)]
 struct ModuleWork {
     fill_flights: SingleFlights<(ModulePackage, ConfigAndRoute), SharedResult<Result<StoredArchive, Error>>>,
-    /// Checks that a stored version still resolves to the tree that was first seen.
+    /// Checks that a stored version still resolves to the first-seen tree.
     recheck_flights: SingleFlights<(ModulePackage, ConfigGeneration), SharedResult<()>>,
     unpacking: ConcurrencyLimits,
     /// The names of staging files in use.
@@ -185,7 +185,7 @@ impl Modules {
             let recorded = module_history::record_external_move(library, &owned_key, kind);
             let before = match default_if_store_unavailable(recorded)? {
                 ReadOutcome::Absent => return Ok(None),
-                ReadOutcome::Intact(seen) => format!("the first-seen tree has digest {}", seen.pinned.packed.tree),
+                ReadOutcome::Intact(seen) => format!("the first-seen tree has digest {}", seen.tree.packed.tree),
                 ReadOutcome::Damaged => "the first-seen record is damaged".to_owned(),
             };
             let detail = format!("{upstream_has}; {before}");

@@ -326,8 +326,8 @@ fn withdrawn_or_failed(
 }
 
 impl Operations {
-    /// Fetches the selected versions and pins their current trees. For a whole module or a constraint, that is every
-    /// version that has moved or whose record is lost.
+    /// Fetches the selected versions and makes their current trees the first-seen ones. For a whole module or a
+    /// constraint, that is every version that has moved or whose record is lost.
     pub(in crate::mirror) async fn accept_module(
         &self,
         module: &ModuleAddress,
@@ -391,7 +391,7 @@ impl Operations {
         let owned_key = key.clone();
         let lookup = self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
         let was_seen = lookup != ReadOutcome::Absent;
-        let before = lookup.intact().map(|seen| seen.pinned.packed);
+        let before = lookup.intact().map(|seen| seen.tree.packed);
         if let PackageSource::Unsupported(source) = &location.located.source
             && was_seen
         {
@@ -414,7 +414,7 @@ impl Operations {
         if before.as_ref().is_some_and(|before| before.is_same_module(now)) {
             return Ok(AcceptOutcome::NothingToAccept);
         }
-        tracing::warn!(%package, tree = %now.tree, commit = now.commit, "accepted by the operator: another tree is pinned from now on");
+        tracing::warn!(%package, tree = %now.tree, commit = now.commit, "accepted by the operator: another tree is the first-seen one from now on");
         Ok(AcceptOutcome::AcceptedTree {
             tree_before: before.as_ref().map(|before| before.tree),
             tree: now.tree,

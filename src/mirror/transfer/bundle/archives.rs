@@ -12,7 +12,7 @@ use crate::digest::{Digest, FastHash, Hasher};
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::intake::ArchiveBytes;
-use crate::mirror::library::module_history::{self, PinnedTree, TreeComparison};
+use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree, TreeComparison};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::stored_document::StoredDocument;
@@ -293,7 +293,7 @@ pub(super) struct BundledModule {
     key: ModulePackage,
     location: StoredDocument,
     origin: String,
-    claimed_tree: PinnedTree,
+    claimed_tree: ModuleTree,
     /// True if an operator accepts it whatever was seen before.
     is_accepted: bool,
 }
@@ -324,14 +324,14 @@ impl BundledModule {
         drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_stored = || -> Result<bool, StoreError> {
             let first_seen = module_history::read_first_seen(library, &key)?.intact();
-            Ok(first_seen.is_some_and(|seen| seen.pinned.packed.tree == entry.tree)
+            Ok(first_seen.is_some_and(|seen| seen.tree.packed.tree == entry.tree)
                 && library.is_stored_under(&key, entry.archive.sha256)?
                 && library.has_document_or_newer(&Key::location(&key), &location, now)?)
         };
         if is_stored().map_err(store_failed)? {
             return Ok(None);
         }
-        let claimed_tree = PinnedTree {
+        let claimed_tree = ModuleTree {
             packed: PackedTree {
                 tree: entry.tree,
                 commit: entry.commit.clone(),
@@ -363,13 +363,13 @@ impl BundledModule {
         let comparison = if is_accepted {
             module_history::accept(library, &key, &claimed_tree).map(|_| TreeComparison::Consistent)
         } else {
-            module_history::compare(library, &key, &claimed_tree, None)
+            module_history::compare(library, &key, &claimed_tree, ComparisonPurpose::Store)
         };
         // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
-        let accepting = format!("`larder bundle apply` with `--accept {key}`");
+        let accept_command = format!("`larder bundle apply` with `--accept {key}`");
         let comparison = comparison.map_err(store_failed)?;
         library
-            .require_pinned_tree(&package, &key, &claimed_tree, comparison, &accepting)
+            .require_first_seen_tree(&package, &key, &claimed_tree, comparison, &accept_command)
             .map_err(|e| e.to_string())?;
         library.resolve_tree_alarms(&key);
         let ArrivedArchive { digest, fast, size_bytes, .. } = arrived;

@@ -176,7 +176,7 @@ struct StoredModule {
 
 impl Library {
     /// The stored archive of a version for export: the one with this digest, or the current one. Its tree must be the
-    /// pinned one.
+    /// first-seen one.
     fn exportable_module(
         &self,
         package: &ModulePackage,
@@ -186,8 +186,8 @@ impl Library {
         for archive in self.catalog.name(package)?.archives.into_iter().rev() {
             let Some(packed) = archive.proof.how.tree().cloned() else { continue };
             let is_requested = digest.is_none_or(|digest| digest == archive.digest);
-            let is_pinned = seen.as_ref().is_none_or(|seen| seen.pinned.packed.is_same_module(&packed));
-            if !is_requested || !is_pinned {
+            let is_first_seen_tree = seen.as_ref().is_none_or(|seen| seen.tree.packed.is_same_module(&packed));
+            if !is_requested || !is_first_seen_tree {
                 continue;
             }
             if let Some(blob) = self.store.blobs.open(&archive.digest)? {
