@@ -26,10 +26,10 @@ fuzz_target!(|input: &[u8]| {
         b'n' => Key::Name(Artifact::Provider(package)),
         b'm' => Key::Missing,
         b'f' => Key::FirstSeen(provider, package.version),
-        b'k' => Key::KeyLog(provider),
+        b'k' => Key::SigningKeyLog(provider),
         b'l' => Key::FirstListed(provider),
         b'a' => Key::Alarms(Address::Provider(provider)),
-        _ => Key::Seen(provider),
+        _ => Key::FirstSeenV0(provider),
     };
     let Some(rewritten) = rewrite_record(&key, record.to_vec()) else { return };
     // URLs and names grow by percent-encoding and punycode at most, and members that had a default are written.

@@ -18,18 +18,18 @@ pub enum Key {
     ProofSet(Package),
     /// The name record of an artifact: the archives stored for it.
     Name(Artifact),
-    /// The first-seen record of a whole provider, in stores of older versions.
-    Seen(ProviderAddress),
+    /// The first-seen record of a whole provider, as older larders wrote it. It is split by version.
+    FirstSeenV0(ProviderAddress),
     /// The first-seen record of a provider version.
     FirstSeen(ProviderAddress, Version),
     /// The signing keys ever seen for a provider.
-    KeyLog(ProviderAddress),
+    SigningKeyLog(ProviderAddress),
     /// The first listing of each version of a provider.
     FirstListed(ProviderAddress),
     /// The alarms of a provider or a module.
     Alarms(Address),
     /// The first-seen record of a module version.
-    SeenModule(ModulePackage),
+    ModuleFirstSeen(ModulePackage),
     /// The order and the result of a job, by its id.
     Job([u8; 8]),
     /// The times of the last run of each recurring job.
@@ -62,7 +62,7 @@ pub enum RecordGroup {
     Alone(Key),
 }
 
-/// The file of [`Key::KeyLog`]; not a valid version.
+/// The file of [`Key::SigningKeyLog`]; not a valid version.
 const KEYS: &str = "keys.json";
 /// The file of [`Key::FirstListed`]; not a valid version.
 const LISTED: &str = "listed.json";
@@ -91,14 +91,14 @@ impl Key {
     fn address(&self) -> Option<Address> {
         Some(match self {
             Self::Document(DocumentKey::Versions(address)) | Self::Alarms(address) => address.clone(),
-            Self::Seen(provider)
+            Self::FirstSeenV0(provider)
             | Self::FirstSeen(provider, _)
-            | Self::KeyLog(provider)
+            | Self::SigningKeyLog(provider)
             | Self::FirstListed(provider)
             | Self::ProofSet(Package { provider, .. })
             | Self::Name(Artifact::Provider(Package { provider, .. })) => provider.into(),
             Self::Document(DocumentKey::Location(package))
-            | Self::SeenModule(package)
+            | Self::ModuleFirstSeen(package)
             | Self::Name(Artifact::Module(package)) => (&package.module).into(),
             Self::Document(DocumentKey::Discovery(_) | DocumentKey::Page(..))
             | Self::Job(_)
@@ -171,12 +171,12 @@ impl Key {
             Self::Name(Artifact::Module(package)) => {
                 Self::folder("names", &package.module).join(format!("{}.json", package.version))
             }
-            Self::SeenModule(package) => {
+            Self::ModuleFirstSeen(package) => {
                 Self::folder("seen", &package.module).join(format!("{}.json", package.version))
             }
-            Self::Seen(provider) => with_json(Self::folder("seen", provider)),
+            Self::FirstSeenV0(provider) => with_json(Self::folder("seen", provider)),
             Self::FirstSeen(provider, version) => Self::folder("seen", provider).join(format!("{version}.json")),
-            Self::KeyLog(provider) => Self::folder("seen", provider).join(KEYS),
+            Self::SigningKeyLog(provider) => Self::folder("seen", provider).join(KEYS),
             Self::FirstListed(provider) => Self::folder("seen", provider).join(LISTED),
             Self::Alarms(address) => with_json(Self::folder("alarms", address)),
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
@@ -188,7 +188,7 @@ impl Key {
     /// Returns true if a damaged record stays in place until it is replaced. If it were quarantined, the provider or module
     /// would count as never seen.
     pub(super) fn matters_when_damaged(&self) -> bool {
-        matches!(self, Self::SeenModule(_) | Self::Seen(_) | Self::FirstSeen(..) | Self::KeyLog(_))
+        matches!(self, Self::ModuleFirstSeen(_) | Self::FirstSeenV0(_) | Self::FirstSeen(..) | Self::SigningKeyLog(_))
     }
 
     /// The folder of a registry's pages.
@@ -227,8 +227,8 @@ impl Key {
                     let platform = Platform::parse(&json(file)?).ok()?;
                     Self::Name(Artifact::Provider(Package { provider, version: version(number)?, platform }))
                 }
-                ("seen", (Address::Provider(provider), [])) => Self::Seen(provider),
-                ("seen", (Address::Provider(provider), [KEYS])) => Self::KeyLog(provider),
+                ("seen", (Address::Provider(provider), [])) => Self::FirstSeenV0(provider),
+                ("seen", (Address::Provider(provider), [KEYS])) => Self::SigningKeyLog(provider),
                 ("seen", (Address::Provider(provider), [LISTED])) => Self::FirstListed(provider),
                 ("seen", (Address::Provider(provider), [file])) => Self::FirstSeen(provider, version(&json(file)?)?),
                 (kind, (Address::Module(module), [file])) => {
@@ -237,7 +237,7 @@ impl Key {
                     match (kind, extension) {
                         ("documents", "location") => Self::location(&package),
                         ("names", "json") => Self::Name(Artifact::Module(package)),
-                        ("seen", "json") => Self::SeenModule(package),
+                        ("seen", "json") => Self::ModuleFirstSeen(package),
                         _ => return None,
                     }
                 }
@@ -285,12 +285,12 @@ impl fmt::Display for Key {
             Self::Document(DocumentKey::Page(host, page)) => write!(f, "a page of {host} ({page})"),
             Self::ProofSet(package) => write!(f, "the proof set of {package}"),
             Self::Name(artifact) => write!(f, "the name of {artifact}"),
-            Self::Seen(address) => write!(f, "the first-seen record of {address}"),
+            Self::FirstSeenV0(address) => write!(f, "the first-seen record of {address}"),
             Self::FirstSeen(address, version) => write!(f, "the first-seen record of {address} {version}"),
-            Self::KeyLog(address) => write!(f, "the keys known for {address}"),
+            Self::SigningKeyLog(address) => write!(f, "the keys known for {address}"),
             Self::FirstListed(address) => write!(f, "when the versions of {address} were first listed"),
             Self::Alarms(address) => write!(f, "the alarms of {address}"),
-            Self::SeenModule(package) => write!(f, "the first-seen record of {package}"),
+            Self::ModuleFirstSeen(package) => write!(f, "the first-seen record of {package}"),
             Self::Job(id) => write!(f, "the job {}", hex::encode(id)),
             Self::RecurringJobs => f.write_str("when each recurring warm-up ran last"),
             Self::Missing => f.write_str("the missing list"),
@@ -352,16 +352,16 @@ mod tests {
             Key::ProofSet(package.clone()),
             Key::Name(Artifact::Provider(package)),
             Key::FirstSeen(provider.clone(), of_module.version.clone()),
-            Key::KeyLog(provider.clone()),
+            Key::SigningKeyLog(provider.clone()),
             Key::FirstListed(provider.clone()),
             Key::Alarms(Address::Provider(provider.clone())),
             Key::Alarms(Address::Module(module.clone())),
-            Key::Seen(provider),
+            Key::FirstSeenV0(provider),
             Key::version_list(&module),
             Key::Document(DocumentKey::Page(provider_host, Digest::of(b"a page"))),
             Key::location(&of_module),
             Key::Name(Artifact::Module(of_module.clone())),
-            Key::SeenModule(of_module),
+            Key::ModuleFirstSeen(of_module),
             Key::Job([0, 1, 2, 3, 4, 5, 6, 255]),
             Key::RecurringJobs,
             Key::Missing,

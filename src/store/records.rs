@@ -161,8 +161,8 @@ pub trait Records: fmt::Debug + Send + Sync {
 }
 
 /// One read-modify-write of the records of a group: it reads them, decides on changes, and writes all changes at the
-/// end. If another thread wrote to the group meanwhile, nothing is written and the step is repeated from the first read.
-/// A failed write may leave the first changes of a step in the store.
+/// end. If another thread wrote to the group meanwhile, nothing is written and the step is repeated from the first
+/// read. A failed write may leave the first changes of a step in the store.
 #[derive(Debug)]
 pub struct RecordStep<'a> {
     /// The records as they are without this step.
@@ -398,14 +398,14 @@ impl dyn Records + '_ {
 
     /// The versions of a module with first-seen records.
     pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        let package = |key| if let Key::SeenModule(package) = key { Some(package) } else { None };
+        let package = |key| if let Key::ModuleFirstSeen(package) = key { Some(package) } else { None };
         self.chosen_below(&Key::folder("seen", module), package)
     }
 
     /// Count and bytes of first-seen records. Reads all their names.
     pub fn first_seen_totals(&self) -> Result<(u64, u64), StoreError> {
         let sizes = self.keys_below(Path::new("seen"))?.into_iter().filter_map(|(key, size_bytes)| {
-            matches!(key, Key::FirstSeen(..) | Key::SeenModule(_) | Key::Seen(_)).then_some(size_bytes)
+            matches!(key, Key::FirstSeen(..) | Key::ModuleFirstSeen(_) | Key::FirstSeenV0(_)).then_some(size_bytes)
         });
         Ok(sizes.fold((0, 0), |(number, bytes), size_bytes| (number + 1, bytes + size_bytes)))
     }
@@ -500,7 +500,7 @@ mod tests {
         let records = MemoryRecords::default();
         let [one, two, three] = ["1.0.0.json", "2.0.0.json", "3.0.0.json"].map(seen);
         let Key::FirstSeen(provider, _) = &one else { panic!("{one:?}") };
-        let keys = Key::KeyLog(provider.clone());
+        let keys = Key::SigningKeyLog(provider.clone());
         (&records as &dyn Records).put(&three, b"", Durability::Lazy).unwrap();
         let mut step = RecordStep { records: &records, changes: Vec::new(), has_turn: false, needs_turn: false };
         for (key, record) in [(&one, 1), (&keys, 1), (&two, 1), (&keys, 2), (&one, 2)] {

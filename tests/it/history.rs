@@ -83,7 +83,7 @@ fn write_legacy_record(folder: &Folder, digest: &str) {
     });
     {
         let store = Store::open(folder.path(), Timestamp(1)).unwrap();
-        store.records.put(&Key::Seen(provider), record.to_string().as_bytes(), Durability::Synced).unwrap();
+        store.records.put(&Key::FirstSeenV0(provider), record.to_string().as_bytes(), Durability::Synced).unwrap();
         store.close().unwrap();
     }
 }

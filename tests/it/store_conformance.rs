@@ -92,9 +92,9 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
         records.put(&proof_set_key(name, number), b"set", Durability::Lazy).unwrap();
         records.put(&first_seen_key(name, number), b"seen", Durability::Lazy).unwrap();
     }
-    records.put(&Key::Seen(provider("aws")), b"old", Durability::Lazy).unwrap();
-    records.put(&Key::KeyLog(provider("aws")), b"keys", Durability::Lazy).unwrap();
-    let seen = records.change(&Key::KeyLog(provider("aws")), |step| step.first_seen(&provider("aws")));
+    records.put(&Key::FirstSeenV0(provider("aws")), b"old", Durability::Lazy).unwrap();
+    records.put(&Key::SigningKeyLog(provider("aws")), b"keys", Durability::Lazy).unwrap();
+    let seen = records.change(&Key::SigningKeyLog(provider("aws")), |step| step.first_seen(&provider("aws")));
     assert_eq!(seen.unwrap(), BTreeSet::from([first_seen_key("aws", "1.0.0"), first_seen_key("aws", "1.0.0-beta")]));
     assert_eq!(records.packages_with_sets(&provider("aws2")).unwrap().len(), 1);
     assert_eq!(records.platforms_with_sets(&provider("aws"), &version("1.0.0")).unwrap().len(), 1);
@@ -108,15 +108,15 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
     assert_eq!(records.all().unwrap().len(), 12);
     let spellings = [module("vpc"), module("VPC"), module("vpc2")];
     for package in &spellings {
-        records.put(&Key::SeenModule(package.clone()), b"seen", Durability::Lazy).unwrap();
+        records.put(&Key::ModuleFirstSeen(package.clone()), b"seen", Durability::Lazy).unwrap();
     }
     assert_eq!(records.spellings_seen(&spellings[0]).unwrap(), [spellings[1].clone()]);
-    assert_eq!(Key::SeenModule(spellings[0].clone()).group(), Key::SeenModule(spellings[1].clone()).group());
+    assert_eq!(Key::ModuleFirstSeen(spellings[0].clone()).group(), Key::ModuleFirstSeen(spellings[1].clone()).group());
 }
 
 /// Everything that is judged together is one group, whatever its kind.
 fn a_write_names_the_generation_it_read(records: &dyn Records) {
-    let (version, keys) = (first_seen_key("aws", "1.0.0"), Key::KeyLog(provider("aws")));
+    let (version, keys) = (first_seen_key("aws", "1.0.0"), Key::SigningKeyLog(provider("aws")));
     let name = Key::Name(match proof_set_key("aws", "1.0.0") {
         Key::ProofSet(package) => Artifact::Provider(package),
         _ => unreachable!(),

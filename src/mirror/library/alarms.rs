@@ -368,8 +368,8 @@ impl Library {
         }
     }
 
-    /// Resolves the alarms about the tree of a module version, because it is the first-seen one now. Returns their number.
-    /// Writes to disk if there are any.
+    /// Resolves the alarms about the tree of a module version, because it is the first-seen one now. Returns their
+    /// number. Writes to disk if there are any.
     pub(in crate::mirror) fn resolve_tree_alarms(&self, ModulePackage { module, version }: &ModulePackage) -> usize {
         self.alarms.resolve(&module.into(), &AlarmEvent::TreeMatches { version }).len()
     }

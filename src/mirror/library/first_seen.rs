@@ -1,5 +1,5 @@
 //! Trust on first use for providers: the rules that compare a new proof set with the verified history of its version
-//! and with the provider's key log (promise 14). Pure: `history` reads and writes the records.
+//! and with the provider's signing-key log (promise 14). Pure: `history` reads and writes the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,14 +86,14 @@ type Digests = Vec<Digest>;
 /// The verified history of one version.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct VersionHistory {
-    /// The length of the provider's key log when the version was first verified.
+    /// The length of the provider's signing-key log when the version was first verified.
     known_keys: usize,
     records: Vec<FirstSeen>,
 }
 
 /// The keys that ever signed for a provider, in the order of their first signature.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(in crate::mirror) struct KeyLog {
+pub(in crate::mirror) struct SigningKeyLog {
     entries: Vec<KeyEntry>,
     /// The number of the first entry. Not less than the `known_keys` of any version if an earlier log was lost.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -159,7 +159,7 @@ pub(in crate::mirror) enum HistoryRefusal {
     ChangedByUntrustedKey(HistoryChange),
     /// The provider was signed before, and the registry lists no key for it now.
     SignatureLost,
-    /// The record of the version or the key log is damaged and cannot be rebuilt from stored sets.
+    /// The record of the version or the signing-key log is damaged and cannot be rebuilt from stored sets.
     RecordLost,
     /// The limit of records per version or of keys per provider is reached.
     Full,
@@ -181,7 +181,7 @@ pub(in crate::mirror) struct Judgement {
     pub(super) known_keys_without_signer: Option<Vec<String>>,
 }
 
-impl KeyLog {
+impl SigningKeyLog {
     /// The fingerprints, in log order.
     pub(in crate::mirror) fn keys(&self) -> Vec<String> {
         self.entries.iter().filter_map(|entry| entry.key.clone()).collect()
@@ -281,7 +281,7 @@ impl VersionHistory {
 
     /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified,
     /// was in the provider's log before that, or was accepted. An unsigned set vouches for nothing.
-    fn may_be_changed_by(&self, key: Option<&str>, log: &KeyLog) -> bool {
+    fn may_be_changed_by(&self, key: Option<&str>, log: &SigningKeyLog) -> bool {
         let Some(key) = key else { return false };
         let signed_it =
             |record: &FirstSeen| record.key.as_deref() == Some(key) && (record.number == 1 || record.accepted);
@@ -424,14 +424,14 @@ pub(in crate::mirror) enum Recoverable<T> {
 #[derive(Debug, Clone, Default)]
 pub(in crate::mirror) struct HistoryRecords {
     pub(in crate::mirror) version: Recoverable<VersionHistory>,
-    pub(in crate::mirror) keys: Recoverable<KeyLog>,
+    pub(in crate::mirror) keys: Recoverable<SigningKeyLog>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::mirror) struct HistoryUpdate {
-    /// Written first, so that the key log never names a key that no version admitted.
+    /// Written first, so that the signing-key log never names a key that no version admitted.
     pub(in crate::mirror) version: Option<VersionHistory>,
-    pub(in crate::mirror) keys: Option<KeyLog>,
+    pub(in crate::mirror) keys: Option<SigningKeyLog>,
 }
 
 impl HistoryRecords {
@@ -488,7 +488,7 @@ impl HistoryRecords {
 impl VersionHistory {
     /// True if the provider was signed before and this set is unsigned. Not so if an operator accepted that for the
     /// provider or the version, or if the version is older than the provider's first key and unchanged.
-    fn has_lost_its_signature(&self, seen: &Observation<'_>, keys: &KeyLog) -> bool {
+    fn has_lost_its_signature(&self, seen: &Observation<'_>, keys: &SigningKeyLog) -> bool {
         let accepted_here = self.records.iter().any(|record| record.key.is_none() && record.accepted);
         let is_lost = seen.signer == Signer::Unsigned && keys.has_keys() && !keys.may_vouch(None, 0);
         is_lost && !accepted_here && (!self.is_older_than_any_key(keys) || self.is_added_to_by(seen))
@@ -499,7 +499,7 @@ impl VersionHistory {
         with_it.append(seen, self.known_keys, false) && with_it.last_adds_bytes()
     }
 
-    fn is_older_than_any_key(&self, keys: &KeyLog) -> bool {
+    fn is_older_than_any_key(&self, keys: &SigningKeyLog) -> bool {
         let is_first_unsigned = self.records.first().is_some_and(|record| record.number == 1 && record.key.is_none());
         let is_signed_since = self.records.iter().any(|record| record.key.is_some());
         let knew_a_key = keys.entries.iter().any(|entry| entry.key.is_some() && entry.number < self.known_keys);

@@ -256,7 +256,10 @@ impl Library {
 }
 
 /// One unreadable package hides no other. A missing store hides all.
-fn skip_unreadable(subject: &impl std::fmt::Display, is_installable: Result<bool, StoreError>) -> Result<bool, StoreError> {
+fn skip_unreadable(
+    subject: &impl std::fmt::Display,
+    is_installable: Result<bool, StoreError>,
+) -> Result<bool, StoreError> {
     match is_installable {
         Err(StoreError::Unavailable) => Err(StoreError::Unavailable),
         Err(error) => {
@@ -272,7 +275,7 @@ fn skip_unreadable(subject: &impl std::fmt::Display, is_installable: Result<bool
 pub(super) fn required_records(artifact: &Artifact, connectivity: Connectivity) -> Vec<Key> {
     let (proof, location) = match artifact {
         Artifact::Provider(package) => (Key::ProofSet(package.clone()), None),
-        Artifact::Module(package) => (Key::SeenModule(package.clone()), Some(Key::location(package))),
+        Artifact::Module(package) => (Key::ModuleFirstSeen(package.clone()), Some(Key::location(package))),
     };
     let mut records = vec![proof];
     if connectivity == Connectivity::Online {

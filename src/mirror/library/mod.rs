@@ -22,7 +22,7 @@ pub(in crate::mirror) use self::catalog::{Catalog, NameRecord};
 pub use self::catalog::{PackageHashState, StoredArchive, ZipOrigin};
 
 pub(in crate::mirror) use self::first_seen::{
-    AcceptScope, HistoryChange, KeyLog, Observation, Recoverable, Signer, VersionHistory,
+    AcceptScope, HistoryChange, Observation, Recoverable, Signer, SigningKeyLog, VersionHistory,
 };
 pub(in crate::mirror) use self::provider_history::{FirstListed, ProviderHistories, ProviderRecordV0, observation};
 pub(in crate::mirror) use self::space::{Evictor, Reservation};

@@ -115,7 +115,7 @@ fn update_record<T>(
     package: &ModulePackage,
     update: impl Fn(&mut FirstSeenStep<'_, '_>, ReadOutcome<ModuleFirstSeen>) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
-    library.store.records.change(&Key::SeenModule(package.clone()), |step| {
+    library.store.records.change(&Key::ModuleFirstSeen(package.clone()), |step| {
         let mut step = FirstSeenStep { library, package, step };
         let recorded = step.read()?;
         update(&mut step, recorded)
@@ -171,7 +171,7 @@ impl FirstSeenStep<'_, '_> {
     /// The record under one spelling. A damaged record is left in place: it proves that a tree was seen, until a new
     /// record replaces it.
     fn read_spelling(&self, package: &ModulePackage) -> Result<ReadOutcome<ModuleFirstSeenRecord>, StoreError> {
-        Ok(self.step.read(&Key::SeenModule(package.clone()))?.json())
+        Ok(self.step.read(&Key::ModuleFirstSeen(package.clone()))?.json())
     }
 
     /// True if the upstream treats all spellings of a module as one (`fold_case`).
@@ -187,7 +187,7 @@ impl FirstSeenStep<'_, '_> {
     }
 
     fn write(&mut self, record: &ModuleFirstSeenRecord) {
-        self.step.put_json(&Key::SeenModule(self.package.clone()), record, Durability::Synced);
+        self.step.put_json(&Key::ModuleFirstSeen(self.package.clone()), record, Durability::Synced);
     }
 }
 
@@ -269,7 +269,7 @@ pub(in crate::mirror) fn accept(
 
 /// Forgets the record of a version, because an operator accepts that larder cannot fetch it any more.
 pub(in crate::mirror) fn forget(library: &Library, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
-    let key = Key::SeenModule(package.clone());
+    let key = Key::ModuleFirstSeen(package.clone());
     let record = to_json(&ModuleFirstSeenRecord::Forgotten { forgotten: now });
     library.store.records.put(&key, &record, Durability::Synced)
 }

@@ -1,4 +1,4 @@
-//! The first-seen records of providers in the store: one record per version and one key log per provider. Never
+//! The first-seen records of providers in the store: one record per version and one signing-key log per provider. Never
 //! evicted, never purged. A verified set is compared with them by the rules of `first_seen`, raises and resolves
 //! alarms, and is recorded (promise 14).
 
@@ -15,8 +15,8 @@ use crate::mirror::Library;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
 use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart, AlarmSubject};
 use crate::mirror::library::first_seen::{
-    AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, KeyLog,
-    Observation, Recoverable, Signer, VersionHistory,
+    AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, Observation,
+    Recoverable, Signer, SigningKeyLog, VersionHistory,
 };
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError};
@@ -52,8 +52,8 @@ struct WholeRecordVersion {
 }
 
 impl ProviderRecordV0 {
-    fn key_log(&self) -> KeyLog {
-        KeyLog::of_keys(0, self.keys.iter().map(|(key, time)| (*time, key.clone())).collect())
+    fn key_log(&self) -> SigningKeyLog {
+        SigningKeyLog::of_keys(0, self.keys.iter().map(|(key, time)| (*time, key.clone())).collect())
     }
 
     /// The history of one version. The record does not name its signer, so every key of the record may vouch for it.
@@ -76,14 +76,14 @@ impl ProviderHistories {
         provider: &ProviderAddress,
         mut judge: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
-        let (records, whole) = (&self.store.records, Key::Seen(provider.clone()));
+        let (records, whole) = (&self.store.records, Key::FirstSeenV0(provider.clone()));
         if let Ok(ReadOutcome::Intact(_)) = records.read(&whole) {
             let split = records.change(&whole, |step| HistoryStep { step, provider }.split_by_version());
             if let Err(error) = split {
                 tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
             }
         }
-        records.judge(&Key::KeyLog(provider.clone()), |step| judge(&mut HistoryStep { step, provider }))
+        records.judge(&Key::SigningKeyLog(provider.clone()), |step| judge(&mut HistoryStep { step, provider }))
     }
 
     /// Reads the records of a provider. What is rebuilt is also written; a failed write does not fail the request,
@@ -126,7 +126,7 @@ impl ProviderHistories {
                 step.write(version, now.accept(seen, scope).1);
             }
             if scope == AcceptScope::Provider && !sets.is_empty() {
-                let whole = Key::Seen(provider.clone());
+                let whole = Key::FirstSeenV0(provider.clone());
                 if matches!(step.whole_record()?, ReadOutcome::Damaged) {
                     step.step.change(&whole, RecordAction::Quarantine, IndexEntry::Unindexed);
                 }
@@ -147,8 +147,8 @@ impl ProviderHistories {
         })
     }
 
-    /// The key log of a provider; `None` if it is lost.
-    pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<KeyLog>, StoreError> {
+    /// The signing-key log of a provider; `None` if it is lost.
+    pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<SigningKeyLog>, StoreError> {
         self.read(provider, |step| step.keys())
     }
 
@@ -200,16 +200,16 @@ impl ProviderHistories {
         }
     }
 
-    /// Rebuilds a damaged record of a version or a provider's key log from stored sets. Returns true if it is readable
-    /// again.
+    /// Rebuilds a damaged record of a version or a provider's signing-key log from stored sets. Returns true if it is
+    /// readable again.
     pub(in crate::mirror) fn restore(&self, key: &Key) -> Result<bool, StoreError> {
         match key {
             Key::FirstSeen(provider, version) => {
                 let history = self.read(provider, |step| step.history(version))?;
                 Ok(matches!(history.version, Recoverable::Whole(_)))
             }
-            Key::KeyLog(provider) => Ok(self.keys_of(provider)?.is_some()),
-            Key::Seen(provider) => {
+            Key::SigningKeyLog(provider) => Ok(self.keys_of(provider)?.is_some()),
+            Key::FirstSeenV0(provider) => {
                 self.record_stored(provider)?;
                 Ok(false)
             }
@@ -277,11 +277,11 @@ impl HistoryStep<'_, '_> {
         Ok(HistoryRecords { version, keys })
     }
 
-    fn keys(&mut self) -> Result<Option<KeyLog>, StoreError> {
+    fn keys(&mut self) -> Result<Option<SigningKeyLog>, StoreError> {
         let whole = self.whole_record()?;
         Ok(match self.key_log(&whole)? {
             Recoverable::Whole(log) => Some(log),
-            Recoverable::Absent => Some(KeyLog::default()),
+            Recoverable::Absent => Some(SigningKeyLog::default()),
             Recoverable::Lost(_) => None,
         })
     }
@@ -292,8 +292,8 @@ impl HistoryStep<'_, '_> {
         record
     }
 
-    fn key_log(&mut self, whole: &ReadOutcome<ProviderRecordV0>) -> Result<Recoverable<KeyLog>, StoreError> {
-        let keys = Key::KeyLog(self.provider.clone());
+    fn key_log(&mut self, whole: &ReadOutcome<ProviderRecordV0>) -> Result<Recoverable<SigningKeyLog>, StoreError> {
+        let keys = Key::SigningKeyLog(self.provider.clone());
         let recorded = match self.step.read(&keys)?.json() {
             ReadOutcome::Absent => whole.clone().and_then_read(|whole| ReadOutcome::Intact(whole.key_log())),
             recorded => recorded,
@@ -307,7 +307,7 @@ impl HistoryStep<'_, '_> {
         for key in self.step.first_seen(self.provider)? {
             versions.extend(self.step.read(&key)?.json::<VersionHistory>().intact());
         }
-        let log = KeyLog::of_versions(&versions);
+        let log = SigningKeyLog::of_versions(&versions);
         Ok(match log.keys().is_empty() {
             false => Recoverable::Whole(self.put_rebuilt(&keys, log)),
             true if is_lost => Recoverable::Lost(log),
@@ -316,7 +316,7 @@ impl HistoryStep<'_, '_> {
     }
 
     fn whole_record(&self) -> Result<ReadOutcome<ProviderRecordV0>, StoreError> {
-        Ok(self.step.read(&Key::Seen(self.provider.clone()))?.json())
+        Ok(self.step.read(&Key::FirstSeenV0(self.provider.clone()))?.json())
     }
 
     /// Splits a whole-provider record by version.
@@ -330,15 +330,15 @@ impl HistoryStep<'_, '_> {
                 self.put(&key, &history);
             }
         }
-        let keys = Key::KeyLog(self.provider.clone());
-        if !matches!(self.step.read(&keys)?.json::<KeyLog>(), ReadOutcome::Intact(_)) {
+        let keys = Key::SigningKeyLog(self.provider.clone());
+        if !matches!(self.step.read(&keys)?.json::<SigningKeyLog>(), ReadOutcome::Intact(_)) {
             self.put(&keys, &whole.key_log());
         }
         let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
         let listed = FirstListed { versions: versions.take(MAX_VERSIONS).collect() };
         self.put(&Key::FirstListed(self.provider.clone()), &listed);
         // Last: a crash before leaves the record to be split again.
-        let whole = Key::Seen(self.provider.clone());
+        let whole = Key::FirstSeenV0(self.provider.clone());
         self.step.change(&whole, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed);
         Ok(())
     }
@@ -370,7 +370,7 @@ impl HistoryStep<'_, '_> {
         if let Some(history) = to_write.version {
             self.put(&Key::FirstSeen(self.provider.clone(), version.clone()), &history);
         }
-        let key = Key::KeyLog(self.provider.clone());
+        let key = Key::SigningKeyLog(self.provider.clone());
         if let Some(keys) = to_write.keys {
             self.put(&key, &keys);
         }
@@ -641,7 +641,7 @@ mod tests {
         let (store, package) = (&histories.store, package("2.0.0"));
         let provider = &package.provider;
         let record = br#"{"keys":{"K1":1},"versions":{"1.0.0":{"first_seen":1,"digests":{"f.zip":[]}}}}"#;
-        store.records.put(&Key::Seen(provider.clone()), record, Durability::Lazy).unwrap();
+        store.records.put(&Key::FirstSeenV0(provider.clone()), record, Durability::Lazy).unwrap();
         // A folder where the split needs a file.
         let obstacle = store.root().join(Key::FirstListed(provider.clone()).path());
         std::fs::create_dir(obstacle.parent().unwrap()).unwrap();
@@ -649,9 +649,9 @@ mod tests {
         accept(&histories, &package, "K2").unwrap();
         assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);
         assert!(histories.digests_of(&package).unwrap() == Recoverable::Whole(vec![Digest::of(ARCHIVE)]));
-        assert!(store.records.get(&Key::Seen(provider.clone())).unwrap().is_some());
+        assert!(store.records.get(&Key::FirstSeenV0(provider.clone())).unwrap().is_some());
         std::fs::remove_dir(&obstacle).unwrap();
         assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);
-        assert!(store.records.get(&Key::Seen(provider.clone())).unwrap().is_none());
+        assert!(store.records.get(&Key::FirstSeenV0(provider.clone())).unwrap().is_none());
     }
 }

@@ -9,7 +9,7 @@ use crate::mirror::library::NameRecord;
 use crate::mirror::library::missing::MissingRequests;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::library::{AlarmsRecord, FirstListed, KeyLog, ProviderRecordV0, VersionHistory};
+use crate::mirror::library::{AlarmsRecord, FirstListed, ProviderRecordV0, SigningKeyLog, VersionHistory};
 use crate::mirror::modules::ModuleFirstSeenRecord;
 use crate::store::Key;
 
@@ -19,12 +19,12 @@ pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::Document(_) => StoredDocument::read(record).map(|document| document.write()),
         Key::ProofSet(package) => StoredProofSet::read(record, package).map(|document| document.write()),
         Key::Name(_) => as_json::<NameRecord>(&record),
-        Key::Seen(_) => as_json::<ProviderRecordV0>(&record),
+        Key::FirstSeenV0(_) => as_json::<ProviderRecordV0>(&record),
         Key::FirstSeen(..) => as_json::<VersionHistory>(&record),
-        Key::KeyLog(_) => as_json::<KeyLog>(&record),
+        Key::SigningKeyLog(_) => as_json::<SigningKeyLog>(&record),
         Key::FirstListed(_) => as_json::<FirstListed>(&record),
         Key::Alarms(_) => as_json::<AlarmsRecord>(&record),
-        Key::SeenModule(_) => as_json::<ModuleFirstSeenRecord>(&record),
+        Key::ModuleFirstSeen(_) => as_json::<ModuleFirstSeenRecord>(&record),
         // The job code reads these, so any JSON is valid here.
         Key::Job(_) | Key::RecurringJobs => as_json::<serde_json::Value>(&record),
         Key::Missing => MissingRequests::read(&record).map(|requests| requests.write()),
@@ -92,7 +92,7 @@ mod tests {
         [
             Key::discovery(&provider.host),
             Key::version_list(&provider),
-            Key::Seen(provider),
+            Key::FirstSeenV0(provider),
             Key::ProofSet(package.clone()),
             Key::Name(Artifact::Provider(package)),
         ]
@@ -149,7 +149,7 @@ mod tests {
         ) {
             let record = [head.as_bytes(), b"\n", &rest].concat();
             // Any JSON object is a valid first-seen record, possibly an empty one.
-            for key in keys().into_iter().filter(|key| !matches!(key, Key::Seen(_))) {
+            for key in keys().into_iter().filter(|key| !matches!(key, Key::FirstSeenV0(_))) {
                 prop_assert_eq!(rewrite_record(&key, record.clone()), None);
             }
         }

@@ -404,19 +404,19 @@ impl VerifyRun {
                     self.report_damage(VerifyEvent::WrongRecord { record: key.to_string() }).await;
                     match key {
                         Key::Name(Artifact::Provider(package)) => self.rebuild_name(package).await,
-                        Key::Seen(ref key_subject)
-                        | Key::FirstSeen(ref key_subject, _)
-                        | Key::KeyLog(ref key_subject) => {
-                            self.restore(key.clone(), key_subject).await;
+                        Key::FirstSeenV0(ref provider)
+                        | Key::FirstSeen(ref provider, _)
+                        | Key::SigningKeyLog(ref provider) => {
+                            self.rebuild_first_seen(key.clone(), provider).await;
                         }
                         // The next version list rewrites it, and an alarm is raised again by its cause.
                         Key::FirstListed(_) | Key::Alarms(_) => {}
-                        Key::SeenModule(package) => self.rebuild_module_first_seen(package).await,
+                        Key::ModuleFirstSeen(package) => self.rebuild_module_first_seen(package).await,
                         // The next request repacks it.
                         Key::Name(Artifact::Module(_)) => {}
                         // A running job rewrites its record. An ended job needs none: its archives are stored.
                         Key::Job(_) | Key::RecurringJobs => {}
-                        // The requests of this run are in memory and are written again.
+                        // The requests since the start of larder are in memory and are written again.
                         Key::Missing => self.operations.library.mark_missing_unsaved(),
                         Key::Document(_) | Key::ProofSet(_) => {}
                     }
@@ -427,7 +427,7 @@ impl VerifyRun {
     }
 
     /// Rebuilds a first-seen record from the stored proof sets, before any of them is evicted.
-    async fn restore(&mut self, key: Key, provider: &ProviderAddress) {
+    async fn rebuild_first_seen(&mut self, key: Key, provider: &ProviderAddress) {
         let (record, now) = (key.to_string(), self.call.present());
         let restored = self.operations.library.on_disk(move |library| {
             let is_there = library.histories.restore(&key)?;

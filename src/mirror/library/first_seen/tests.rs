@@ -9,7 +9,7 @@ use crate::address::{Hostname, Name, ProviderAddress, Version};
 #[derive(Default)]
 struct StoredRecords {
     versions: BTreeMap<u8, VersionHistory>,
-    keys: Option<KeyLog>,
+    keys: Option<SigningKeyLog>,
 }
 
 /// A set that a registry may publish.
@@ -173,7 +173,7 @@ fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
         records.decide(&set(version, key, version));
     }
     let mut lost = StoredRecords {
-        keys: Some(KeyLog::of_versions(&records.versions.values().cloned().collect::<Vec<_>>())),
+        keys: Some(SigningKeyLog::of_versions(&records.versions.values().cloned().collect::<Vec<_>>())),
         ..records
     };
     assert_eq!(
