@@ -139,7 +139,7 @@ impl VerifiedReader {
             library.catalog.change_name(&owned_artifact, take_off)?;
             library.store.index.archive_gone(&digest);
             library.runtime.counters.damaged(found);
-            library.bump_revision(&owned_artifact);
+            library.increment_revision(&owned_artifact);
             Ok(())
         };
         if let Err(error) = self.library.on_disk(remove).await {

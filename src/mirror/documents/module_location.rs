@@ -84,7 +84,7 @@ impl DocumentKind for ModulePackage {
             Some(ListingState::Unknown(Some(unread))) => Err(unread.clone()),
             _ => {
                 let gone_copy = fetch.keep_gone_copy(&error).await;
-                gone_copy.inspect_err(|_| fetch.documents.library.bump_revision(&self.module))
+                gone_copy.inspect_err(|_| fetch.documents.library.increment_revision(&self.module))
             }
         }
     }
@@ -98,7 +98,7 @@ impl DocumentKind for ModulePackage {
             return Ok(document.into());
         }
         let stored = fetch.store(document).await;
-        fetch.documents.library.bump_revision(&self.module);
+        fetch.documents.library.increment_revision(&self.module);
         stored
     }
 }

@@ -84,7 +84,7 @@ impl DocumentKind for Address {
 
     async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
         let stored = fetch.store(document).await;
-        fetch.documents.library.bump_revision(self);
+        fetch.documents.library.increment_revision(self);
         stored
     }
 }

@@ -156,7 +156,8 @@ impl Library {
         }
     }
 
-    pub(in crate::mirror) fn bump_revision(&self, address: impl Into<Address>) {
+    /// Marks answers that were rendered from the stored data of an address as outdated, because that data changed.
+    pub(in crate::mirror) fn increment_revision(&self, address: impl Into<Address>) {
         match address.into() {
             Address::Provider(provider) => self.revision_of(&provider),
             Address::Module(module) => self.revision_of(&module.folded()),
@@ -164,7 +165,8 @@ impl Library {
         .fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(in crate::mirror) fn bump_pages_revision(&self, host: &Hostname) {
+    /// Marks answers that were rendered from the pages of a registry as outdated.
+    pub(in crate::mirror) fn increment_pages_revision(&self, host: &Hostname) {
         self.revision_of(host).fetch_add(1, Ordering::AcqRel);
     }
 

@@ -316,7 +316,7 @@ impl Library {
             if is_pinned {
                 return Ok(EvictionResult::Exempt);
             }
-            self.bump_revision(artifact);
+            self.increment_revision(artifact);
             tracing::info!(package = %artifact, %digest, "evicted an archive");
         }
         self.store.blobs.remove(digest, Durability::Lazy)?;

@@ -63,7 +63,7 @@ impl Library {
         // A replaced archive remains for clients that got its digest; it is no longer current.
         self.catalog.change_name(artifact, |name| name.put(archive.clone()))?;
         self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
-        self.bump_revision(artifact);
+        self.increment_revision(artifact);
         Ok(Some(archive))
     }
 
@@ -163,7 +163,7 @@ impl Library {
                 archive.hashes.clone_from(&hashes);
             }
         })?;
-        self.bump_revision(&package.provider);
+        self.increment_revision(&package.provider);
         Ok(())
     }
 

@@ -402,7 +402,7 @@ impl Operations {
                 module_history::forget(library, &owned_key, now)
             };
             self.library.on_disk(forget).await?;
-            self.library.bump_revision(&key.module);
+            self.library.increment_revision(&key.module);
             self.library.resolve_tree_alarms_async(key).await?;
             tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
             return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });

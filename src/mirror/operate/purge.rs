@@ -104,7 +104,7 @@ impl Purge<'_> {
             Ok(())
         });
         library.runtime.forget_absences(address, versions);
-        library.bump_revision(address);
+        library.increment_revision(address);
         ended
     }
 
@@ -238,7 +238,7 @@ impl Purge<'_> {
                 self.purge_document(&page)?;
             }
         }
-        self.library.bump_pages_revision(selector.host());
+        self.library.increment_pages_revision(selector.host());
         Ok(())
     }
 

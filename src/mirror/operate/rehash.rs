@@ -178,7 +178,7 @@ impl Library {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|archive| archive.digest != digest);
             })?;
-            self.bump_revision(&artifact);
+            self.increment_revision(&artifact);
             taken_off.extend(taken.map(|archive| (artifact, archive)));
         }
         Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))

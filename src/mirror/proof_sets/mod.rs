@@ -234,7 +234,7 @@ impl ProofSets {
                 if before.is_some() && self.runtime.is_current_config(call) {
                     let owned_package = package.clone();
                     self.library.on_disk(move |library| library.remove_set(&owned_package)).await?;
-                    self.library.bump_revision(&package.provider);
+                    self.library.increment_revision(&package.provider);
                 }
                 Err(absence)
             }
@@ -290,7 +290,7 @@ impl ProofSets {
                 })
             })
             .await?;
-        self.library.bump_revision(&package.provider);
+        self.library.increment_revision(&package.provider);
         Ok(())
     }
 
@@ -333,7 +333,7 @@ impl ProofSets {
             Ok(changed)
         });
         let changed = Arc::new(changed.await?);
-        self.library.bump_revision(&package.provider);
+        self.library.increment_revision(&package.provider);
         Ok(Confirmed { confirmed: changed.confirmed, value: changed })
     }
 

@@ -161,7 +161,7 @@ impl BundledDocumentUpdate {
         let config = library.runtime.config();
         if let Some(address) = listed_address(&key) {
             config.not_found.remove_if(|absent| absent.is_document_of(address, |_| true));
-            library.bump_revision(address);
+            library.increment_revision(address);
         } else {
             config.not_found.remove_if(|absent| *absent == key);
         }
@@ -279,7 +279,7 @@ impl Library {
                 Ok(true)
             })?;
             if is_listed {
-                self.bump_revision(address);
+                self.increment_revision(address);
             }
         }
         Ok(())

@@ -358,7 +358,7 @@ impl TreeImport {
         }
         for provider in &self.affected_providers {
             transfers.library.sync_provider_documents(provider).await?;
-            transfers.library.bump_revision(provider);
+            transfers.library.increment_revision(provider);
         }
         Ok(())
     }

@@ -263,7 +263,7 @@ impl Transfers {
             self.documents.dropped_but_stored(&upstream, &provider.into(), &list, Some(&stored), call.now).await?;
         self.library.store_document(key.clone(), StoredDocument { dropped, ..(*stored).clone() }).await?;
         self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
-        self.library.bump_revision(provider);
+        self.library.increment_revision(provider);
         Ok(())
     }
 }
