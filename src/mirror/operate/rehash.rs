@@ -24,23 +24,25 @@ use crate::upstream::outbound::Connectivity;
 /// The pieces read and hashed in one blocking call: 1 MiB in all.
 const PIECES_AT_ONCE: usize = 4;
 
+/// A limit on the rate of reads, and the time at which it allows the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) struct ReadRate {
     bytes_per_second: u64,
-    free_at: Option<Instant>,
+    /// `None` before the first read.
+    next_read: Option<Instant>,
 }
 
 impl ReadRate {
     pub(in crate::mirror) const fn of(bytes_per_second: u64) -> Self {
-        Self { bytes_per_second, free_at: None }
+        Self { bytes_per_second, next_read: None }
     }
 
     /// Returns the time of the next read, after `bytes` were read from `began` on. Pauses are not made up for.
     fn next(&mut self, began: Instant, bytes: u64) -> Instant {
-        let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.max(1) as f64);
-        let free_at = self.free_at.map_or(began, |free_at| free_at.max(began)) + takes;
-        self.free_at = Some(free_at);
-        free_at
+        let duration = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.max(1) as f64);
+        let next_read = self.next_read.map_or(began, |allowed| allowed.max(began)) + duration;
+        self.next_read = Some(next_read);
+        next_read
     }
 }
 
@@ -123,7 +125,7 @@ impl Operations {
         self.runtime.counters.count_rehashed();
         self.runtime.counters.damaged(found);
         let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
-        // Use the present configuration: the one at the start of a long run may be gone.
+        // Use the present configuration: a reload may have replaced the one at the start of a long verification.
         let healed = self.fetch_again(names, &self.runtime.job_context(call.present())).await;
         tracing::error!(%digest, ?found, ?packages, ?healed, "a stored archive does not match its digest");
         Ok(Some(DamagedArchive { digest, of: packages, found, healed }))
@@ -245,7 +247,7 @@ const EVENT_BUFFER: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum VerifyEvent {
-    /// The run begins, with these totals.
+    /// The verification begins, with these totals.
     Begun {
         /// The number of names, documents and other records.
         records: u64,
@@ -280,7 +282,7 @@ pub enum VerifyEvent {
         /// The bytes of these archives.
         bytes: u64,
     },
-    /// The run is complete.
+    /// The verification is complete.
     Done {
         /// The number of records read.
         records: u64,
@@ -291,13 +293,14 @@ pub enum VerifyEvent {
         /// The number of objects that were wrong or could not be read.
         wrong: u64,
     },
-    /// The run ended early.
+    /// The verification ended early.
     Stopped {
         /// The cause.
         error: String,
     },
 }
 
+/// One run of `verify`.
 struct VerifyRun {
     operations: Arc<Operations>,
     call: RequestContext,
@@ -309,7 +312,7 @@ impl Operations {
     /// Re-hashes everything that is stored and reports each step. Ends when the receiver is dropped.
     ///
     /// # Errors
-    /// [`Error::Busy`] while another run is in progress.
+    /// [`Error::Busy`] while another verification is in progress.
     pub fn verify(self: &Arc<Self>, call: &RequestContext) -> Result<mpsc::Receiver<VerifyEvent>, Error> {
         let lock = Arc::clone(&self.verify_lock).try_lock_owned();
         let busy = |_| Error::Busy {
@@ -380,10 +383,10 @@ impl VerifyRun {
         let records = keys.len() as u64;
         self.report(VerifyEvent::Begun { records, archives: archives.len() as u64, bytes }).await;
         self.records(keys).await;
-        // Only after damaged names are quarantined is every archive listed by a name either stored or missing.
-        let listed = library.on_complete_index(|library| library.store.index.names(|_, name| Some(name.archives)));
-        for listed in listed.await?.iter().flatten() {
-            archives.entry(listed.digest).or_default();
+        // Only after damaged names are quarantined is every archive that a name lists either stored or missing.
+        let named = library.on_complete_index(|library| library.store.index.names(|_, name| Some(name.archives)));
+        for named_archive in named.await?.iter().flatten() {
+            archives.entry(named_archive.digest).or_default();
         }
         let (archives, bytes) = self.archives(archives).await;
         let imported = library.on_disk(|library| Ok(library.catalog.imported().len() as u64)).await?;
@@ -446,7 +449,7 @@ impl VerifyRun {
 
     /// Rebuilds the first-seen record of a module version from its name, before that is evicted.
     async fn rebuild_module_first_seen(&mut self, package: ModulePackage) {
-        let record = format!("what {package} was at first sight");
+        let record = format!("the first-seen record of {package}");
         let lost =
             format!("no stored archive can rebuild it, so none is served until `larder accept {package}` takes it");
         let now = self.call.present();
