@@ -115,7 +115,12 @@ impl DocumentKind for Hostname {
         discovery_url(base)
     }
 
-    async fn accept(&self, fetch: &DocumentFetch<'_>, answer: Document, url: Url) -> Result<StoredDocument, Error> {
+    async fn check_answer(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        answer: Document,
+        url: Url,
+    ) -> Result<StoredDocument, Error> {
         if !Discovery::accepts(answer.content_type.as_deref()) {
             let sent = answer.content_type.unwrap_or_else(|| "no media type".into());
             let reason = format!("its discovery document must be application/json, and is {sent}");
@@ -137,7 +142,7 @@ impl DocumentKind for Hostname {
     }
 
     /// A registry without discovery is not a registry. This must never look like a missing provider.
-    async fn absent(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
+    async fn handle_not_found(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
         Err(match error.fault {
             Fault::Absent(status) => {
                 fetch.unusable(format!("it has no discovery document ({status}): it is not a registry")).into()
@@ -147,7 +152,7 @@ impl DocumentKind for Hostname {
     }
 
     /// A document that names only the other service is valid. One that names neither is not a registry's.
-    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
+    async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
         if !document.services().is_empty() {
             return fetch.store(document).await;
         }

@@ -85,7 +85,7 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
     fn url(&self, base: &Url, fetch: &DocumentFetch<'_>) -> Result<Url, ParseError>;
 
     /// Checks a new answer, and makes the document of it.
-    fn accept(
+    fn check_answer(
         &self,
         fetch: &DocumentFetch<'_>,
         answer: Document,
@@ -93,7 +93,7 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<StoredDocument, Error>> + Send;
 
     /// Handles a 304: `before` is the stored copy, confirmed now.
-    fn confirm(
+    fn confirm_copy(
         &self,
         _fetch: &DocumentFetch<'_>,
         before: StoredDocument,
@@ -102,7 +102,7 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
     }
 
     /// Handles a 404.
-    fn absent(
+    fn handle_not_found(
         &self,
         fetch: &DocumentFetch<'_>,
         error: UpstreamError,
@@ -110,8 +110,8 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
         async move { fetch.keep_gone_copy(&error).await }
     }
 
-    /// Stores the document of an answer.
-    fn land(
+    /// Stores the document that one of the three functions above made of upstream's answer.
+    fn store_answer(
         &self,
         fetch: &DocumentFetch<'_>,
         document: StoredDocument,
@@ -295,7 +295,7 @@ impl Documents {
         call: &RequestContext,
     ) -> DocumentFlightResult {
         let DocumentRequest { subject, upstream, rule, .. } = request;
-        // Another flight may have landed since the caller read the store.
+        // Another flight may have stored a newer copy since the caller read the store.
         let stored = self.usable_copy(kind, request, call).await?;
         // Larder may have gone offline since the caller read the store.
         let stored = stored.filter(|stored| kind.is_usable(&stored.value, upstream));
@@ -330,14 +330,14 @@ impl Documents {
             .document(AcceptedCoding::Any, ask, validators, K::max_bytes(&self.runtime.limits))
             .await;
         let document = match (answer, &fetch.before) {
-            (Ok(Fetched::New(answer)), _) => kind.accept(&fetch, answer, url).await?,
+            (Ok(Fetched::New(answer)), _) => kind.check_answer(&fetch, answer, url).await?,
             (Ok(Fetched::Unchanged), Some(before)) => {
-                kind.confirm(&fetch, before.confirmed_at(call.now, false)).await?
+                kind.confirm_copy(&fetch, before.confirmed_at(call.now, false)).await?
             }
             (Ok(Fetched::Unchanged), None) => return Err(fetch.unusable("304 to an unconditional request").into()),
-            (Err(error), _) if matches!(error.fault, Fault::Absent(_)) => kind.absent(&fetch, error).await?,
+            (Err(error), _) if matches!(error.fault, Fault::Absent(_)) => kind.handle_not_found(&fetch, error).await?,
             (Err(error), _) => return Err(error.into()),
         };
-        kind.land(&fetch, document).await
+        kind.store_answer(&fetch, document).await
     }
 }

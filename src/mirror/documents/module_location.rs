@@ -67,7 +67,12 @@ impl DocumentKind for ModulePackage {
         download_url(base, &self.module, spelled.unwrap_or(self.version.as_str()))
     }
 
-    async fn accept(&self, fetch: &DocumentFetch<'_>, mut answer: Document, url: Url) -> Result<StoredDocument, Error> {
+    async fn check_answer(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        mut answer: Document,
+        url: Url,
+    ) -> Result<StoredDocument, Error> {
         let location = location_in_download(answer.location.as_deref(), &answer.body);
         let location = location
             .ok_or_else(|| fetch.unusable("neither X-Terraform-Get nor its JSON has a location of the module"))?;
@@ -78,7 +83,7 @@ impl DocumentKind for ModulePackage {
         Ok(document)
     }
 
-    async fn absent(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
+    async fn handle_not_found(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
         match &fetch.listed {
             // While the version list cannot be read, the version may exist in another spelling, so a 404 proves nothing.
             Some(ListingState::Unknown(Some(unread))) => Err(unread.clone()),
@@ -89,7 +94,7 @@ impl DocumentKind for ModulePackage {
         }
     }
 
-    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
+    async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
         // A registry may answer for any version. Caching unlisted ones would let anyone fill the store. An answer that
         // no client can use is not cached either: the next request asks again.
         let is_listed = !matches!(&fetch.listed, Some(ListingState::Unlisted { .. } | ListingState::Unknown(None)));

@@ -48,7 +48,12 @@ impl DocumentKind for PageRef {
     }
 
     /// Checks that a page is a JSON object. Its contents are left to the reader.
-    async fn accept(&self, fetch: &DocumentFetch<'_>, answer: Document, url: Url) -> Result<StoredDocument, Error> {
+    async fn check_answer(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        answer: Document,
+        url: Url,
+    ) -> Result<StoredDocument, Error> {
         let page = Arc::new(StoredDocument::of(answer, url, fetch.call.now));
         let read = |page: &StoredDocument| serde_json::from_slice::<RawObject>(&page.body).map(drop);
         let read = page.parse_as(move |page| read(page).map_err(|e| format!("its page is not a JSON object: {e}")));

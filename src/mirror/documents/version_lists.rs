@@ -58,7 +58,12 @@ impl DocumentKind for Address {
         }
     }
 
-    async fn accept(&self, fetch: &DocumentFetch<'_>, answer: Document, url: Url) -> Result<StoredDocument, Error> {
+    async fn check_answer(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        answer: Document,
+        url: Url,
+    ) -> Result<StoredDocument, Error> {
         let document = Arc::new(StoredDocument::of(answer, url, fetch.call.now));
         let list = document.versions(self.into()).await;
         let list = list.map_err(|reason| fetch.unusable(format!("its version list: {reason}")))?;
@@ -67,14 +72,14 @@ impl DocumentKind for Address {
         Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(document) })
     }
 
-    async fn confirm(&self, fetch: &DocumentFetch<'_>, before: StoredDocument) -> Result<StoredDocument, Error> {
+    async fn confirm_copy(&self, fetch: &DocumentFetch<'_>, before: StoredDocument) -> Result<StoredDocument, Error> {
         let confirmed = Arc::new(StoredDocument { dropped: Bytes::new(), ..before });
         let list = confirmed.versions(self.into()).await.map_err(|reason| fetch.unusable(reason))?;
         let dropped = fetch.dropped_but_stored(self, &list).await?;
         Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(confirmed) })
     }
 
-    async fn absent(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
+    async fn handle_not_found(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
         if !fetch.before.as_ref().is_some_and(|before| before.metadata.gone) {
             // For the alarms only: the stored list still names them all.
             fetch.dropped_but_stored(self, &VersionList::empty(self.into())).await?;
@@ -82,7 +87,7 @@ impl DocumentKind for Address {
         fetch.keep_gone_copy(&error).await
     }
 
-    async fn land(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
+    async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
         let stored = fetch.store(document).await;
         fetch.documents.library.increment_revision(self);
         stored

@@ -116,7 +116,7 @@ impl Purge<'_> {
         spared.extend(pinned);
         for (artifact, document) in library.store.records.package_documents(address)? {
             let is_selected = versions.include(artifact.version()) && !spared.contains(&artifact);
-            // A download may have landed since. Its archive keeps the set that proves it.
+            // A download may have been committed since. Its archive keeps the set that proves it.
             if is_selected && library.catalog.name(&artifact)?.archives.is_empty() {
                 self.purge_document(&document)?;
             }

@@ -174,7 +174,7 @@ impl ProofSets {
         let before = self.usable_set(package, call).await?.map(|stored| stored.stored_set);
         let is_expired = fetch_reason == FetchReason::ExpiredUrl;
         if let Some(before) = before.as_ref().filter(|before| !is_expired && seen != Some(before.confirmed)) {
-            // Another flight has landed since the caller read the store.
+            // Another flight has stored a newer set since the caller read the store.
             let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
             if decide(Some(before.confirmed), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
             {
