@@ -87,7 +87,7 @@ impl VersionList {
         if count > MAX_VERSIONS {
             return Err(format!("it lists {count} versions; at most {MAX_VERSIONS} are read"));
         }
-        self.add_missing(entries);
+        self.add_new_versions(entries);
         if count > 0 && self.versions.is_empty() {
             return Err(format!("none of its {count} versions is one that a client could read"));
         }
@@ -95,7 +95,7 @@ impl VersionList {
     }
 
     /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
-    pub fn add_missing(&mut self, entries: Vec<Box<RawValue>>) {
+    pub fn add_new_versions(&mut self, entries: Vec<Box<RawValue>>) {
         let mut present: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
         let service = self.service;
         let parsed = entries.into_iter().filter_map(|entry| ListedVersion::parse(service, entry));

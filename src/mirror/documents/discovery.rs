@@ -259,7 +259,7 @@ impl Documents {
         let credential_scope = upstream.credential_scope.clone();
         let credential_scope = match &document.metadata {
             // A bundle named this origin, not the upstream, so it gets no credential.
-            DocumentMetadata { carried: true, .. } => credential_scope,
+            DocumentMetadata { from_bundle: true, .. } => credential_scope,
             // Read offline, and of another `url`: its services are not those of this upstream.
             _ if !host.is_usable(&document, upstream) => credential_scope,
             _ if document.is_from_asked_origin() => credential_scope.with_service(&base),

@@ -121,10 +121,10 @@ impl Documents {
         let owned_address = address.clone();
         let listing =
             move |library: &Library| default_if_store_unavailable(library.store.records.named(&owned_address));
-        let named = library.on_disk(listing).await?;
+        let stored_artifacts = library.on_disk(listing).await?;
         let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();
-        for artifact in named.into_iter().filter(|artifact| list.get(artifact.version()).is_none()) {
+        for artifact in stored_artifacts.into_iter().filter(|artifact| list.get(artifact.version()).is_none()) {
             let platforms = stored.entry(artifact.version().clone()).or_default();
             if let Artifact::Provider(package) = artifact {
                 if library.was_imported(&package).await? {
@@ -138,7 +138,7 @@ impl Documents {
             None => None,
         };
         // Versions that a bundle's list did not name were not dropped by upstream.
-        let upstream_list_before = before.filter(|before| !before.metadata.carried);
+        let upstream_list_before = before.filter(|before| !before.metadata.from_bundle);
         let dropped_before =
             upstream_list_before.map(|before| before.dropped_versions(list.service)).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
@@ -171,8 +171,8 @@ impl Documents {
 }
 
 impl Library {
-    /// Reads the stored version list of an address in its canonical spelling. `None` also where it cannot be parsed:
-    /// stored versions count without it.
+    /// Reads the stored version list of an address in its canonical spelling. `None` if there is none, or if it cannot
+    /// be parsed: callers then use what is stored, as without a list.
     pub(in crate::mirror) async fn stored_version_list(
         self: &Arc<Self>,
         address: &Address,
@@ -209,14 +209,14 @@ impl StoredDocument {
             Service::Providers => VersionList::parse(&self.body)?,
             Service::Modules => VersionList::parse_of_module(&self.body)?,
         };
-        list.add_missing(self.dropped());
+        list.add_new_versions(self.dropped());
         Ok(list)
     }
 
     /// The versions that upstream has dropped from the list.
     pub(in crate::mirror) fn dropped_versions(&self, service: Service) -> Vec<ListedVersion> {
         let mut list = VersionList::empty(service);
-        list.add_missing(self.dropped());
+        list.add_new_versions(self.dropped());
         list.versions
     }
 
@@ -226,13 +226,13 @@ impl StoredDocument {
         struct DroppedEntry {
             version: String,
         }
-        let mut left = self.dropped();
-        left.retain(|raw| {
+        let mut remaining = self.dropped();
+        remaining.retain(|raw| {
             let entry = serde_json::from_str::<DroppedEntry>(raw.get()).ok();
             let version = entry.and_then(|entry| Version::parse_lenient(&entry.version).ok());
             !version.is_some_and(|version| versions.include(&version))
         });
-        self.with_dropped(&left)
+        self.with_dropped(&remaining)
     }
 }
 
@@ -241,9 +241,13 @@ impl StoredDocument {
 pub(in crate::mirror) enum ListingState {
     /// Listed, with this spelling.
     Listed(String),
-    /// Not listed. `checked` is upstream's last confirmation of the list, also where it came without a new copy;
-    /// `confirmed` is that of the stored copy.
-    Unlisted { checked: Timestamp, confirmed: Confirmation },
+    /// Not listed.
+    Unlisted {
+        /// The time of upstream's last confirmation of the list, also of one that came without a new copy.
+        list_checked: Timestamp,
+        /// The confirmation that the stored copy of the list has.
+        copy_confirmed: Confirmation,
+    },
     /// Upstream has no list, or an invalid one (`None`), or it could not be fetched (the error).
     Unknown(Option<Error>),
 }
@@ -252,10 +256,10 @@ impl ListingState {
     /// Reads the state of a version from a list, with upstream's last confirmation of it, or from its error.
     async fn of(list: Result<(Arc<StoredDocument>, Timestamp), Error>, address: &Address, version: &Version) -> Self {
         match list {
-            Ok((list, checked)) => match list.versions(address.into()).await {
+            Ok((list, list_checked)) => match list.versions(address.into()).await {
                 Ok(versions) => match versions.get(version) {
                     Some(listed) => Self::Listed(listed.upstream_spelling.clone()),
-                    None => Self::Unlisted { checked, confirmed: list.confirmation() },
+                    None => Self::Unlisted { list_checked, copy_confirmed: list.confirmation() },
                 },
                 Err(_) => Self::Unknown(None),
             },
@@ -300,10 +304,10 @@ impl Documents {
         call: &RequestContext,
     ) -> Result<ListingState, Error> {
         let mut listed = self.listing_state(address, version, call).await;
-        if let ListingState::Unlisted { checked, confirmed } = listed
-            && checked.after(not_found_lifetime) < call.now
+        if let ListingState::Unlisted { list_checked, copy_confirmed } = listed
+            && list_checked.after(not_found_lifetime) < call.now
         {
-            let list = self.fetch_now(address, Some(confirmed), call).await;
+            let list = self.fetch_now(address, Some(copy_confirmed), call).await;
             listed = ListingState::of(list.map(|list| (list.value, list.confirmed.checked)), address, version).await;
         }
         if !matches!(listed, ListingState::Unlisted { .. }) {

@@ -56,13 +56,15 @@ pub(in crate::mirror) struct DocumentMetadata {
     #[serde(default)]
     pub(in crate::mirror) validators: Validators,
     pub(in crate::mirror) fetched: Timestamp,
+    /// The time of upstream's last answer about the document, a 304 or a 404 included.
     pub(in crate::mirror) checked: Timestamp,
+    /// True if that answer was a 404.
     #[serde(default)]
     pub(in crate::mirror) gone: bool,
     /// Set for a document from a bundle until it is fetched from upstream. No credential is sent to the origins it
     /// names.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(in crate::mirror) carried: bool,
+    #[serde(rename = "carried", default, skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::mirror) from_bundle: bool,
 }
 
 impl StoredDocument {
@@ -90,7 +92,7 @@ impl StoredDocument {
             fetched: now,
             checked: now,
             gone: false,
-            carried: false,
+            from_bundle: false,
         };
         Self { metadata, body, dropped: Bytes::new(), _room: memory }
     }

@@ -88,7 +88,7 @@ impl Offline {
         // Entries already listed stay as upstream wrote them.
         let entry =
             |(version, platforms): (&&Version, &&BTreeSet<Platform>)| entry_of(service, version, platforms.iter());
-        list.add_missing(shown.iter().filter_map(entry).collect());
+        list.add_new_versions(shown.iter().filter_map(entry).collect());
         Ok(stored_answer(document, list, call))
     }
 

@@ -186,7 +186,7 @@ pub(super) fn document_from_bundle(
         fetched: fetch_origin.fetched.min(now),
         checked: fetch_origin.checked.min(now),
         gone: fetch_origin.gone,
-        carried: true,
+        from_bundle: true,
     };
     StoredDocument { metadata, body, dropped, _room: MemoryGrant::default() }
 }

@@ -251,7 +251,7 @@ impl Transfers {
                     // Upstream never sent this list. It counts as absent there until a request to upstream.
                     checked: Timestamp(0),
                     gone: true,
-                    carried: false,
+                    from_bundle: false,
                 };
                 let body = Bytes::from_static(br#"{"versions":[]}"#);
                 Arc::new(StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
