@@ -94,8 +94,8 @@ where
     }
 }
 
-/// Makes the result of `work` shareable. The closure spawns the work, and drops its argument before the result is
-/// published. All callers get `if_task_dies` if the task dies.
+/// Makes the result of `work` shareable. The closure spawns the work, and drops its argument, such as the guard of the
+/// flight, when the work is done and before the result is published. All callers get `if_task_dies` if the task dies.
 pub(super) fn shareable<T, F, L>(tasks: &Tasks, if_task_dies: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
 where
     T: Clone + Send + Sync + 'static,
@@ -103,10 +103,10 @@ where
     L: Send + 'static,
 {
     let (sender, receiver) = oneshot::channel();
-    let spawn = move |owned| {
+    let spawn = move |drop_when_done| {
         tasks.spawn(async move {
             let done = work.await;
-            drop(owned);
+            drop(drop_when_done);
             // The callers may be gone.
             let _ = sender.send(done);
         });
