@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
-use crate::address::Hostname;
+use crate::address::{Hostname, Package};
 use crate::clock::Timestamp;
 use crate::store::StoreError;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -195,6 +195,11 @@ impl Error {
     /// The error of a cached version list that cannot be parsed, or not written for clients.
     pub(crate) fn unreadable_list(address: &impl fmt::Display, reason: impl fmt::Display) -> Self {
         Self::Unreadable { subject: format!("the cached version list of {address}"), reason: reason.to_string() }
+    }
+
+    /// The error of a cached download document that cannot be written for clients or for a provider tree.
+    pub(crate) fn unreadable_download_document(package: &Package, reason: impl fmt::Display) -> Self {
+        Self::Unreadable { subject: format!("the cached download document of {package}"), reason: reason.to_string() }
     }
 
     /// The text for people, in its parts. Bodies and reason phrases use it, and log lines except for a failed store.

@@ -141,10 +141,8 @@ pub(super) async fn provider_download(
     let ProofSetRefs { archive, sums, signature } = answer.value.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
         .map(|route| links.url(&route.path()));
-    let body = answer.value.document.with_urls(urls).map_err(|e| Error::Unreadable {
-        subject: format!("the cached download document of {package}"),
-        reason: e.to_string(),
-    })?;
+    let body = answer.value.document.with_urls(urls);
+    let body = body.map_err(|e| Error::unreadable_download_document(package, e))?;
     Ok(answer.map(|_| body))
 }
 

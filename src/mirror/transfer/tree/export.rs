@@ -130,7 +130,7 @@ impl Export {
         let signature = archive.sibling(MirrorFileKind::Signature(scope));
         let urls = [archive.name_of_file(), sums.name_of_file(), signature.name_of_file()];
         let document = set.document.with_urls(urls);
-        let document = document.map_err(|e| Error::Interrupted(format!("the download document of {package}: {e}")))?;
+        let document = document.map_err(|e| Error::unreadable_download_document(package, e))?;
         let place = archive.sibling(MirrorFileKind::Document(version.clone(), platform.clone()));
         self.files.push((place, ExportedFile::Small(document.into())));
         self.files.push((sums, ExportedFile::Small(set.sums.clone())));

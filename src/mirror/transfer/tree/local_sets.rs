@@ -17,6 +17,7 @@ use crate::filesystem_mirror::index::{self, VersionIndex};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, SumsScope};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
+use crate::mirror::proof_sets::describe_set;
 use crate::mirror::transfer::set_of_files;
 use crate::mirror::{RequestContext, Transfers};
 use crate::store::Key;
@@ -217,7 +218,7 @@ impl Transfers {
             if stored_set.current.sums != sums {
                 let digest = stored_set.current.document.shasum;
                 let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
-                let set = set.map_err(|reason| Error::Interrupted(format!("the proof set of {package}: {reason}")))?;
+                let set = set.map_err(|reason| Error::Unreadable { subject: describe_set(package), reason })?;
                 self.proof_sets.keep_unsigned(package, set, call).await?;
             }
             let key = Key::ProofSet(package.clone());
@@ -235,7 +236,7 @@ impl Transfers {
     ) -> Result<(), Error> {
         let upstream = Arc::clone(call.upstream(&provider.host)?);
         let key = Key::version_list(provider);
-        let unreadable = |reason| Error::Interrupted(format!("the cached version list of {provider}: {reason}"));
+        let unreadable = |reason| Error::unreadable_list(provider, reason);
         let stored = match self.library.stored_document(&key).await? {
             Some(stored_list) => stored_list.value,
             None => {
@@ -243,8 +244,9 @@ impl Transfers {
                 let url = base.and_then(|base| versions_url(&base, provider));
                 let url = url.unwrap_or_else(|_| upstream.settings.url.clone());
                 let metadata = DocumentMetadata {
-                    url: url.clone(),
-                    asked: url,
+                    // No request was sent. Upstream would have the list here, by convention.
+                    asked: url.clone(),
+                    url,
                     origins: Vec::new(),
                     validators: Validators::default(),
                     fetched: call.now,
