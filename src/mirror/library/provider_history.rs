@@ -413,7 +413,7 @@ impl Library {
         match admitted.await? {
             Ok(admitted) => Ok(admitted),
             Err(reason) => {
-                let subject = format!("the download document of {package} from {}", origin(&set.metadata.url));
+                let subject = format!("the proof set of {package} from {}", origin(&set.metadata.url));
                 let command = reason.command(package);
                 Err(Error::Unaccepted { subject, verdict: reason.describe(), command })
             }

@@ -56,7 +56,8 @@ impl ProofSets {
         basis: SetBasis<'_>,
         call: &RequestContext,
     ) -> Result<ProofSet, Error> {
-        let (subject, upstream) = (&*describe_set(package), &**call.upstream(&package.provider.host)?);
+        let (subject, upstream) =
+            (&*format!("the download document of {package}"), &**call.upstream(&package.provider.host)?);
         let (trust, build_on, retries) = match basis {
             SetBasis::Nothing | SetBasis::Rejudged => (DiscoveryTrust::AnyStored, None, RETRIES),
             SetBasis::Expired => (DiscoveryTrust::ConfirmedOnly, None, 0),
@@ -131,7 +132,7 @@ impl ProofSets {
         // The verdict may quote upstream's text, which may contain the query of a URL.
         let proof = proven.map_err(|(kind, verdict)| {
             self.runtime.counters.count_unverified(&fetch.package.provider.host, kind);
-            let subject = format!("{} from {}", fetch.subject, origin(&url));
+            let subject = format!("{} from {}", describe_set(fetch.package), origin(&url));
             Error::Unverified { subject, verdict: sanitized(&verdict) }
         })?;
         for warning in &proof.warnings {
@@ -219,6 +220,7 @@ impl ProofSets {
 
 /// The parameters of fetching one proof set.
 struct ProofSetFetch<'a> {
+    /// The download document, for messages.
     subject: &'a str,
     url: &'a Url,
     upstream: &'a Upstream,

@@ -399,6 +399,7 @@ impl ProofSets {
     }
 }
 
+/// Names the set of a package, for messages.
 pub(in crate::mirror) fn describe_set(package: &Package) -> String {
-    format!("the download document of {package}")
+    Key::ProofSet(package.clone()).to_string()
 }
