@@ -386,7 +386,7 @@ fn summary(job: &Job, took: Duration) -> String {
     format!("{text}{fetched}{}", if pinned { "; pinned" } else { "" })
 }
 
-/// Renders the unconfirmed statements of a job, such as a stale version list, as notes.
+/// Renders the notes of a job about documents that upstream did not confirm, such as a stale version list.
 fn notes(job: &Job, width: Option<usize>) -> Option<String> {
     let mut page = TextPage::of_width(width);
     job.unconfirmed.iter().for_each(|reason| page.push_with_prefix("note: ", &escape_for_terminal(reason)));

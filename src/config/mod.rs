@@ -214,7 +214,8 @@ pub struct Store {
 pub struct Network {
     /// No outbound traffic at all.
     pub offline: bool,
-    /// Platforms that a version needs to be listed offline; empty means any stored platform.
+    /// Platforms for which a provider version must be stored to be listed while larder is offline; if empty, one is
+    /// enough.
     pub sealed_platforms: Vec<Platform>,
     /// Certificate authorities in addition to the system's.
     pub ca_file: Option<PathBuf>,

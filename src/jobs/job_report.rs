@@ -29,7 +29,8 @@ pub struct Job<T = Vec<JobItem>> {
     /// True while requirements are being resolved: items are still added.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub resolving: bool,
-    /// Version lists that upstream did not confirm during resolution; left out of a list of jobs.
+    /// Notes for people about stored documents that a resolution used although upstream did not confirm them; left out
+    /// of a list of jobs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
     /// One entry for each archive. Until a version is chosen, the entry has the requested address.
@@ -90,7 +91,8 @@ pub struct JobItem {
     pub bytes: u64,
     /// Size of the archive in bytes, once known.
     pub size_bytes: Option<u64>,
-    /// Where upstream did not answer: a note with the time of the last confirmation.
+    /// A note for people if the item depends on a stored document that upstream did not confirm, with the time of the
+    /// last confirmation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unconfirmed: Option<String>,
 }

@@ -44,7 +44,8 @@ pub struct Plan {
     pub counts: PlanCounts,
     /// Each archive, and each unavailable item.
     pub items: Vec<PlannedItem>,
-    /// Versions that upstream did not confirm: an `init` with upstream may choose others.
+    /// Notes for people about stored documents that upstream did not confirm: an `init` with upstream may choose other
+    /// versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
 }
@@ -255,7 +256,7 @@ fn state_of(availability: ItemAvailability, reason: String) -> PlanState {
 }
 
 impl StepRunner<'_> {
-    /// Checks one archive. Also returns the unconfirmed lists.
+    /// Checks one archive. Also returns a note if upstream did not confirm a document of it.
     async fn check_archive(&self, required: &RequiredArchive) -> (PlannedItem, Option<String>) {
         let checked = match &required.artifact {
             Artifact::Provider(package) => self.check_provider(package, &required.hashes).await.map_err(|error| {

@@ -147,7 +147,7 @@ pub(super) struct MirrorRegistries<'a> {
 pub(super) struct ResolveFindings {
     /// Availability of unresolved providers and modules, by printed name.
     pub(super) availability: BTreeMap<String, ItemAvailability>,
-    /// Unconfirmed answers, as text.
+    /// Notes for people about stored documents that upstream did not confirm.
     pub(super) unconfirmed: BTreeSet<String>,
     /// The modules that became items of the warm-up.
     modules: BTreeMap<ModulePackage, FetchedModule>,

@@ -297,7 +297,7 @@ impl RunningJob {
         });
     }
 
-    /// Records the unconfirmed answer that an item depends on, if any.
+    /// Records the note about an unconfirmed document that an item depends on, if any.
     pub(super) fn mark_unconfirmed(&self, item: usize, reason: Option<String>) {
         let Some(reason) = reason else { return };
         self.update_item(item, |item, _| {

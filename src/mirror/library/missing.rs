@@ -318,7 +318,7 @@ impl Library {
 }
 
 impl Runtime {
-    /// The platforms that a missing package without a platform is meant for (`[network] sealed_platforms`); empty if
+    /// The platforms for which a provider is missing if its request named none: `[network] sealed_platforms`; empty if
     /// not configured.
     pub fn sealed_platforms(&self) -> Vec<Platform> {
         self.config.load().required_platforms.platforms().cloned().collect()
