@@ -72,7 +72,7 @@ fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
     let width = items.iter().map(|item| subject_of(item).chars().count()).max().unwrap_or_default();
     let mut lines = Vec::new();
     for item in items {
-        let (subject, outcome) = (subject_of(item), &item.news);
+        let (subject, outcome) = (subject_of(item), &item.outcome);
         let outcome_text = match outcome {
             RefreshOutcome::Unchanged => "unchanged",
             RefreshOutcome::New => "new",
@@ -131,7 +131,7 @@ fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> {
 
 fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
     let mut lines = Vec::new();
-    for AcceptResult { package, ruling: outcome } in items {
+    for AcceptResult { package, outcome } in items {
         let subject = package.without(host);
         match outcome {
             AcceptOutcome::NothingToAccept => lines.push(format!(
@@ -359,8 +359,7 @@ mod tests {
         let file = "a\u{1b}[2Kb\u{202e}\u{61c}\u{9b}é.zip".to_owned();
         let files = vec![ChangedFile { file, before: vec![], now }];
         let outcome = AcceptOutcome::Accepted { files, keys_before: vec![], key: None };
-        let lines =
-            accepted_lines(&[AcceptResult { package: PackageRef::requested("acme/null"), ruling: outcome }], &host);
+        let lines = accepted_lines(&[AcceptResult { package: PackageRef::requested("acme/null"), outcome }], &host);
         assert!(lines.contains(&"  a\\u{1b}[2Kb\\u{202e}\\u{61c}\\u{9b}é.zip".to_owned()), "{lines:?}");
         assert!(!lines.concat().contains(|c: char| !is_plain(c)));
     }

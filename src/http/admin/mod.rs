@@ -227,8 +227,8 @@ impl Admin {
         let operations = &self.mirror.operations;
         match operation {
             Operation::Refresh => {
-                let refresh = |selector| async move { operations.refresh(&selector, &self.call()).await };
-                report_each(addresses, refresh, |refreshed| refreshed.news.succeeded()).await
+                let refresh = |selector| async move { operations.refresh(&selector, &self.job_context()).await };
+                report_each(addresses, refresh, |refreshed| refreshed.outcome.succeeded()).await
             }
             Operation::Purge => {
                 let purge = |selector| async move {
@@ -245,7 +245,7 @@ impl Admin {
                         accepted => accepted.map_err(|error| error.to_string()),
                     }
                 };
-                let is_accepted = |accepted: &AcceptResult| !matches!(accepted.ruling, AcceptOutcome::Failed { .. });
+                let is_accepted = |accepted: &AcceptResult| !matches!(accepted.outcome, AcceptOutcome::Failed { .. });
                 report_each(addresses, accept, is_accepted).await
             }
             Operation::Pin | Operation::Unpin => {

@@ -60,7 +60,7 @@ pub struct AcceptResult {
     pub package: PackageRef,
     /// The outcome.
     #[serde(flatten)]
-    pub ruling: AcceptOutcome,
+    pub outcome: AcceptOutcome,
 }
 
 /// The outcome of accepting one package.
@@ -209,7 +209,7 @@ impl Operations {
                 tracing::warn!(%package, files = files.len(), key, "accepted by the operator");
                 AcceptOutcome::Accepted { files, keys_before: keys_before.clone(), key }
             };
-            accepted.push(AcceptResult { package: subject, ruling: outcome });
+            accepted.push(AcceptResult { package: subject, outcome });
         }
         accepted.sort_by(|one, other| one.package.cmp(&other.package));
         Ok(accepted)
@@ -309,15 +309,13 @@ fn withdrawn_or_failed(
         let error = error.to_string();
         let outcome = if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } };
         unlisted.remove(&package.version);
-        accepted.push(AcceptResult { package: (&package).into(), ruling: outcome });
+        accepted.push(AcceptResult { package: (&package).into(), outcome });
     }
     for (version, error) in unlisted {
         if resolved.iter().any(|subject| subject.version == version) {
             let outcome = AcceptOutcome::Withdrawn { error: error.to_string() };
-            accepted.push(AcceptResult {
-                package: PackageRef::requested(&format!("{}@{version}", selection.of)),
-                ruling: outcome,
-            });
+            accepted
+                .push(AcceptResult { package: PackageRef::requested(&format!("{}@{version}", selection.of)), outcome });
         } else if matches!(selection.versions, Versions::Exactly(_)) {
             return Err(error);
         }
@@ -352,7 +350,7 @@ impl Operations {
                     if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } }
                 }
             };
-            accepted.push(AcceptResult { package: (&key).into(), ruling: outcome });
+            accepted.push(AcceptResult { package: (&key).into(), outcome });
         }
         Ok(accepted)
     }

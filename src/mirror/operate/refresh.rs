@@ -25,7 +25,7 @@ pub struct RefreshResult {
     pub package: PackageRef,
     /// The outcome.
     #[serde(flatten)]
-    pub news: RefreshOutcome,
+    pub outcome: RefreshOutcome,
 }
 
 /// The outcome of refreshing one object.
@@ -85,18 +85,18 @@ impl Operations {
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
         if let Err(error) = self.refresh_document(selector.host(), call).await.and_then(|(flight, _)| flight) {
-            refreshed.push(RefreshResult { package: PackageRef::discovery(selector.host()), news: failed(error) });
+            refreshed.push(RefreshResult { package: PackageRef::discovery(selector.host()), outcome: failed(error) });
         }
         let list = self.refresh_document(&address, call).await.map_or_else(failed, |(_, outcome)| outcome);
-        refreshed.push(RefreshResult { package: PackageRef::version_list(&address), news: list });
+        refreshed.push(RefreshResult { package: PackageRef::version_list(&address), outcome: list });
         // A failure of one does not stop the others.
         match selector {
             PackageSelector::Provider(selection) => {
                 let sets = self.library.packages_with_sets_in(selection).await?;
                 let asking = sets.into_iter().map(|package| async {
                     let subject = PackageRef::from(&package);
-                    let news = self.refresh_set(package, call).await;
-                    RefreshResult { package: subject, news: news.unwrap_or_else(failed) }
+                    let outcome = self.refresh_set(package, call).await;
+                    RefreshResult { package: subject, outcome: outcome.unwrap_or_else(failed) }
                 });
                 refreshed.extend(stream::iter(asking).buffered(AT_ONE_TIME).collect::<Vec<_>>().await);
             }
@@ -110,8 +110,8 @@ impl Operations {
                         continue;
                     }
                     let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
-                    let news = self.refresh_location(&package, call).await.unwrap_or_else(failed);
-                    refreshed.push(RefreshResult { package: (&key).into(), news });
+                    let outcome = self.refresh_location(&package, call).await.unwrap_or_else(failed);
+                    refreshed.push(RefreshResult { package: (&key).into(), outcome });
                 }
             }
         }
