@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::LazyLock;
 
 use larder::config::Config;
-use larder::protocol::admin::{Access, AdminRoute, Credentials};
+use larder::protocol::admin::{Access, AccessHeaders, AdminRoute};
 use libfuzzer_sys::fuzz_target;
 
 const TOKEN: &str = "t0ken-of-the-admin";
@@ -27,23 +27,21 @@ fuzz_target!(|text: &str| {
         assert!(AdminRoute::parse(&format!("{path}/"), query).is_none(), "{path}");
     }
     let mut next = || lines.next();
-    let credentials = Credentials { host: next(), authorization: next(), origin: next(), site: next() };
+    let headers = AccessHeaders { host: next(), authorization: next(), origin: next(), site: next() };
     let [on_loopback, elsewhere] = &*ACCESS;
-    if on_loopback.may_read(credentials).is_ok() {
-        assert!(
-            credentials.origin.is_none() && credentials.site.is_none_or(|site| matches!(site, "none" | "same-origin"))
-        );
-        let host = credentials.host.expect("on loopback, a request has a local Host");
+    if on_loopback.may_read(headers).is_ok() {
+        assert!(headers.origin.is_none() && headers.site.is_none_or(|site| matches!(site, "none" | "same-origin")));
+        let host = headers.host.expect("on loopback, a request has a local Host");
         assert!(names_this_machine(host), "{host}");
     }
-    if elsewhere.may_read(credentials).is_ok() {
-        assert!(credentials.origin.is_none());
-        assert!(credentials.authorization.is_some_and(|header| header.contains(TOKEN)), "{credentials:?}");
+    if elsewhere.may_read(headers).is_ok() {
+        assert!(headers.origin.is_none());
+        assert!(headers.authorization.is_some_and(|header| header.contains(TOKEN)), "{headers:?}");
     }
     let valid_token = format!("Bearer {TOKEN}");
     assert!(
         elsewhere
-            .may_read(Credentials { authorization: Some(&valid_token), origin: None, site: None, ..credentials })
+            .may_read(AccessHeaders { authorization: Some(&valid_token), origin: None, site: None, ..headers })
             .is_ok()
     );
 });

@@ -17,7 +17,7 @@ use crate::mirror::{
     AcceptOutcome, AcceptResult, DamageFinding, DamagedArchive, PinOutcome, PinResult, PurgeResult, RefreshOutcome,
     RefreshResult, RepairOutcome, VerifyEvent,
 };
-use crate::protocol::admin::command::{Operation, OperationReport, OperationTarget};
+use crate::protocol::admin::operation::{Operation, OperationReport, TargetAddresses};
 use crate::protocol::admin::order::{AddressFor, AddressRequest, OrderRequest};
 use crate::protocol::admin::{MISSING, VERIFY};
 
@@ -34,7 +34,7 @@ impl Addresses {
     pub(super) fn run(self, operation: Operation, common: &CommonOptions) -> anyhow::Result<bool> {
         let (config, _) = common.load()?;
         let (json, host) = (common.json, config.default_host());
-        let (path, target) = (operation.path(), OperationTarget { what: self.addresses });
+        let (path, target) = (operation.path(), TargetAddresses { what: self.addresses });
         let report = async |larder: &AdminClient| larder.post(&path, &target).await;
         match operation {
             Operation::Refresh => print_result(ask(&config, report)?, json, |items| refreshed_lines(items, &host)),

@@ -14,7 +14,7 @@ use super::{Check, CheckResult, PROBE_TIMEOUT, in_time};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
-use crate::protocol::admin::command::OperationTarget;
+use crate::protocol::admin::operation::TargetAddresses;
 use crate::protocol::admin::{AdminRefusal, Operation, StatusReport};
 use crate::store::{DiskSpace, LockState, Store, StoreError, StoreFindings, TokenFile};
 
@@ -173,7 +173,7 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
     let path = Operation::Refresh.path();
     let token = AdminToken::Known(token.expose_secret().to_owned());
     let client = AdminClient::new(config.admin.listen, token);
-    match timeout(PROBE_TIMEOUT, client.post(&path, &OperationTarget { what: Vec::new() })).await {
+    match timeout(PROBE_TIMEOUT, client.post(&path, &TargetAddresses { what: Vec::new() })).await {
         Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder rejects the token of {token_source}"))
                 .advise("the running larder was started with another token; restart larder")

@@ -1,7 +1,7 @@
 //! The admin API: routes, access rules, probes, and the status report.
 
 pub mod bundle;
-pub mod command;
+pub mod operation;
 pub mod order;
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use subtle::ConstantTimeEq;
 
-pub use self::command::Operation;
+pub use self::operation::Operation;
 
 use super::client_config::ClientRoute;
 use super::{Reply, ReplyContent};
@@ -74,7 +74,7 @@ pub enum AdminRoute {
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
     ClientConfig(ClientRoute),
     /// `/admin/v1/refresh`, `purge`, `accept`, `pin` and `unpin`.
-    Command(Operation),
+    Operation(Operation),
     /// `/admin/v1/verify`
     Verify,
     /// `/admin/v1/plan`
@@ -121,8 +121,8 @@ impl AdminRoute {
             APPLY => Self::ApplyBundle,
             INVENTORY => Self::Inventory,
             JOBS => Self::Jobs,
-            path => match Operation::ALL.into_iter().find(|command| command.path() == path) {
-                Some(command) => Self::Command(command),
+            path => match Operation::ALL.into_iter().find(|operation| operation.path() == path) {
+                Some(operation) => Self::Operation(operation),
                 None => job_of(path)?,
             },
         })
@@ -139,7 +139,7 @@ impl AdminRoute {
             | Self::Inventory
             | Self::Jobs
             | Self::JobEvents(_) => &["GET", "HEAD"],
-            Self::Command(_)
+            Self::Operation(_)
             | Self::Verify
             | Self::Plan
             | Self::Warm
@@ -190,9 +190,9 @@ pub struct Access {
     listens_on_loopback: bool,
 }
 
-/// Headers of a request that identify its sender.
+/// Headers of a request that decide if it is allowed.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Credentials<'a> {
+pub struct AccessHeaders<'a> {
     /// The Origin header, which browsers send.
     pub origin: Option<&'a str>,
     /// The Sec-Fetch-Site header, which browsers send even without an Origin.
@@ -226,33 +226,32 @@ impl Access {
     }
 
     /// Checks that a read may be answered.
-    pub fn may_read(&self, credentials: Credentials<'_>) -> Result<(), AdminRefusal> {
-        if self.listens_on_loopback { self.refuse_web_page(credentials) } else { self.may_change(credentials) }
+    pub fn may_read(&self, headers: AccessHeaders<'_>) -> Result<(), AdminRefusal> {
+        if self.listens_on_loopback { self.refuse_web_page(headers) } else { self.may_change(headers) }
     }
 
     /// Checks that a change may be made. It always needs the token, because every user and web page of this machine
     /// reaches its loopback.
-    pub fn may_change(&self, credentials: Credentials<'_>) -> Result<(), AdminRefusal> {
-        self.refuse_web_page(credentials)?;
-        if self.has_token(credentials) { Ok(()) } else { Err(AdminRefusal::NoToken) }
+    pub fn may_change(&self, headers: AccessHeaders<'_>) -> Result<(), AdminRefusal> {
+        self.refuse_web_page(headers)?;
+        if self.has_token(headers) { Ok(()) } else { Err(AdminRefusal::NoToken) }
     }
 
-    fn refuse_web_page(&self, credentials: Credentials<'_>) -> Result<(), AdminRefusal> {
+    fn refuse_web_page(&self, headers: AccessHeaders<'_>) -> Result<(), AdminRefusal> {
         // `none`: a person typed the URL. `same-origin`: a page of this origin asked. Any other value means a foreign
         // page.
-        if credentials.origin.is_some() || credentials.site.is_some_and(|site| !matches!(site, "none" | "same-origin"))
-        {
+        if headers.origin.is_some() || headers.site.is_some_and(|site| !matches!(site, "none" | "same-origin")) {
             return Err(AdminRefusal::WebPage);
         }
         // On other addresses larder cannot know its names, and every route needs the token.
-        if self.listens_on_loopback && !credentials.host.is_some_and(is_local) {
+        if self.listens_on_loopback && !headers.host.is_some_and(is_local) {
             return Err(AdminRefusal::ForeignHost);
         }
         Ok(())
     }
 
-    fn has_token(&self, credentials: Credentials<'_>) -> bool {
-        let parts = credentials.authorization.and_then(|value| value.split_once(' '));
+    fn has_token(&self, headers: AccessHeaders<'_>) -> bool {
+        let parts = headers.authorization.and_then(|value| value.split_once(' '));
         let token = parts.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
         token.is_some_and(|token| bool::from(token.as_bytes().ct_eq(self.token.expose_secret().as_bytes())))
     }
@@ -317,14 +316,14 @@ mod tests {
     #[test]
     fn web_pages_and_foreign_hosts_are_refused_on_loopback() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
-        let credentials = |host| Credentials { host: Some(host), ..Default::default() };
+        let headers = |host| AccessHeaders { host: Some(host), ..Default::default() };
         for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "[::1]:8081", "127.9.9.9"] {
-            assert_eq!(local.may_read(credentials(host)), Ok(()), "{host}");
+            assert_eq!(local.may_read(headers(host)), Ok(()), "{host}");
         }
         for host in ["evil.example", "evil.example:8081", "127.0.0.1.evil.example", "", "10.0.0.1"] {
-            assert_eq!(local.may_read(credentials(host)), Err(AdminRefusal::ForeignHost), "{host}");
+            assert_eq!(local.may_read(headers(host)), Err(AdminRefusal::ForeignHost), "{host}");
         }
-        let page = Credentials { origin: Some("null"), ..credentials("localhost") };
+        let page = AccessHeaders { origin: Some("null"), ..headers("localhost") };
         assert_eq!(local.may_read(page), Err(AdminRefusal::WebPage));
     }
 
@@ -332,26 +331,26 @@ mod tests {
     #[test]
     fn changes_need_the_token_even_on_loopback() {
         let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
-        let credentials =
-            |authorization| Credentials { host: Some("localhost:8081"), authorization, ..Default::default() };
-        assert_eq!(local.may_change(credentials(Some("bearer t0ken"))), Ok(()));
+        let headers =
+            |authorization| AccessHeaders { host: Some("localhost:8081"), authorization, ..Default::default() };
+        assert_eq!(local.may_change(headers(Some("bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ken2"), Some("Basic t0ken")] {
-            assert_eq!(local.may_change(credentials(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
+            assert_eq!(local.may_change(headers(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
         }
-        let with_token = credentials(Some("Bearer t0ken"));
-        let page = Credentials { origin: Some("http://localhost:8081"), ..with_token };
+        let with_token = headers(Some("Bearer t0ken"));
+        let page = AccessHeaders { origin: Some("http://localhost:8081"), ..with_token };
         assert_eq!(local.may_change(page), Err(AdminRefusal::WebPage));
-        let rebound = Credentials { host: Some("evil.example"), ..with_token };
+        let rebound = AccessHeaders { host: Some("evil.example"), ..with_token };
         assert_eq!(local.may_change(rebound), Err(AdminRefusal::ForeignHost));
     }
 
     #[test]
     fn reads_need_the_token_on_other_addresses_than_loopback() {
         let open = Access::new(SecretString::from("t0ken"), IpAddr::from([10, 0, 0, 1]));
-        let credentials = |authorization| Credentials { host: Some("admin.corp"), authorization, ..Default::default() };
-        assert_eq!(open.may_read(credentials(Some("Bearer t0ken"))), Ok(()));
+        let headers = |authorization| AccessHeaders { host: Some("admin.corp"), authorization, ..Default::default() };
+        assert_eq!(open.may_read(headers(Some("Bearer t0ken"))), Ok(()));
         for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {
-            assert_eq!(open.may_read(credentials(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
+            assert_eq!(open.may_read(headers(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
         }
     }
 
@@ -363,12 +362,12 @@ mod tests {
             origin in prop::option::of("null|https?://[a-z]{1,5}"),
         ) {
             let (host, authorization) = (host.as_deref(), authorization.as_deref());
-            let credentials = Credentials { host, authorization, origin: origin.as_deref(), site: None };
+            let headers = AccessHeaders { host, authorization, origin: origin.as_deref(), site: None };
             let [local, open] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
-            prop_assert!(origin.is_none() || (local.may_read(credentials).is_err() && open.may_read(credentials).is_err()));
+            prop_assert!(origin.is_none() || (local.may_read(headers).is_err() && open.may_read(headers).is_err()));
             let has_token = authorization.is_some_and(|token: &str| token.split_whitespace().last() == Some("t0ken"));
-            prop_assert!(has_token || open.may_read(credentials).is_err());
-            let good = Credentials { authorization: Some("Bearer t0ken"), origin: None, ..credentials };
+            prop_assert!(has_token || open.may_read(headers).is_err());
+            let good = AccessHeaders { authorization: Some("Bearer t0ken"), origin: None, ..headers };
             prop_assert_eq!(open.may_read(good), Ok(()));
         }
 

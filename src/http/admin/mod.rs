@@ -23,10 +23,10 @@ use crate::jobs::{
     JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
 };
 use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
-use crate::protocol::admin::command::{self, OperationReport, OperationTarget, PinRequest};
+use crate::protocol::admin::operation::{self, OperationReport, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
-    Access, AdminRefusal, AdminRoute, Credentials, JOBS, Operation, SinceStart, StatusReport,
+    Access, AccessHeaders, AdminRefusal, AdminRoute, JOBS, Operation, SinceStart, StatusReport,
 };
 use crate::protocol::route::Api;
 use crate::protocol::{RequestFailure, client_config};
@@ -104,8 +104,8 @@ impl Admin {
             let reason = format!("there is nothing at {}", request.uri().path());
             return Err(errors(StatusCode::NOT_FOUND, vec![reason]));
         };
-        let credentials = match host_of(&request) {
-            Ok(host) => credentials_of(&request, host),
+        let headers = match host_of(&request) {
+            Ok(host) => access_headers(&request, host),
             Err(bad_host) => {
                 self.requests.record_refusal(requests::Refusal::Malformed);
                 bodies::discard(request);
@@ -115,8 +115,8 @@ impl Admin {
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let admitted = match (&self.process, route) {
             (AdminProcess::Command { .. }, _) | (_, AdminRoute::Health | AdminRoute::Ready) => Ok(()),
-            (AdminProcess::Larder { access, .. }, _) if is_read => access.may_read(credentials),
-            (AdminProcess::Larder { access, .. }, _) => access.may_change(credentials),
+            (AdminProcess::Larder { access, .. }, _) if is_read => access.may_read(headers),
+            (AdminProcess::Larder { access, .. }, _) => access.may_change(headers),
         };
         if let Err(refusal) = admitted {
             self.requests.record_refusal(match refusal {
@@ -162,7 +162,7 @@ impl Admin {
             AdminRoute::Job(id) => Ok(json(&self.job(id)?.report())),
             AdminRoute::JobEvents(id) => Ok(bodies::job_events(JobSubscription::of(self.job(id)?), &method)),
             AdminRoute::Inventory => self.inventory().await,
-            AdminRoute::Command(command) => self.command(command, request).await,
+            AdminRoute::Operation(operation) => self.run_operation(operation, request).await,
             AdminRoute::Verify => self.verify(request).await,
             AdminRoute::Plan => self.plan(request).await,
             AdminRoute::Warm => self.warm(request).await,
@@ -207,20 +207,20 @@ impl Admin {
         Ok(json(&plan))
     }
 
-    async fn command(&self, operation: Operation, request: Request<Incoming>) -> Answer {
+    async fn run_operation(&self, operation: Operation, request: Request<Incoming>) -> Answer {
         let body = bodies::read_json(request, bodies::MAX_COMMAND_BYTES).await?;
         let pin = if operation == Operation::Pin { PinChange::Set } else { PinChange::Lift };
         let target = match operation {
             Operation::Refresh | Operation::Purge | Operation::Accept => {
-                OperationTarget::read(&body).map(PinRequest::Addresses)
+                TargetAddresses::read(&body).map(OperationTarget::Addresses)
             }
-            Operation::Pin | Operation::Unpin => PinRequest::read(&body),
+            Operation::Pin | Operation::Unpin => OperationTarget::read(&body),
         };
         let target = match target.map_err(|reason| refused(vec![reason]))? {
-            PinRequest::Addresses(target) => target,
-            PinRequest::Job(id) => {
+            OperationTarget::Addresses(target) => target,
+            OperationTarget::Job(id) => {
                 let items = self.job(id)?.to_pin(pin).await;
-                return Ok(json(&command::pin_job(&self.mirror, items, pin).await));
+                return Ok(json(&operation::pin_job(&self.mirror, items, pin).await));
             }
         };
         let addresses = target.addresses(&self.default_host).map_err(refused)?;
@@ -232,13 +232,13 @@ impl Admin {
             }
             Operation::Purge => {
                 let purge = |selector| async move {
-                    operations.purge(&selector, &self.call()).await.map(|purged| vec![purged])
+                    operations.purge(&selector, &self.job_context()).await.map(|purged| vec![purged])
                 };
                 report_each(addresses, purge, PurgeResult::removed_everything).await
             }
             Operation::Accept => {
                 let accept = |selector| async move {
-                    match operations.accept(&selector, &self.call()).await {
+                    match operations.accept(&selector, &self.job_context()).await {
                         Ok(accepted) if accepted.is_empty() => Err(format!(
                             "{selector}: no version of this address is stored; name a version to accept one that is not stored"
                         )),
@@ -258,8 +258,8 @@ impl Admin {
     /// Re-hashes everything stored, for as long as the client reads the answer.
     async fn verify(&self, request: Request<Incoming>) -> Answer {
         let body = bodies::read_json(request, bodies::MAX_COMMAND_BYTES).await?;
-        command::parse_empty_body(&body).map_err(|reason| refused(vec![reason]))?;
-        let steps = self.mirror.operations.verify(&self.call()).map_err(|error| self.failure(error))?;
+        operation::parse_empty_body(&body).map_err(|reason| refused(vec![reason]))?;
+        let steps = self.mirror.operations.verify(&self.job_context()).map_err(|error| self.failure(error))?;
         Ok(response::of_type(Body::stream(bodies::lines(steps), None), NDJSON))
     }
 
@@ -279,7 +279,7 @@ impl Admin {
         self.jobs.find(id).ok_or_else(|| unknown_job(id))
     }
 
-    fn call(&self) -> RequestContext {
+    fn job_context(&self) -> RequestContext {
         self.mirror.runtime.job_context(self.clock.now())
     }
 
@@ -370,9 +370,9 @@ fn wrong_method(methods: &str) -> Box<Response<Body>> {
     response
 }
 
-fn credentials_of<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> Credentials<'a> {
+fn access_headers<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> AccessHeaders<'a> {
     let header_text = |name| request.headers().get(name).map(|value| value.to_str().unwrap_or("?"));
-    Credentials {
+    AccessHeaders {
         origin: header_text("origin"),
         site: header_text("sec-fetch-site"),
         host,

@@ -158,7 +158,7 @@ impl Admin {
             Artifact::Provider(package) => Some((package, digest)),
             Artifact::Module(_) => None,
         });
-        let export = self.mirror.transfers.export(packages.collect(), &have, &self.call()).await;
+        let export = self.mirror.transfers.export(packages.collect(), &have, &self.job_context()).await;
         let export = export.map_err(unavailable)?;
         if partial || export.missing.is_empty() {
             return Ok(self.stream_tree(export, permit));
@@ -187,7 +187,8 @@ impl Admin {
     pub(super) async fn import(&self, request: Request<Incoming>) -> Answer {
         let unsigned = parse_unsigned_query(request.uri().query()).map_err(|reason| refused(vec![reason]))?;
         let tar = bodies::stream_body(request, TAR).await?;
-        let steps = self.mirror.transfers.import(tar, unsigned, &self.call()).map_err(|error| self.failure(error))?;
+        let steps =
+            self.mirror.transfers.import(tar, unsigned, &self.job_context()).map_err(|error| self.failure(error))?;
         Ok(response::of_type(Body::stream(bodies::lines(steps), None), NDJSON))
     }
 }

@@ -1,4 +1,4 @@
-//! Operator commands and pin requests: their JSON requests and results.
+//! Operations on addresses and jobs: their JSON requests and results.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -13,7 +13,7 @@ use crate::jobs::{JobId, ToPin};
 use crate::labels::labelled_enum;
 use crate::mirror::{Mirror, PinChange, PinOutcome, PinResult};
 
-/// Maximum number of addresses in one command.
+/// Maximum number of addresses in one request.
 const MAX_ADDRESSES: usize = 256;
 
 labelled_enum! {
@@ -39,15 +39,15 @@ impl Operation {
     }
 }
 
-/// The target of an operation.
+/// The addresses of an operation: the body of its request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct OperationTarget {
+pub struct TargetAddresses {
     /// The addresses.
     pub what: Vec<String>,
 }
 
-impl OperationTarget {
+impl TargetAddresses {
     /// Parses the body of a request.
     ///
     /// # Errors
@@ -76,17 +76,17 @@ impl OperationTarget {
     }
 }
 
-/// A pin or unpin request.
+/// The target of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PinRequest {
+pub enum OperationTarget {
     /// The stored packages of these addresses.
-    Addresses(OperationTarget),
-    /// The packages of a job.
+    Addresses(TargetAddresses),
+    /// The packages of a job, for pin and unpin only.
     Job(JobId),
 }
 
-impl PinRequest {
-    /// Parses the body of a request.
+impl OperationTarget {
+    /// Parses the body of a pin or unpin request.
     ///
     /// # Errors
     /// The problem.
@@ -98,7 +98,7 @@ impl PinRequest {
             Job(String),
         }
         match object_of(body, r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"]} or {"job":"ID"}"#)? {
-            Target::What(what) => Ok(Self::Addresses(OperationTarget { what })),
+            Target::What(what) => Ok(Self::Addresses(TargetAddresses { what })),
             Target::Job(job) => job_id(&job).map(Self::Job),
         }
     }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     fn read(body: &str) -> Result<Vec<String>, Vec<String>> {
-        let request = OperationTarget::read(body.as_bytes()).map_err(|reason| vec![reason])?;
+        let request = TargetAddresses::read(body.as_bytes()).map_err(|reason| vec![reason])?;
         let addresses = request.addresses(&Hostname::parse("registry.example").unwrap())?;
         Ok(addresses.iter().map(ToString::to_string).collect())
     }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_command_body_is_refused() {
+    fn an_invalid_body_of_an_operation_is_refused() {
         for body in [
             "",
             "[]",
@@ -202,10 +202,10 @@ mod tests {
     fn a_pin_request_names_addresses_or_a_job() {
         let id = "00112233aabbccdd";
         assert_eq!(
-            PinRequest::read(format!(r#"{{"job":"{id}"}}"#).as_bytes()),
-            Ok(PinRequest::Job(JobId::parse(id).unwrap()))
+            OperationTarget::read(format!(r#"{{"job":"{id}"}}"#).as_bytes()),
+            Ok(OperationTarget::Job(JobId::parse(id).unwrap()))
         );
-        assert!(matches!(PinRequest::read(br#"{"what":["a/b"]}"#), Ok(PinRequest::Addresses(_))));
+        assert!(matches!(OperationTarget::read(br#"{"what":["a/b"]}"#), Ok(OperationTarget::Addresses(_))));
         for body in [
             "{}",
             r#"{"what":["a/b"],"job":"00112233aabbccdd"}"#,
@@ -214,7 +214,7 @@ mod tests {
             "[]",
             r#"{"what":[],"x":1}"#,
         ] {
-            assert!(PinRequest::read(body.as_bytes()).is_err(), "{body}");
+            assert!(OperationTarget::read(body.as_bytes()).is_err(), "{body}");
         }
     }
 }
