@@ -34,8 +34,8 @@ pub enum ArchiveFormat {
     Xz,
 }
 
-/// The suffixes without their dot, which are also the values of `?archive=`. Terraform knows
-/// `tbz2`, OpenTofu does not.
+/// The suffixes without their dot, which are also the values of `?archive=`. Older versions of Terraform, and OpenTofu,
+/// do not know `tbz2`.
 const SUFFIXES: [(&str, ArchiveFormat); 11] = [
     ("zip", ArchiveFormat::Zip),
     ("tar.gz", ArchiveFormat::TarGz),
@@ -196,7 +196,7 @@ impl From<BadZip> for TreeError {
             BadZip::TooManyEntries { limit, .. } => Self::TooLarge(format!("{limit} files, folders and links")),
             BadZip::DuplicateName(name) => refused(&name, "two of its entries have this name"),
             BadZip::SharedBytes(name) => refused(&name, "it shares its bytes with other entries"),
-            BadZip::ConflictingNames(name) => refused(&name, "its headers give two different names"),
+            BadZip::SecondName(name) => refused(&name, "it has a second name in an extra field"),
             BadZip::Entry { name, source } => refused(&name, format!("it cannot be unpacked: {source}")),
         }
     }

@@ -41,8 +41,8 @@ pub enum BadZip {
     DuplicateName(Vec<u8>),
     /// The entry shares its bytes with others.
     SharedBytes(Vec<u8>),
-    /// The entry has a second name in an extra field.
-    ConflictingNames(Vec<u8>),
+    /// The entry has a second name in an extra field, even if it is the same.
+    SecondName(Vec<u8>),
     /// The entry is encrypted, damaged or of an unsupported kind.
     Entry {
         /// The name of the entry.
@@ -119,7 +119,7 @@ impl<R: Read + Seek> ZipReader<R> {
             };
             // Go ignores this field, but the zip crate takes the name from it.
             if entry.extra_data_fields().any(|field| matches!(field, ExtraField::UnicodePath(_))) {
-                return Err(BadZip::ConflictingNames(name).into());
+                return Err(BadZip::SecondName(name).into());
             }
             on_entry(name, entry)?;
         }

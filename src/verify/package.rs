@@ -120,7 +120,7 @@ impl From<BadZip> for BadPackage {
             BadZip::TooManyEntries { actual, limit } => Self::TooManyEntries { actual, limit },
             BadZip::DuplicateName(_) => Self::DuplicateName { name: None },
             BadZip::SharedBytes(_) => Self::Overlap,
-            BadZip::ConflictingNames(name) => {
+            BadZip::SecondName(name) => {
                 Self::BadName { name: shortened(&name), reason: "has a second name in an extra field" }
             }
             BadZip::Entry { name, source } => Self::Entry { name: shortened(&name), source },
