@@ -253,13 +253,19 @@ impl Jobs {
         self.running.wait().await;
     }
 
-    /// The last run of a recurring job that has ended, or has not, while it is in the list.
-    pub(super) fn run_of(&self, recurring_key: &str, has_ended: bool) -> Option<Arc<RunningJob>> {
-        let jobs = self.jobs.lock();
-        let is_run = |job: &&Arc<RunningJob>| {
-            job.origin.recurring_key.as_deref() == Some(recurring_key) && job.has_ended() == has_ended
-        };
-        jobs.iter().rev().find(is_run).cloned()
+    /// The run of a recurring job that is in progress.
+    pub(super) fn current_run(&self, recurring_key: &str) -> Option<Arc<RunningJob>> {
+        self.last_run(recurring_key, |run| !run.has_ended())
+    }
+
+    /// The last run of a recurring job that has ended, while it is in the list.
+    pub(super) fn last_ended_run(&self, recurring_key: &str) -> Option<Arc<RunningJob>> {
+        self.last_run(recurring_key, RunningJob::has_ended)
+    }
+
+    fn last_run(&self, recurring_key: &str, is_wanted: impl Fn(&RunningJob) -> bool) -> Option<Arc<RunningJob>> {
+        let is_run = |job: &&Arc<RunningJob>| job.origin.recurring_key.as_deref() == Some(recurring_key);
+        self.jobs.lock().iter().rev().find(|job| is_run(job) && is_wanted(job)).cloned()
     }
 
     pub(super) fn records(&self) -> Option<&JobRecords> {

@@ -18,7 +18,7 @@ use super::warm::WarmUp;
 use crate::address::{Hostname, PackageSelector};
 use crate::clock::{Clock, Timestamp};
 use crate::config::{Config, RecurringWarmTarget, RecurringWarmUp};
-use crate::requirements::{self, ArgumentKind, Configurations, GivenValues, Order, OrderEntry, disk, lock_file};
+use crate::requirements::{self, ArgumentKind, CommandLineValues, Configurations, Order, OrderEntry, disk, lock_file};
 use crate::store::Store;
 use crate::supervisor::{Supervisor, Task};
 
@@ -94,7 +94,7 @@ impl Recurring {
         let last_runs = self.last_runs.lock();
         let state = configured.entries.iter().map(|entry| {
             let key = key_of(entry);
-            let run = self.jobs.run_of(&key, false).map(|run| run.id.to_string());
+            let run = self.jobs.current_run(&key).map(|run| run.id.to_string());
             RecurringState::of(entry, last_runs.0.get(&key), run, !configured.offline, self.clock.now())
         });
         state.collect()
@@ -126,7 +126,7 @@ impl Recurring {
         loop {
             self.record_finished_run(&key);
             // A run that a restart interrupted has resumed by itself.
-            let run = match self.jobs.run_of(&key, false) {
+            let run = match self.jobs.current_run(&key) {
                 Some(run) => Ok(Some(run)),
                 None => {
                     self.until_due(&key, entry.every).await;
@@ -144,7 +144,7 @@ impl Recurring {
 
     /// Records a run that ended unobserved, because of a reload or restart.
     fn record_finished_run(&self, key: &str) {
-        if let Some(run) = self.jobs.run_of(key, true) {
+        if let Some(run) = self.jobs.last_ended_run(key) {
             self.last_runs.lock().record_finished_run(key, run.summary(), self.clock.now());
         }
     }
@@ -378,7 +378,7 @@ fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order,
         read.map_or_else(|reason| problems.push(reason), |order_entry| given.push(order_entry));
     }
     if !folders.is_empty() {
-        let collected = requirements::collect(&folders, &GivenValues::default());
+        let collected = requirements::collect(&folders, &CommandLineValues::default());
         let read = collected.and_then(|collected| configurations(collected.files, collected.roots));
         read.map_or_else(|reason| problems.push(reason), |order_entry| given.push(order_entry));
     }
