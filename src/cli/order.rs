@@ -8,7 +8,7 @@ use clap::Args;
 use super::print_error;
 use crate::address::{Hostname, Platform};
 use crate::protocol::admin::order::{AddressRequest, NamedText, OrderRequest};
-use crate::requirements::{self, ArgumentKind, ClientKind, GivenValues, disk};
+use crate::requirements::{self, ArgumentKind, ClientKind, CommandLineValues, disk};
 
 #[derive(Debug, Args)]
 pub(super) struct OrderArgs {
@@ -54,8 +54,8 @@ fn parse_platform(text: &str) -> Result<Platform, String> {
 }
 
 impl OrderOptions {
-    fn variable_values(&self) -> anyhow::Result<GivenValues> {
-        let mut values = GivenValues::default();
+    fn variable_values(&self) -> anyhow::Result<CommandLineValues> {
+        let mut values = CommandLineValues::default();
         for path in &self.value_files {
             let name = path.display().to_string();
             let bytes = disk::read(path).with_context(|| format!("{name} cannot be read"))?;

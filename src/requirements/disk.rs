@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::configuration::{
-    self, GivenValues, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration,
+    self, CommandLineValues, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration,
     keep_deciding_values,
 };
 use super::files::child_path;
@@ -177,7 +177,7 @@ pub struct Collected {
 ///
 /// # Errors
 /// The reason, for people, with the path.
-pub fn collect(folders: &[PathBuf], values: &GivenValues) -> Result<Collected, String> {
+pub fn collect(folders: &[PathBuf], values: &CommandLineValues) -> Result<Collected, String> {
     let mut loader = DirectoryLoader { values: values.as_file(), ..DirectoryLoader::default() };
     let (mut roots, mut root_candidates) = (BTreeSet::new(), BTreeSet::new());
     for named_folder in folders {

@@ -19,7 +19,7 @@ use self::configuration::keep_deciding_values;
 use self::lock_file::LockedProvider;
 use crate::address::{Address, Artifact, ModulePackage, PackageSelector, Platform, Version};
 
-pub use self::configuration::GivenValues;
+pub use self::configuration::CommandLineValues;
 pub use self::disk::{ArgumentKind, Collected, collect};
 pub use self::files::{BadFiles, FileContents, Files, MAX_BYTES, Unreadable};
 pub use self::resolve::resolve;

@@ -211,11 +211,11 @@ fn select<'a>(
     }
 }
 
-/// Values from the command line: they override those of files beside a root.
+/// Values of variables from the command line (`--var`, `--var-file`): they override those of files beside a root.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct GivenValues(VariableValues);
+pub struct CommandLineValues(VariableValues);
 
-impl GivenValues {
+impl CommandLineValues {
     /// Adds the values of a file, as `-var-file` reads it; `name` selects the syntax.
     ///
     /// # Errors

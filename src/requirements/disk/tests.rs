@@ -16,7 +16,8 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
 }
 
 fn collected(top: &TempDir, folders: &[&str]) -> Collected {
-    collect(&folders.iter().map(|folder| top.path().join(folder)).collect::<Vec<_>>(), &GivenValues::default()).unwrap()
+    collect(&folders.iter().map(|folder| top.path().join(folder)).collect::<Vec<_>>(), &CommandLineValues::default())
+        .unwrap()
 }
 
 fn paths(files: &Files) -> Vec<String> {
@@ -81,7 +82,7 @@ fn a_folder_without_a_configuration_is_searched_for_roots() {
     ]);
     assert_eq!(collected(&top, &[""]).roots, ["a", "a/tests", "b/c"]);
     let empty = folder(&[("x.txt", "")]);
-    let refused = |path: PathBuf| collect(&[path], &GivenValues::default()).unwrap_err();
+    let refused = |path: PathBuf| collect(&[path], &CommandLineValues::default()).unwrap_err();
     assert!(refused(empty.path().to_owned()).contains("neither this folder nor one below it has a configuration"));
     assert!(refused(empty.path().join("none")).contains("cannot be read"));
 }
@@ -107,7 +108,7 @@ fn links_are_followed_as_clients_follow_them() {
     // A folder that links to itself and calls the link is refused.
     let cyclic = folder(&[("main.tf", &calls("./again"))]);
     std::os::unix::fs::symlink(".", cyclic.path().join("again")).unwrap();
-    let refused = collect(&[cyclic.path().to_owned()], &GivenValues::default()).unwrap_err();
+    let refused = collect(&[cyclic.path().to_owned()], &CommandLineValues::default()).unwrap_err();
     assert!(refused.contains("folders are in this folder") || refused.contains("is not a path of a file"), "{refused}");
 }
 
@@ -122,7 +123,7 @@ fn special_files_are_refused_and_other_text_encodings_are_unreadable() {
         0,
     )
     .unwrap();
-    let refused = collect(&[top.path().to_owned()], &GivenValues::default()).unwrap_err();
+    let refused = collect(&[top.path().to_owned()], &CommandLineValues::default()).unwrap_err();
     assert!(refused.contains("pipe.tf") && refused.contains("not a regular file"), "{refused}");
     fs::remove_file(top.path().join("pipe.tf")).unwrap();
     fs::create_dir(top.path().join("folder.tf")).unwrap();
@@ -143,7 +144,8 @@ fn a_file_that_vanishes_during_loading_is_skipped() {
                 fs::remove_file(&path).unwrap();
             }
         });
-        let results: Vec<_> = (0..2000).map(|_| collect(&[top.path().to_owned()], &GivenValues::default())).collect();
+        let results: Vec<_> =
+            (0..2000).map(|_| collect(&[top.path().to_owned()], &CommandLineValues::default())).collect();
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         let passed_over: Vec<String> = results.into_iter().flat_map(|result| result.unwrap().passed_over).collect();
         assert!(passed_over.iter().all(|note| note.contains("now.tf")), "{passed_over:?}");
@@ -166,8 +168,8 @@ fn command_line_values_decide_which_local_modules_are_loaded() {
         ("root/c/own/main.tf", ""),
         ("root/d/y/main.tf", ""),
     ]);
-    let mut values = GivenValues::default();
-    let paths = |values: &GivenValues| {
+    let mut values = CommandLineValues::default();
+    let paths = |values: &CommandLineValues| {
         let collected = collect(&[top.path().join("root")], values).unwrap();
         let texts = serde_json::to_string(&collected.files).unwrap();
         assert!(!texts.contains("s3cret"), "{texts}");
@@ -175,7 +177,7 @@ fn command_line_values_decide_which_local_modules_are_loaded() {
         folders.retain(|folder| !folder.is_empty());
         folders.iter().map(|folder| folder.trim_start_matches("root/").to_owned()).collect::<Vec<_>>()
     };
-    let joined_paths = |values: &GivenValues| paths(values).join(" ");
+    let joined_paths = |values: &CommandLineValues| paths(values).join(" ");
     assert!(joined_paths(&values).contains("b/x"), "{}", joined_paths(&values));
     values.add_file("prod.tfvars", "v = \"c\"\nlist = [\"y\"]\npassword = \"s3cret\"\n").unwrap();
     let loaded = joined_paths(&values);
