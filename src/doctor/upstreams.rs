@@ -92,14 +92,14 @@ impl UpstreamCheck<'_> {
         limit: u64,
     ) -> Result<Document, UpstreamError> {
         let request = UpstreamRequest {
-            label: subject,
+            subject,
             url,
             upstream: self.host,
             credentials: credential_scope,
-            via: &CdnLoop::default(),
+            cdn_loop: &CdnLoop::default(),
             retries: 0,
             priority: RequestPriority::Job,
-            time: RequestTime::new(self.now),
+            request_time: RequestTime::new(self.now),
         };
         let fault =
             match timeout(PROBE_TIMEOUT, self.outbound.document(AcceptedCoding::Any, request, None, limit)).await {

@@ -94,12 +94,12 @@ impl MainListener {
             Ok(host) => host,
             Err(bad_host) => return self.refuse(Refusal::Malformed, StatusCode::BAD_REQUEST, bad_host.to_string()),
         };
-        let via = request.headers().get_all("cdn-loop").into_iter();
+        let cdn_loop = request.headers().get_all("cdn-loop").into_iter();
         let mut parsed_request = protocol::Request {
             path: request.uri().path(),
             query: request.uri().query(),
             host,
-            via: CdnLoop::received(via.filter_map(|value| value.to_str().ok())),
+            cdn_loop: CdnLoop::received(cdn_loop.filter_map(|value| value.to_str().ok())),
             client: client.address.into(),
             origin: None,
             now: self.clock.now(),

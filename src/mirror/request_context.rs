@@ -27,7 +27,7 @@ pub struct RequestContext {
     /// The time of arrival.
     pub now: Timestamp,
     /// The proxies that the request passed through (CDN-Loop).
-    pub via: CdnLoop,
+    pub cdn_loop: CdnLoop,
     /// The time of arrival on the monotonic clock. Patience counts from here, over all waits.
     pub started: Instant,
     /// The deadline for answering a document.
@@ -155,7 +155,7 @@ impl RequestContext {
     }
 
     pub(super) fn proxy_path(&self) -> ProxyPath {
-        if self.via.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
+        if self.cdn_loop.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
     }
 
     pub(super) fn config_and_route(&self) -> ConfigAndRoute {
@@ -183,15 +183,15 @@ impl RequestContext {
     /// A request to an upstream on behalf of this one.
     pub(super) fn upstream_request<'a>(
         &'a self,
-        label: &'a str,
+        subject: &'a str,
         url: &'a Url,
         upstream: &'a Hostname,
         credentials: &'a CredentialScope,
         retries: usize,
     ) -> UpstreamRequest<'a> {
-        let Self { via, priority, .. } = self;
-        let time = RequestTime::new(self.present());
-        UpstreamRequest { label, url, upstream, credentials, via, retries, priority: *priority, time }
+        let Self { cdn_loop, priority, .. } = self;
+        let request_time = RequestTime::new(self.present());
+        UpstreamRequest { subject, url, upstream, credentials, cdn_loop, retries, priority: *priority, request_time }
     }
 }
 
@@ -220,14 +220,14 @@ impl Runtime {
         &self,
         now: Timestamp,
         config: Arc<RuntimeConfig>,
-        via: CdnLoop,
+        cdn_loop: CdnLoop,
         client: Option<ClientAddress>,
         takes_unknown_length: bool,
     ) -> RequestContext {
         let started = Instant::now();
         RequestContext {
             now,
-            via,
+            cdn_loop,
             started,
             deadline: started + self.limits.answer_within,
             takes_unknown_length,

@@ -51,8 +51,8 @@ impl Runtime {
     ///
     /// # Errors
     /// [`Error::Looped`], before the request joins any flight.
-    pub fn refuse_loops(&self, via: &CdnLoop) -> Result<(), Error> {
-        if via.is_a_loop(&self.own_loop_entry) { Err(Error::Looped) } else { Ok(()) }
+    pub fn refuse_loops(&self, cdn_loop: &CdnLoop) -> Result<(), Error> {
+        if cdn_loop.is_a_loop(&self.own_loop_entry) { Err(Error::Looped) } else { Ok(()) }
     }
 
     /// The time for which a 404 of this upstream is cached.

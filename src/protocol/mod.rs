@@ -33,7 +33,7 @@ pub struct Request<'a> {
     /// The Host header, or the authority.
     pub host: Option<&'a str>,
     /// The request's CDN-Loop list.
-    pub via: CdnLoop,
+    pub cdn_loop: CdnLoop,
     /// The client's address, through trusted proxies.
     pub client: ClientAddress,
     /// The origin at which the client sees larder, where known and needed: `https://mirror.example`.
@@ -168,9 +168,9 @@ impl Protocols {
 
     /// Answers a route.
     pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, RequestFailure> {
-        self.mirror.runtime.refuse_loops(&request.via)?;
+        self.mirror.runtime.refuse_loops(&request.cdn_loop)?;
         let base = match route.has_links() {
-            true => self.mount.base(&request.via, request.origin.as_deref()),
+            true => self.mount.base(&request.cdn_loop, request.origin.as_deref()),
             false => "",
         };
         let revision = match route.subject() {
@@ -195,8 +195,8 @@ impl Protocols {
         revision: u64,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
-        let (mirror, config, via) = (&self.mirror, Arc::clone(&self.runtime_config), request.via.clone());
-        let call = mirror.runtime.request_context(now, config, via, Some(client), takes_unknown_length);
+        let (mirror, config, cdn_loop) = (&self.mirror, Arc::clone(&self.runtime_config), request.cdn_loop.clone());
+        let call = mirror.runtime.request_context(now, config, cdn_loop, Some(client), takes_unknown_length);
         let links = Links { mount: &self.mount, base };
         let answer = match route {
             Route::Health => return Ok(admin::health()),

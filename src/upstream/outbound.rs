@@ -262,11 +262,11 @@ impl Outbound {
             Err(refusal) => return Err(self.refusal_error(request, url, refusal)),
         };
         let mut builder =
-            build(client.request(method, url.clone())).header(CDN_LOOP, request.via.with(&self.own_entry));
+            build(client.request(method, url.clone())).header(CDN_LOOP, request.cdn_loop.with(&self.own_entry));
         if let Some((name, value)) = request.credentials.header_for(url) {
             builder = builder.header(name, value);
         }
-        let observer = self.backoff.observe(request.upstream, url, request.time);
+        let observer = self.backoff.observe(request.upstream, url, request.request_time);
         let response = match builder.send().await.map_err(|e| fault_of_client_error(&e)) {
             Ok(response) => response,
             Err(Fault::Refused(refusal)) => return Err(self.refusal_error(request, url, refusal)),
@@ -303,7 +303,7 @@ impl Outbound {
 impl Outbound {
     /// Requests a file from byte `start`, on condition that the stored validators still match.
     ///
-    /// The server may send the file from its first byte instead: see [`IncomingFile::from`].
+    /// The server may send the file from its first byte instead: see [`IncomingFile::body_offset`].
     pub async fn file(
         &self,
         request: UpstreamRequest<'_>,
@@ -361,7 +361,7 @@ impl Outbound {
     ) -> Result<IncomingFile, UpstreamError> {
         let unusable = |reason: &str| request.unusable(url, reason);
         let announced_length = response.content_length();
-        let (from, length) = match response.status().as_u16() {
+        let (body_offset, length) = match response.status().as_u16() {
             206 => {
                 let range = header_text(response.headers(), header::CONTENT_RANGE).and_then(content_range);
                 let (start, total) = range.ok_or_else(|| unusable("a 206 without a usable Content-Range"))?;
@@ -375,10 +375,10 @@ impl Outbound {
         let validators = Validators::of(response.headers());
         Ok(IncomingFile {
             response,
-            from,
+            body_offset,
             length,
             validators,
-            subject: request.label.to_owned(),
+            subject: request.subject.to_owned(),
             origin: origin(url),
             bytes_counter: self.traffic.bytes_counter(request.upstream),
             _permit: permit,
@@ -449,7 +449,7 @@ impl Outbound {
         if status.is_success() {
             return Ok(response);
         }
-        let retry_after = retry_after(response.headers(), request.time.now());
+        let retry_after = retry_after(response.headers(), request.request_time.now());
         // Upstream's error texts are optional. A failure to read them must not replace the status.
         let (body, _memory) = self.body(response, request, url, MAX_ERROR_BODY_BYTES).await.unwrap_or_default();
         let errors = serde_json::from_slice::<UpstreamErrorBody>(&body).map(|body| body.errors).unwrap_or_default();
@@ -528,17 +528,17 @@ mod tests {
             let limits = UpstreamLimits { give_up_after: Duration::from_millis(300), ..UpstreamLimits::default() };
             let (network, own_entry) = (config::Config::default().network, OwnEntry::random().unwrap());
             let outbound = Outbound::new(&network, &upstreams, own_entry, Traffic::default(), limits).unwrap();
-            let (via, credential_scope) = (CdnLoop::default(), CredentialScope::default());
+            let (cdn_loop, credential_scope) = (CdnLoop::default(), CredentialScope::default());
             let (priority, now) = (RequestPriority::Client, Timestamp(1_700_000_000));
             let request = UpstreamRequest {
-                label: "x",
+                subject: "x",
                 url: &url,
                 upstream: &host,
                 credentials: &credential_scope,
-                via: &via,
+                cdn_loop: &cdn_loop,
                 retries: 2,
                 priority,
-                time: RequestTime::new(now),
+                request_time: RequestTime::new(now),
             };
             let mut results = vec![
                 outbound.document(AcceptedCoding::Any, request, None, 1000).await.map(drop),

@@ -56,8 +56,8 @@ pub enum RequestPriority {
 /// One upstream request, with its credentials and conditions.
 #[derive(Debug, Clone, Copy)]
 pub struct UpstreamRequest<'a> {
-    /// Label for people: "the version list of HOST/NS/TYPE".
-    pub label: &'a str,
+    /// The requested item, for messages: "the version list of HOST/NS/TYPE".
+    pub subject: &'a str,
     /// The URL to request.
     pub url: &'a Url,
     /// The upstream that the request is for.
@@ -65,18 +65,18 @@ pub struct UpstreamRequest<'a> {
     /// The credentials that may be sent, by origin.
     pub credentials: &'a CredentialScope,
     /// The proxies that the client's request has passed (CDN-Loop).
-    pub via: &'a CdnLoop,
+    pub cdn_loop: &'a CdnLoop,
     /// Retries after a temporary failure.
     pub retries: usize,
     /// Priority of the request.
     pub priority: RequestPriority,
-    /// Time of the request.
-    pub time: RequestTime,
+    /// The start of the request.
+    pub request_time: RequestTime,
 }
 
 impl UpstreamRequest<'_> {
     pub(super) fn failed(&self, origin: String, fault: Fault) -> UpstreamError {
-        UpstreamError { subject: self.label.to_owned(), origin, fault }
+        UpstreamError { subject: self.subject.to_owned(), origin, fault }
     }
 
     /// Makes the error of this request. The error names the origin of `url` only.
@@ -141,7 +141,7 @@ pub enum Fetched {
 pub struct IncomingFile {
     pub(super) response: reqwest::Response,
     /// Offset of the first byte of the body: 0, or the start of the requested range.
-    pub from: u64,
+    pub body_offset: u64,
     /// Length of the whole file, if it is announced.
     pub length: Option<u64>,
     /// Validators for resuming.

@@ -66,11 +66,12 @@ impl<S: DownloadSource> Download<'_, S> {
                 reason = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(reason),
             };
             let before = PartialDownload { bytes: staged_bytes, length: staged.note().and_then(|note| note.length) };
-            let length = match self.source.file().attempts.compare_length(before, incoming.from, incoming.length) {
+            let length = match self.source.file().attempts.compare_length(before, incoming.body_offset, incoming.length)
+            {
                 LengthAgreement::Length(length) => length,
                 LengthAgreement::StartOver => {
                     staged = self.start_over(staged).await?;
-                    if incoming.from > 0 {
+                    if incoming.body_offset > 0 {
                         continue;
                     }
                     incoming.length
@@ -144,7 +145,7 @@ impl<S: DownloadSource> Download<'_, S> {
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let writer = DownloadWriter {
             staged,
-            offset: incoming.from,
+            offset: incoming.body_offset,
             length,
             progress: self.progress.cloned(),
             write_back: WriteBack::default(),
@@ -235,7 +236,7 @@ async fn read(
     mut growing: Option<&mut Reservation>,
     pieces: mpsc::Sender<Bytes>,
 ) -> Result<(), ConnectionEnd> {
-    let mut received = incoming.from;
+    let mut received = incoming.body_offset;
     while let Some(piece) = next_piece(library, incoming, attempts, received).await.map_err(ConnectionEnd::of)? {
         received += piece.len() as u64;
         if let Some(reservation) = growing.as_deref_mut() {

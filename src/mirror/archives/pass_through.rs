@@ -191,13 +191,13 @@ impl PassThrough {
         loop {
             let incoming = self.request.send(self.received, &self.validators).await?;
             let before = PartialDownload { bytes: self.received, length: self.length };
-            let agreed = self.request.file.attempts.compare_length(before, incoming.from, incoming.length);
+            let agreed = self.request.file.attempts.compare_length(before, incoming.body_offset, incoming.length);
             let length = match agreed {
-                LengthAgreement::Length(length) if incoming.from == self.received => length,
+                LengthAgreement::Length(length) if incoming.body_offset == self.received => length,
                 LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
                 LengthAgreement::StartOver if self.request.file.attempts.announced() == AnnouncedLength::Nothing => {
                     self.restart();
-                    if incoming.from > 0 {
+                    if incoming.body_offset > 0 {
                         continue;
                     }
                     incoming.length

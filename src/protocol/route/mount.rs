@@ -49,12 +49,12 @@ impl Mount {
         })
     }
 
-    /// Returns the base of the URLs in the answer to a request that came through `via` and sees larder at `origin`: the
-    /// origin that every URL begins with, or an empty text. With an empty base the URLs are paths, which Terraform and
-    /// OpenTofu resolve against the URL that they asked. Every other tool needs an origin. A larder in front of this one
-    /// resolves paths, too, and must not be redirected to our public name.
-    pub fn base<'a>(&'a self, via: &CdnLoop, origin: Option<&'a str>) -> &'a str {
-        if via.names_a_larder() {
+    /// Returns the base of the URLs in the answer to a request that came through the proxies of `cdn_loop` and sees
+    /// larder at `origin`: the origin that every URL begins with, or an empty text. With an empty base the URLs are
+    /// paths, which Terraform and OpenTofu resolve against the URL that they asked. Every other tool needs an origin. A
+    /// larder in front of this one resolves paths, too, and must not be redirected to our public name.
+    pub fn base<'a>(&'a self, cdn_loop: &CdnLoop, origin: Option<&'a str>) -> &'a str {
+        if cdn_loop.names_a_larder() {
             return "";
         }
         self.public_origin.as_deref().or(origin).unwrap_or_default()

@@ -120,7 +120,7 @@ impl RepositoryError {
     pub(super) fn into_git_error(self, request: &UpstreamRequest<'_>, max_object_bytes: usize) -> GitError {
         let Self { origin, failure } = self;
         let filtered = |text: String| request.credentials.text_without_credentials(&text).to_owned();
-        let subject = request.label.to_owned();
+        let subject = request.subject.to_owned();
         let error = match failure {
             RepositoryFailure::BridgeClosed => {
                 return request.failed(String::new(), Fault::Unreachable("the job was stopped".into())).into();

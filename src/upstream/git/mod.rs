@@ -125,7 +125,7 @@ impl Outbound {
         if result.is_err() {
             stop.cancel();
             tracing::error!(
-                subject = request.label,
+                subject = request.subject,
                 origin = origin(request.url),
                 "the git worker thread did not stop; it keeps its permit until it does"
             );

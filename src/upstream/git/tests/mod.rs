@@ -169,16 +169,16 @@ fn host() -> Hostname {
 }
 
 fn git_request<'a>(source: &'a GitSource, upstream: &'a Upstream) -> UpstreamRequest<'a> {
-    static VIA: std::sync::LazyLock<CdnLoop> = std::sync::LazyLock::new(CdnLoop::default);
+    static CDN_LOOP: std::sync::LazyLock<CdnLoop> = std::sync::LazyLock::new(CdnLoop::default);
     UpstreamRequest {
-        label: "the module",
+        subject: "the module",
         url: &source.url,
         upstream: &upstream.settings.host,
         credentials: &upstream.credential_scope,
-        via: &VIA,
+        cdn_loop: &CDN_LOOP,
         retries: 0,
         priority: RequestPriority::Client,
-        time: RequestTime::new(Timestamp(1_700_000_000)),
+        request_time: RequestTime::new(Timestamp(1_700_000_000)),
     }
 }
 
