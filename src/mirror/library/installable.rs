@@ -266,7 +266,7 @@ fn skip_unreadable(
             tracing::error!(%subject, %error, "its stored records cannot be read; it is not listed while offline");
             Ok(false)
         }
-        is_installable => is_listed,
+        is_installable => is_installable,
     }
 }
 
