@@ -111,7 +111,7 @@ struct RecordHeader {
 
 /// The generations of the groups, each locked while its group is changed. Groups may share one, which only causes a
 /// conflict without a reason. A record that stands alone shares none with an address: it is written while a step on an
-/// address has its turn.
+/// address has locked its group.
 #[derive(Debug, Default)]
 struct Generations {
     addresses: Striped<ReentrantMutex<Cell<u64>>>,
@@ -283,8 +283,8 @@ impl Records for FolderRecords {
         for change in changes {
             self.lock.check()?;
             temps.push(match &change.action {
-                // The bytes are synced before the lock is taken, so that other writers of the group do not wait for that. In a
-                // turn they do.
+                // The bytes are synced before the lock is taken, so that other writers of the group do not wait for
+                // that, unless the step itself has locked the group.
                 RecordAction::Put(record, durability) => Some(self.write_temp(record, *durability)?),
                 RecordAction::Remove(_) | RecordAction::Quarantine | RecordAction::Keep => None,
             });
@@ -302,8 +302,8 @@ impl Records for FolderRecords {
         Ok(WriteOutcome::Written)
     }
 
-    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut()) {
-        let _turn = self.generations.of(group).lock();
+    fn exclusively(&self, group: &RecordGroup, work: &mut dyn FnMut()) {
+        let _group_lock = self.generations.of(group).lock();
         work();
     }
 

@@ -110,7 +110,7 @@ impl Records for MemoryRecords {
         Ok(WriteOutcome::Written)
     }
 
-    fn in_turn(&self, _: &RecordGroup, work: &mut dyn FnMut()) {
+    fn exclusively(&self, _: &RecordGroup, work: &mut dyn FnMut()) {
         let _turn = self.0.lock();
         work();
     }

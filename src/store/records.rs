@@ -1,4 +1,4 @@
-//! Small records by key. All records of one address are read, judged and changed in one step.
+//! Small records by key. All records of one address are read and changed in one step.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,9 +17,9 @@ use crate::clock::Timestamp;
 /// The folders of records, below the root of their paths.
 pub(super) const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
 
-/// Conflicts after which a step takes its turn, so that a slow one is not overtaken for ever.
+/// Conflicts after which a step locks its group, so that a slow one is not overtaken for ever.
 const MAX_CONFLICTS: usize = 3;
-/// Conflicts in its turn after which a step fails: they can only come from its own judgement.
+/// Conflicts with a locked group after which a step fails: they can only come from its own `decide`.
 const MAX_OWN_CONFLICTS: usize = 100;
 
 /// Durability of a write: synced before the step ends, or left to the kernel.
@@ -81,7 +81,7 @@ pub struct Generation(pub u64);
 pub enum WriteOutcome {
     /// All changes are in the store.
     Written,
-    /// The group changed since it was read, so nothing was written: read and judge again.
+    /// The group changed since it was read, so nothing was written: read and decide again.
     Conflict,
 }
 
@@ -145,7 +145,7 @@ pub trait Records: fmt::Debug + Send + Sync {
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError>;
 
     /// Runs `work`, and lets no other thread write to the group meanwhile.
-    fn in_turn(&self, group: &RecordGroup, work: &mut dyn FnMut());
+    fn exclusively(&self, group: &RecordGroup, work: &mut dyn FnMut());
 
     /// Makes a record durable that was written lazily. Returns true if it exists.
     fn sync(&self, key: &Key) -> Result<bool, StoreError>;
@@ -168,8 +168,9 @@ pub struct RecordStep<'a> {
     /// The records as they are without this step.
     pub records: &'a dyn Records,
     changes: Vec<Change>,
-    has_turn: bool,
-    needs_turn: bool,
+    /// True if no other thread can write to the group.
+    is_exclusive: bool,
+    needs_exclusive: bool,
 }
 
 impl RecordStep<'_> {
@@ -204,11 +205,12 @@ impl RecordStep<'_> {
         Ok(keys)
     }
 
-    /// True if no other thread writes to the group until the step ends. If false, this judgement does not count: it
-    /// is repeated in the step's turn. For judgements that act elsewhere, as by an alarm, which no repetition takes back.
-    pub fn has_turn(&mut self) -> bool {
-        self.needs_turn = true;
-        self.has_turn
+    /// Requires that no other thread writes to the group until the step ends; for steps that also act elsewhere, as by
+    /// an alarm, which a repetition cannot take back. Returns false in a first attempt, whose changes are not written:
+    /// the step is then repeated with the group locked.
+    pub fn require_exclusive(&mut self) -> bool {
+        self.needs_exclusive = true;
+        self.is_exclusive
     }
 
     /// Replaces a record.
@@ -239,12 +241,12 @@ impl RecordStep<'_> {
 
 /// The end of one attempt at a step.
 enum Attempt<T> {
-    /// It was judged with this result, and written or not.
+    /// It decided with this result, and its changes were written or not.
     Ended(T, Result<(), StoreError>),
     /// Another thread was faster.
     Conflict,
-    /// It must be judged in its turn.
-    NeedsTurn,
+    /// It must be repeated with the group locked.
+    NeedsExclusive,
 }
 
 /// A record in JSON.
@@ -253,50 +255,51 @@ pub fn to_json(record: &impl Serialize) -> Vec<u8> {
 }
 
 impl dyn Records + '_ {
-    /// Reads the group of `key`, judges, and writes the changes; again after a conflict. `judge` may run several times,
-    /// and only its last result counts.
+    /// Reads the group of `key`, decides, and writes the changes; again after a conflict. `decide` may run several
+    /// times, and only its last result counts.
     ///
     /// # Errors
-    /// The judgement or the write failed.
+    /// `decide` or the write failed.
     pub fn change<T>(
         &self,
         key: &Key,
-        judge: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
+        decide: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let (judged, written) = self.judge(key, judge)?;
-        written.map(|()| judged)
+        let (decided, written) = self.try_change(key, decide)?;
+        written.map(|()| decided)
     }
 
-    /// Does `change`, and also returns the result of the judgement if only the write failed.
+    /// Does `change`, and returns the result of `decide` even if the write failed, together with the write's own
+    /// result.
     ///
     /// # Errors
-    /// The judgement failed, or changed the records of its own group by other steps again and again.
-    pub fn judge<T>(
+    /// `decide` failed, or changed the records of its own group by other steps again and again.
+    pub fn try_change<T>(
         &self,
         key: &Key,
-        mut judge: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
+        mut decide: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let group = key.group();
         for _ in 0..MAX_CONFLICTS {
-            match self.attempt(&group, false, &mut judge)? {
-                Attempt::Ended(judged, written) => return Ok((judged, written)),
+            match self.attempt(&group, false, &mut decide)? {
+                Attempt::Ended(decided, written) => return Ok((decided, written)),
                 Attempt::Conflict => {}
-                Attempt::NeedsTurn => break,
+                Attempt::NeedsExclusive => break,
             }
         }
         let mut attempt = Ok(Attempt::Conflict);
-        self.in_turn(&group, &mut || {
+        self.exclusively(&group, &mut || {
             for _ in 0..MAX_OWN_CONFLICTS {
-                attempt = self.attempt(&group, true, &mut judge);
+                attempt = self.attempt(&group, true, &mut decide);
                 if !matches!(attempt, Ok(Attempt::Conflict)) {
                     break;
                 }
             }
         });
         match attempt? {
-            Attempt::Ended(judged, written) => Ok((judged, written)),
-            Attempt::Conflict | Attempt::NeedsTurn => {
-                Err(StoreError::io("change", &key.path(), io::Error::other("its own judgement changes it again")))
+            Attempt::Ended(decided, written) => Ok((decided, written)),
+            Attempt::Conflict | Attempt::NeedsExclusive => {
+                Err(StoreError::io("change", &key.path(), io::Error::other("its own step changes it again")))
             }
         }
     }
@@ -304,19 +307,19 @@ impl dyn Records + '_ {
     fn attempt<T>(
         &self,
         group: &RecordGroup,
-        has_turn: bool,
-        judge: &mut impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
+        is_exclusive: bool,
+        decide: &mut impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<Attempt<T>, StoreError> {
         let generation = self.generation(group)?;
-        let mut step = RecordStep { records: self, changes: Vec::new(), has_turn, needs_turn: false };
-        let judged = judge(&mut step)?;
-        if step.needs_turn && !has_turn {
-            return Ok(Attempt::NeedsTurn);
+        let mut step = RecordStep { records: self, changes: Vec::new(), is_exclusive, needs_exclusive: false };
+        let decided = decide(&mut step)?;
+        if step.needs_exclusive && !is_exclusive {
+            return Ok(Attempt::NeedsExclusive);
         }
         Ok(match self.write(group, generation, &step.changes) {
             Ok(WriteOutcome::Conflict) => Attempt::Conflict,
-            Ok(WriteOutcome::Written) => Attempt::Ended(judged, Ok(())),
-            Err(error) => Attempt::Ended(judged, Err(error)),
+            Ok(WriteOutcome::Written) => Attempt::Ended(decided, Ok(())),
+            Err(error) => Attempt::Ended(decided, Err(error)),
         })
     }
 
@@ -502,7 +505,8 @@ mod tests {
         let Key::FirstSeen(provider, _) = &one else { panic!("{one:?}") };
         let keys = Key::SigningKeyLog(provider.clone());
         (&records as &dyn Records).put(&three, b"", Durability::Lazy).unwrap();
-        let mut step = RecordStep { records: &records, changes: Vec::new(), has_turn: false, needs_turn: false };
+        let mut step =
+            RecordStep { records: &records, changes: Vec::new(), is_exclusive: false, needs_exclusive: false };
         for (key, record) in [(&one, 1), (&keys, 1), (&two, 1), (&keys, 2), (&one, 2)] {
             step.put_json(key, &record, Durability::Lazy);
             step.postpone(&keys);

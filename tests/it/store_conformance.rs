@@ -114,7 +114,7 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
     assert_eq!(Key::ModuleFirstSeen(spellings[0].clone()).group(), Key::ModuleFirstSeen(spellings[1].clone()).group());
 }
 
-/// Everything that is judged together is one group, whatever its kind.
+/// Everything that is read and changed together is one group, whatever its kind.
 fn a_write_names_the_generation_it_read(records: &dyn Records) {
     let (version, keys) = (first_seen_key("aws", "1.0.0"), Key::SigningKeyLog(provider("aws")));
     let name = Key::Name(match proof_set_key("aws", "1.0.0") {
@@ -146,11 +146,11 @@ fn a_write_names_the_generation_it_read(records: &dyn Records) {
 /// The judgement is repeated with what the faster writer wrote, and reads what the step itself changes.
 fn a_conflict_is_judged_again(records: &dyn Records) {
     let (key, other) = (first_seen_key("null", "1.0.0"), first_seen_key("null", "2.0.0"));
-    let mut judged = 0;
+    let mut attempts = 0;
     let before = records.change(&key, |step| {
-        judged += 1;
+        attempts += 1;
         let before = step.read(&key)?.intact();
-        if judged == 1 {
+        if attempts == 1 {
             records.put(&other, b"faster", Durability::Lazy)?;
         }
         let mine = [step.read(&other)?.intact().unwrap_or_default(), b" mine".to_vec()].concat();
@@ -160,7 +160,7 @@ fn a_conflict_is_judged_again(records: &dyn Records) {
         assert_eq!(step.read(&other)?, ReadOutcome::Absent);
         Ok(before)
     });
-    assert_eq!((before.unwrap(), judged), (None, 2));
+    assert_eq!((before.unwrap(), attempts), (None, 2));
     assert_eq!((record_text(records, &key).unwrap(), record_text(records, &other)), ("faster mine".to_owned(), None));
 }
 
@@ -185,23 +185,23 @@ fn writers_of_one_address_lose_nothing(records: &dyn Records) {
     assert_eq!(count(records.get(&key).unwrap()), 200);
 }
 
-/// Runs a step that another writer tries to overtake each time it is judged; returns the number of judgements.
-fn judgements_while_overtaken(records: &dyn Records, mut judge: impl FnMut(&mut RecordStep<'_>)) -> u32 {
-    let (key, other, mut judged) = (first_seen_key("slow", "1.0.0"), first_seen_key("slow", "2.0.0"), 0);
+/// Runs a step that another writer tries to overtake at each attempt; returns the number of attempts.
+fn attempts_while_overtaken(records: &dyn Records, mut attempt: impl FnMut(&mut RecordStep<'_>)) -> u32 {
+    let (key, other, mut attempts) = (first_seen_key("slow", "1.0.0"), first_seen_key("slow", "2.0.0"), 0);
     std::thread::scope(|scope| {
         let changed = records.change(&key, |step| {
-            judged += 1;
-            judge(step);
+            attempts += 1;
+            attempt(step);
             let (done, is_done) = mpsc::channel();
             let other = &other;
             // At most twenty times: a step that is always overtaken would never end.
-            if judged < 20 {
+            if attempts < 20 {
                 scope.spawn(move || {
                     records.put(other, b"faster", Durability::Lazy).unwrap();
                     let _ = done.send(());
                 });
             }
-            // While the step has its turn, the other writer waits for the end of the step.
+            // While the step has locked its group, the other writer waits for the end of the step.
             let _ = is_done.recv_timeout(Duration::from_secs(1));
             step.put(&key, b"slow".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
             Ok(())
@@ -212,15 +212,15 @@ fn judgements_while_overtaken(records: &dyn Records, mut judge: impl FnMut(&mut 
         (record_text(records, &key).unwrap(), record_text(records, &other).unwrap()),
         ("slow".into(), "faster".into())
     );
-    judged
+    attempts
 }
 
-fn a_slow_step_gets_its_turn(records: &dyn Records) {
-    let judged = judgements_while_overtaken(records, |_| ());
-    assert!(judged <= 4, "{judged}");
-    let mut turns = 0;
-    judgements_while_overtaken(records, |step| turns += u32::from(step.has_turn()));
-    assert_eq!(turns, 1);
+fn a_slow_step_locks_its_group(records: &dyn Records) {
+    let attempts = attempts_while_overtaken(records, |_| ());
+    assert!(attempts <= 4, "{attempts}");
+    let mut exclusive_attempts = 0;
+    attempts_while_overtaken(records, |step| exclusive_attempts += u32::from(step.require_exclusive()));
+    assert_eq!(exclusive_attempts, 1);
 }
 
 fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs) {
@@ -264,7 +264,7 @@ const RECORD_TESTS: [fn(&dyn Records); 6] = [
     a_write_names_the_generation_it_read,
     a_conflict_is_judged_again,
     writers_of_one_address_lose_nothing,
-    a_slow_step_gets_its_turn,
+    a_slow_step_locks_its_group,
 ];
 
 #[test]

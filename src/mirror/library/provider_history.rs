@@ -71,10 +71,10 @@ impl ProviderHistories {
 
     /// Judges the records of a provider, in one step. A whole-provider record is split by version first, in a step of its
     /// own: it writes a record for each version, and if it fails, the record is read as it is.
-    fn judge<T>(
+    fn try_change<T>(
         &self,
         provider: &ProviderAddress,
-        mut judge: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
+        mut decide: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let (records, whole) = (&self.store.records, Key::FirstSeenV0(provider.clone()));
         if let Ok(ReadOutcome::Intact(_)) = records.read(&whole) {
@@ -83,7 +83,7 @@ impl ProviderHistories {
                 tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
             }
         }
-        records.judge(&Key::SigningKeyLog(provider.clone()), |step| judge(&mut HistoryStep { step, provider }))
+        records.try_change(&Key::SigningKeyLog(provider.clone()), |step| decide(&mut HistoryStep { step, provider }))
     }
 
     /// Reads the records of a provider. What is rebuilt is also written; a failed write does not fail the request,
@@ -93,7 +93,7 @@ impl ProviderHistories {
         provider: &ProviderAddress,
         mut read: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let (read, rebuilt) = self.judge(provider, |step| read(step))?;
+        let (read, rebuilt) = self.try_change(provider, |step| read(step))?;
         if let Err(error) = rebuilt {
             tracing::error!(%provider, %error, to_do = error.remedy(), "a first-seen record could not be rebuilt");
         }
@@ -108,7 +108,7 @@ impl ProviderHistories {
         sets: &[Observation<'_>],
         scope: AcceptScope,
     ) -> Result<AcceptedSets, StoreError> {
-        let (accepted, recorded) = self.judge(provider, |step| {
+        let (accepted, recorded) = self.try_change(provider, |step| {
             let keys_before = step.keys()?.map(|log| log.keys()).unwrap_or_default();
             let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
             for seen in sets {
@@ -185,7 +185,7 @@ impl ProviderHistories {
         if is_recorded(self.store.records.read(&key)?) {
             return Ok(None);
         }
-        let recorded = self.judge(provider, |step| {
+        let recorded = self.try_change(provider, |step| {
             match step.history(version)?.version {
                 Recoverable::Whole(history) if !is_recorded(step.step.read(&key)?) => step.put(&key, &history),
                 Recoverable::Whole(_) => {}
@@ -226,7 +226,7 @@ impl ProviderHistories {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::FirstListed(provider.clone());
-        let ((), recorded) = self.judge(provider, |step| {
+        let ((), recorded) = self.try_change(provider, |step| {
             let mut listed: FirstListed = step.step.read(&key)?.json().intact().unwrap_or_default();
             let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
             if new.is_empty() {
@@ -433,7 +433,7 @@ impl Library {
     ) -> Result<Result<Admission, HistoryRefusal>, StoreError> {
         let package = seen.package;
         let Package { provider, version, .. } = package;
-        let (judgement, recorded) = self.histories.judge(provider, |step| {
+        let (judgement, recorded) = self.histories.try_change(provider, |step| {
             let history = match step.history(version) {
                 Err(StoreError::Unavailable) => {
                     tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
@@ -454,7 +454,7 @@ impl Library {
             let is_alarm = judgement.verdict != HistoryVerdict::Consistent || judgement.known_keys_without_signer.is_some();
             if is_alarm {
                 // An `accept` meanwhile would resolve the alarm before it is raised.
-                if !step.step.has_turn() {
+                if !step.step.require_exclusive() {
                     return Ok(None);
                 }
                 self.raise_alarms_of(seen, &judgement, now);

@@ -82,7 +82,7 @@ impl Catalog {
         let is_known = || matches!(index.name(artifact), Ok(Some(_)));
         let mark_unreadable = |error: StoreError| {
             records.change(&key, |step| {
-                if step.has_turn() && !is_known() {
+                if step.require_exclusive() && !is_known() {
                     index.name_is_unreadable(artifact, error.clone());
                 }
                 Ok(())

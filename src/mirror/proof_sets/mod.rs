@@ -304,7 +304,7 @@ impl ProofSets {
         let owned_package = package.clone();
         let changed = self.library.on_disk(move |library| {
             let key = Key::ProofSet(owned_package.clone());
-            let ((changed, is_put), written) = library.store.records.judge(&key, |step| {
+            let ((changed, is_put), written) = library.store.records.try_change(&key, |step| {
                 let read = library.read_set(&owned_package);
                 // Do not overwrite a set that was not read: the store may be back by now.
                 let is_gone = matches!(read, Err(StoreError::Unavailable));

@@ -229,7 +229,7 @@ impl Library {
                 Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
                     let before = stored.current.document.shasum;
                     if before != set.document.shasum && !self.is_repacked(package, before)? {
-                        if !step.has_turn() {
+                        if !step.require_exclusive() {
                             return Ok(false);
                         }
                         tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
