@@ -87,7 +87,7 @@ impl AlarmKind {
 
     /// The subject of an alarm of this kind about a version as a whole.
     pub(in crate::mirror) fn of(self, version: &Version) -> AlarmSubject {
-        AlarmSubject { kind: self, version: version.clone(), part: AlarmPart::Whole }
+        AlarmSubject { kind: self, version: version.clone(), part: AlarmPart::Version }
     }
 
     /// True if something is refused until `accept`.
@@ -155,14 +155,14 @@ impl AlarmEntry {
         let part = match (platform, key) {
             (Some(platform), _) => AlarmPart::Platform(platform),
             (None, Some(key)) => AlarmPart::Key(key),
-            (None, None) => AlarmPart::Whole,
+            (None, None) => AlarmPart::Version,
         };
         Some((AlarmSubject { kind: alarm.kind, version, part }, alarm))
     }
 
     fn written(subject: &AlarmSubject, alarm: &Alarm) -> Option<Box<RawValue>> {
         let (platform, key) = match &subject.part {
-            AlarmPart::Whole => (None, None),
+            AlarmPart::Version => (None, None),
             AlarmPart::Platform(platform) => (Some(platform.clone()), None),
             AlarmPart::Key(key) => (None, Some(key.clone())),
         };
@@ -206,7 +206,7 @@ impl AlarmsOfAddress {
         }
         // Replaces the alarm of an older store, which did not name its platform.
         if kind != AlarmKind::NewKey {
-            self.alarms.remove(&AlarmSubject { part: AlarmPart::Whole, ..subject.clone() });
+            self.alarms.remove(&AlarmSubject { part: AlarmPart::Version, ..subject.clone() });
         }
         self.alarms.insert(subject, alarm);
         RaiseOutcome::New
@@ -440,7 +440,8 @@ pub(in crate::mirror) struct AlarmSubject {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::mirror) enum AlarmPart {
-    Whole,
+    /// The version as a whole.
+    Version,
     /// The proof set of this platform.
     Platform(Platform),
     /// The key with this fingerprint.
@@ -506,7 +507,7 @@ impl AlarmEvent<'_> {
                     *version == package.version
                         && match part {
                             AlarmPart::Platform(platform) => *platform == package.platform,
-                            AlarmPart::Whole | AlarmPart::Key(_) => true,
+                            AlarmPart::Version | AlarmPart::Key(_) => true,
                         }
                 }
                 AlarmKind::SignatureLost => *is_signed && *version == package.version,
@@ -543,7 +544,7 @@ fn accepted(subject: &AlarmSubject, scope: AcceptScope, found: &BTreeMap<Version
             accepted.any(|found| found.accepted.contains_key(platform) || found.gone.contains(platform))
         }
         AlarmPart::Key(key) => accepted.any(|found| found.is_signed_by(key)),
-        AlarmPart::Whole => accepted.any(|found| !found.accepted.is_empty()),
+        AlarmPart::Version => accepted.any(|found| !found.accepted.is_empty()),
     }
 }
 

@@ -178,7 +178,7 @@ pub(in crate::mirror) enum HistoryVerdict {
 pub(in crate::mirror) struct Judgement {
     pub(in crate::mirror) verdict: HistoryVerdict,
     /// The keys recorded before, if the set's key is not among them.
-    pub(super) known_keys_without_signer: Option<Vec<String>>,
+    pub(super) known_keys_if_signer_is_new: Option<Vec<String>>,
 }
 
 impl SigningKeyLog {
@@ -413,7 +413,8 @@ impl VersionHistory {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::mirror) enum Recoverable<T> {
-    Whole(T),
+    /// The record, as it was written or rebuilt from stored sets.
+    Available(T),
     #[default]
     Absent,
     /// The record existed and cannot be rebuilt. Contains the value to start over with after `accept`.
@@ -439,13 +440,13 @@ impl HistoryRecords {
     pub(in crate::mirror) fn decide(self, seen: &Observation<'_>) -> (Judgement, HistoryUpdate) {
         let refused = |refusal, stranger_to| {
             (
-                Judgement { verdict: HistoryVerdict::Refused(refusal), known_keys_without_signer: stranger_to },
+                Judgement { verdict: HistoryVerdict::Refused(refusal), known_keys_if_signer_is_new: stranger_to },
                 HistoryUpdate::default(),
             )
         };
         // Without a log, each judgement would read all records of the provider to build one. So the first set writes
         // one.
-        let has_log = matches!(self.keys, Recoverable::Whole(_));
+        let has_log = matches!(self.keys, Recoverable::Available(_));
         let (mut version, mut keys) = match (self.version, self.keys) {
             (Recoverable::Lost(_), _) | (_, Recoverable::Lost(_)) => return refused(HistoryRefusal::RecordLost, None),
             (version, keys) => (version.into_value(), keys.into_value()),
@@ -472,7 +473,7 @@ impl HistoryRecords {
             return if is_change || stranger_to.is_some() {
                 refused(HistoryRefusal::Full, stranger_to)
             } else {
-                (Judgement { verdict, known_keys_without_signer: stranger_to }, HistoryUpdate::default())
+                (Judgement { verdict, known_keys_if_signer_is_new: stranger_to }, HistoryUpdate::default())
             };
         }
         let has_new_key = keys.append(&seen.signer, seen.observed, false);
@@ -481,7 +482,7 @@ impl HistoryRecords {
         }
         let keys = (has_new_key || !has_log).then_some(keys);
         let to_write = HistoryUpdate { version: is_new.then_some(version), keys };
-        (Judgement { verdict, known_keys_without_signer: stranger_to }, to_write)
+        (Judgement { verdict, known_keys_if_signer_is_new: stranger_to }, to_write)
     }
 }
 
@@ -512,7 +513,7 @@ impl VersionHistory {
 impl<T: Default> Recoverable<T> {
     pub(in crate::mirror) fn into_value(self) -> T {
         match self {
-            Self::Whole(value) | Self::Lost(value) => value,
+            Self::Available(value) | Self::Lost(value) => value,
             Self::Absent => T::default(),
         }
     }
@@ -533,7 +534,7 @@ impl HistoryRecords {
         scope: AcceptScope,
     ) -> (Vec<HistoryChange>, HistoryUpdate) {
         let (is_lost, has_log) =
-            (matches!(self.version, Recoverable::Lost(_)), matches!(self.keys, Recoverable::Whole(_)));
+            (matches!(self.version, Recoverable::Lost(_)), matches!(self.keys, Recoverable::Available(_)));
         let (mut version, mut keys) = (self.version.into_value(), self.keys.into_value());
         let is_vouched_for = version.may_be_changed_by(seen.signer.key(), &keys);
         let changes = version.changes(seen, is_vouched_for);

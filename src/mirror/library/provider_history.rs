@@ -34,18 +34,18 @@ pub(in crate::mirror) struct FirstListed {
     versions: BTreeMap<Version, Timestamp>,
 }
 
-/// The first record layout of store format 1: all versions and keys of a provider in one file. Split by version when
-/// the provider is next judged.
+/// The first record layout of store format 1: all versions and keys of a provider in one file. Split by version at the
+/// next read or change of the provider's records.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::mirror) struct ProviderRecordV0 {
     #[serde(default)]
     keys: BTreeMap<String, Timestamp>,
     #[serde(default)]
-    versions: BTreeMap<Version, WholeRecordVersion>,
+    versions: BTreeMap<Version, ProviderRecordVersionV0>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct WholeRecordVersion {
+struct ProviderRecordVersionV0 {
     first_seen: Timestamp,
     #[serde(default)]
     digests: BTreeMap<String, Vec<Digest>>,
@@ -53,12 +53,13 @@ struct WholeRecordVersion {
 
 impl ProviderRecordV0 {
     fn key_log(&self) -> SigningKeyLog {
+        // The log is complete, so its entries are numbered from 0.
         SigningKeyLog::of_keys(0, self.keys.iter().map(|(key, time)| (*time, key.clone())).collect())
     }
 
     /// The history of one version. The record does not name its signer, so every key of the record may vouch for it.
     fn version(&self, version: &Version) -> Option<VersionHistory> {
-        let WholeRecordVersion { first_seen, digests } = self.versions.get(version)?;
+        let ProviderRecordVersionV0 { first_seen, digests } = self.versions.get(version)?;
         let known_keys = self.keys.len();
         (!digests.is_empty()).then(|| VersionHistory::from_provider_record(*first_seen, digests.clone(), known_keys))
     }
@@ -69,16 +70,18 @@ impl ProviderHistories {
         Self { store }
     }
 
-    /// Judges the records of a provider, in one step. A whole-provider record is split by version first, in a step of its
-    /// own: it writes a record for each version, and if it fails, the record is read as it is.
+    /// Reads and changes the records of a provider in one step. Returns the result of `decide`, and the result of the
+    /// write: unlike after `records.change`, an admission or a value that was read is still of use if only the write
+    /// failed. A record of the whole provider is split by version first, in a step of its own: it writes a record for
+    /// each version, and if it fails, the record is read as it is.
     fn try_change<T>(
         &self,
         provider: &ProviderAddress,
         mut decide: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
-        let (records, whole) = (&self.store.records, Key::FirstSeenV0(provider.clone()));
-        if let Ok(ReadOutcome::Intact(_)) = records.read(&whole) {
-            let split = records.change(&whole, |step| HistoryStep { step, provider }.split_by_version());
+        let (records, old_key) = (&self.store.records, Key::FirstSeenV0(provider.clone()));
+        if let Ok(ReadOutcome::Intact(_)) = records.read(&old_key) {
+            let split = records.change(&old_key, |step| HistoryStep { step, provider }.split_by_version());
             if let Err(error) = split {
                 tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
             }
@@ -100,8 +103,8 @@ impl ProviderHistories {
         Ok(read)
     }
 
-    /// Records sets that an operator accepts. Returns the changes of each, compared with the history before the first
-    /// of them.
+    /// Records sets that an operator accepts. Returns the changes of each, compared with the history before any of
+    /// these sets was recorded.
     pub(in crate::mirror) fn accept(
         &self,
         provider: &ProviderAddress,
@@ -126,9 +129,9 @@ impl ProviderHistories {
                 step.write(version, now.accept(seen, scope).1);
             }
             if scope == AcceptScope::Provider && !sets.is_empty() {
-                let whole = Key::FirstSeenV0(provider.clone());
-                if matches!(step.whole_record()?, ReadOutcome::Damaged) {
-                    step.step.change(&whole, RecordAction::Quarantine, IndexEntry::Unindexed);
+                let old_key = Key::FirstSeenV0(provider.clone());
+                if matches!(step.provider_record()?, ReadOutcome::Damaged) {
+                    step.step.change(&old_key, RecordAction::Quarantine, IndexEntry::Unindexed);
                 }
             }
             Ok(AcceptedSets { changes, keys_before })
@@ -136,12 +139,12 @@ impl ProviderHistories {
         recorded.map(|()| accepted)
     }
 
-    /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`] if the record is
-    /// lost.
+    /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`], without
+    /// any digest, if the record is lost.
     pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Recoverable<Vec<Digest>>, StoreError> {
         let history = self.read(&package.provider, |step| step.history(&package.version))?;
         Ok(match history.version {
-            Recoverable::Whole(version) => Recoverable::Whole(version.digests_of(&package.platform)),
+            Recoverable::Available(version) => Recoverable::Available(version.digests_of(&package.platform)),
             Recoverable::Absent => Recoverable::Absent,
             Recoverable::Lost(_) => Recoverable::Lost(Vec::new()),
         })
@@ -152,8 +155,8 @@ impl ProviderHistories {
         self.read(provider, |step| step.keys())
     }
 
-    /// Records the facts of all stored sets of a provider before any set is removed. The sets returned must not be
-    /// removed: they cannot be read, for this reason, and nothing else records what they prove.
+    /// Records the facts of all stored sets of a provider before any set is removed. Returns the sets that cannot be
+    /// read, each with its error. They must not be removed, because nothing else records what they prove.
     ///
     /// # Errors
     /// The history could not be read or written. Then no set may be removed.
@@ -187,8 +190,9 @@ impl ProviderHistories {
         }
         let recorded = self.try_change(provider, |step| {
             match step.history(version)?.version {
-                Recoverable::Whole(history) if !is_recorded(step.step.read(&key)?) => step.put(&key, &history),
-                Recoverable::Whole(_) => {}
+                Recoverable::Available(history) if !is_recorded(step.step.read(&key)?) => step.put(&key, &history),
+                Recoverable::Available(_) => {}
+                // Nothing to record, unless the set exists and cannot be read: that is the error to return.
                 Recoverable::Absent | Recoverable::Lost(_) => drop(step.stored_sets(package)?),
             }
             Ok(())
@@ -206,7 +210,7 @@ impl ProviderHistories {
         match key {
             Key::FirstSeen(provider, version) => {
                 let history = self.read(provider, |step| step.history(version))?;
-                Ok(matches!(history.version, Recoverable::Whole(_)))
+                Ok(matches!(history.version, Recoverable::Available(_)))
             }
             Key::SigningKeyLog(provider) => Ok(self.keys_of(provider)?.is_some()),
             Key::FirstSeenV0(provider) => {
@@ -255,32 +259,33 @@ impl HistoryStep<'_, '_> {
     /// Reads the records of a version and of its provider's keys. A missing or damaged record is rebuilt from stored
     /// sets. A damaged record that no stored set can rebuild is lost.
     fn history(&mut self, version: &Version) -> Result<HistoryRecords, StoreError> {
-        let whole = self.whole_record()?;
+        let old_record = self.provider_record()?;
         let key = Key::FirstSeen(self.provider.clone(), version.clone());
         let recorded = match self.step.read(&key)?.json() {
-            ReadOutcome::Absent => whole
-                .clone()
-                .and_then_read(|whole| whole.version(version).map_or(ReadOutcome::Absent, ReadOutcome::Intact)),
+            ReadOutcome::Absent => old_record.clone().and_then_read(|old_record| {
+                old_record.version(version).map_or(ReadOutcome::Absent, ReadOutcome::Intact)
+            }),
             recorded => recorded,
         };
         let is_lost = matches!(recorded, ReadOutcome::Damaged);
         let version = match recorded {
-            ReadOutcome::Intact(history) => Recoverable::Whole(history),
+            ReadOutcome::Intact(history) => Recoverable::Available(history),
             ReadOutcome::Damaged | ReadOutcome::Absent => match self.history_of_stored_sets(version)? {
-                stored if !stored.is_empty() => Recoverable::Whole(self.put_rebuilt(&key, stored)),
+                stored if !stored.is_empty() => Recoverable::Available(self.put_rebuilt(&key, stored)),
                 _ if is_lost => Recoverable::Lost(VersionHistory::default()),
                 _ => Recoverable::Absent,
             },
         };
-        // After the version: a lost log is rebuilt from the versions, a rebuilt one among them.
-        let keys = self.key_log(&whole)?;
+        // The key log is read last: if it is lost, it is rebuilt from the records of all versions, also from one that
+        // was just rebuilt.
+        let keys = self.key_log(&old_record)?;
         Ok(HistoryRecords { version, keys })
     }
 
     fn keys(&mut self) -> Result<Option<SigningKeyLog>, StoreError> {
-        let whole = self.whole_record()?;
-        Ok(match self.key_log(&whole)? {
-            Recoverable::Whole(log) => Some(log),
+        let old_record = self.provider_record()?;
+        Ok(match self.key_log(&old_record)? {
+            Recoverable::Available(log) => Some(log),
             Recoverable::Absent => Some(SigningKeyLog::default()),
             Recoverable::Lost(_) => None,
         })
@@ -292,14 +297,19 @@ impl HistoryStep<'_, '_> {
         record
     }
 
-    fn key_log(&mut self, whole: &ReadOutcome<ProviderRecordV0>) -> Result<Recoverable<SigningKeyLog>, StoreError> {
+    fn key_log(
+        &mut self,
+        old_record: &ReadOutcome<ProviderRecordV0>,
+    ) -> Result<Recoverable<SigningKeyLog>, StoreError> {
         let keys = Key::SigningKeyLog(self.provider.clone());
         let recorded = match self.step.read(&keys)?.json() {
-            ReadOutcome::Absent => whole.clone().and_then_read(|whole| ReadOutcome::Intact(whole.key_log())),
+            ReadOutcome::Absent => {
+                old_record.clone().and_then_read(|old_record| ReadOutcome::Intact(old_record.key_log()))
+            }
             recorded => recorded,
         };
         let is_lost = match recorded {
-            ReadOutcome::Intact(log) => return Ok(Recoverable::Whole(log)),
+            ReadOutcome::Intact(log) => return Ok(Recoverable::Available(log)),
             ReadOutcome::Damaged => true,
             ReadOutcome::Absent => false,
         };
@@ -309,22 +319,23 @@ impl HistoryStep<'_, '_> {
         }
         let log = SigningKeyLog::of_versions(&versions);
         Ok(match log.keys().is_empty() {
-            false => Recoverable::Whole(self.put_rebuilt(&keys, log)),
+            false => Recoverable::Available(self.put_rebuilt(&keys, log)),
             true if is_lost => Recoverable::Lost(log),
             true => Recoverable::Absent,
         })
     }
 
-    fn whole_record(&self) -> Result<ReadOutcome<ProviderRecordV0>, StoreError> {
+    /// Reads the record of the whole provider, in the layout before records of versions.
+    fn provider_record(&self) -> Result<ReadOutcome<ProviderRecordV0>, StoreError> {
         Ok(self.step.read(&Key::FirstSeenV0(self.provider.clone()))?.json())
     }
 
-    /// Splits a whole-provider record by version.
+    /// Splits the record of the whole provider by version.
     fn split_by_version(&mut self) -> Result<(), StoreError> {
-        let ReadOutcome::Intact(whole) = self.whole_record()? else { return Ok(()) };
-        for version in whole.versions.keys() {
+        let ReadOutcome::Intact(old_record) = self.provider_record()? else { return Ok(()) };
+        for version in old_record.versions.keys() {
             let key = Key::FirstSeen(self.provider.clone(), version.clone());
-            if let Some(history) = whole.version(version)
+            if let Some(history) = old_record.version(version)
                 && !matches!(self.step.read(&key)?.json::<VersionHistory>(), ReadOutcome::Intact(_))
             {
                 self.put(&key, &history);
@@ -332,14 +343,14 @@ impl HistoryStep<'_, '_> {
         }
         let keys = Key::SigningKeyLog(self.provider.clone());
         if !matches!(self.step.read(&keys)?.json::<SigningKeyLog>(), ReadOutcome::Intact(_)) {
-            self.put(&keys, &whole.key_log());
+            self.put(&keys, &old_record.key_log());
         }
-        let versions = whole.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
+        let versions = old_record.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
         let listed = FirstListed { versions: versions.take(MAX_VERSIONS).collect() };
         self.put(&Key::FirstListed(self.provider.clone()), &listed);
         // Last: a crash before leaves the record to be split again.
-        let whole = Key::FirstSeenV0(self.provider.clone());
-        self.step.change(&whole, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed);
+        let old_key = Key::FirstSeenV0(self.provider.clone());
+        self.step.change(&old_key, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed);
         Ok(())
     }
 
@@ -374,7 +385,7 @@ impl HistoryStep<'_, '_> {
         if let Some(keys) = to_write.keys {
             self.put(&key, &keys);
         }
-        // A key is not known without the versions that it signed.
+        // The key log is written last, because a crash must not leave a key in it without a version that it signed.
         self.step.postpone(&key);
     }
 
@@ -436,7 +447,7 @@ impl Library {
         let (judgement, recorded) = self.histories.try_change(provider, |step| {
             let history = match step.history(version) {
                 Err(StoreError::Unavailable) => {
-                    tracing::error!(%provider, "ALARM: the store is gone, so republished versions cannot be detected; upstream's are served");
+                    tracing::error!(%provider, "ALARM: the store is unavailable, so republished versions cannot be detected; whatever upstream sends is served");
                     return Ok(None);
                 }
                 read => read?,
@@ -451,9 +462,9 @@ impl Library {
                 judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
                 to_write = HistoryUpdate::default();
             }
-            let is_alarm = judgement.verdict != HistoryVerdict::Consistent || judgement.known_keys_without_signer.is_some();
+            let is_alarm = judgement.verdict != HistoryVerdict::Consistent || judgement.known_keys_if_signer_is_new.is_some();
             if is_alarm {
-                // An `accept` meanwhile would resolve the alarm before it is raised.
+                // An `accept` between this decision and the write would come before the alarm and not resolve it.
                 if !step.step.require_exclusive() {
                     return Ok(None);
                 }
@@ -493,7 +504,7 @@ impl Library {
             Some(key) => format!("signed by key {key}"),
             None => "unsigned".to_owned(),
         };
-        let known = judgement.known_keys_without_signer.as_ref().map(|known| list_keys(known));
+        let known = judgement.known_keys_if_signer_is_new.as_ref().map(|known| list_keys(known));
         let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
         if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
             tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
@@ -505,7 +516,7 @@ impl Library {
             HistoryVerdict::Republished(change) => {
                 let change = change.describe();
                 tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
-                raise(AlarmKind::Republished, AlarmPart::Whole, format!("its proof set {change}; {signer}"));
+                raise(AlarmKind::Republished, AlarmPart::Version, format!("its proof set {change}; {signer}"));
             }
             HistoryVerdict::Refused(refusal) => {
                 let words = match refusal {
@@ -517,7 +528,7 @@ impl Library {
                 tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
                 let known = known.map(|known| format!("; the keys known for this provider are {known}"));
                 let part = match refusal {
-                    HistoryRefusal::SignatureLost => AlarmPart::Whole,
+                    HistoryRefusal::SignatureLost => AlarmPart::Version,
                     _ => AlarmPart::Platform(package.platform.clone()),
                 };
                 raise(refusal.alarm().0, part, format!("{words}; {signer}{}", known.unwrap_or_default()));
@@ -532,12 +543,13 @@ pub(in crate::mirror) enum Admission {
     Consistent,
     /// It changes the version, and its key may vouch for that.
     Changed(HistoryChange),
-    /// The store is gone, so the history is unknown: the set is served but not stored.
+    /// The store is unavailable, so the history is unknown: the set is served but not stored.
     HistoryUnavailable,
 }
 
 impl HistoryRefusal {
-    /// The kind of its alarm, and its name in the counters.
+    /// The kind of its alarm, and its label in the counters. The label REPUBLISHED counts refused sets;
+    /// `AlarmKind::Republished` is the alarm of a change that is served.
     fn alarm(&self) -> (AlarmKind, &'static str) {
         match self {
             Self::ChangedByUntrustedKey(_) | Self::Full => (AlarmKind::WaitsForAccept, REPUBLISHED),
@@ -554,7 +566,7 @@ impl HistoryRefusal {
             }
             Self::SignatureLost => "this provider was signed before, and the registry lists no key for it now".into(),
             Self::RecordLost => "its first-seen record is damaged, so a change by upstream cannot be detected".into(),
-            Self::Full => "as much is recorded of it, or of the versions of its provider, as may be".into(),
+            Self::Full => "a limit is reached: of digests recorded for this version, or of versions or keys recorded for its provider".into(),
         }
     }
 
@@ -648,7 +660,7 @@ mod tests {
         std::fs::create_dir(&obstacle).unwrap();
         accept(&histories, &package, "K2").unwrap();
         assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);
-        assert!(histories.digests_of(&package).unwrap() == Recoverable::Whole(vec![Digest::of(ARCHIVE)]));
+        assert!(histories.digests_of(&package).unwrap() == Recoverable::Available(vec![Digest::of(ARCHIVE)]));
         assert!(store.records.get(&Key::FirstSeenV0(provider.clone())).unwrap().is_some());
         std::fs::remove_dir(&obstacle).unwrap();
         assert_eq!(histories.keys_of(provider).unwrap().unwrap().keys(), ["K1", "K2"]);

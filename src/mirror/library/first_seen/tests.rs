@@ -52,10 +52,10 @@ impl StoredRecords {
         let signer = set.key.map_or(Signer::Unsigned, |key| Signer::Key(format!("K{key}")));
         let archive = content(set.content);
         let seen = Observation { package: &package, archive, sums: &sums, signer, observed: Timestamp(1) };
-        let readable = |record: Option<VersionHistory>| record.map_or(Recoverable::Absent, Recoverable::Whole);
+        let readable = |record: Option<VersionHistory>| record.map_or(Recoverable::Absent, Recoverable::Available);
         let history = HistoryRecords {
             version: readable(self.versions.get(&set.version).cloned()),
-            keys: self.keys.clone().map_or(Recoverable::Absent, Recoverable::Whole),
+            keys: self.keys.clone().map_or(Recoverable::Absent, Recoverable::Available),
         };
         let HistoryUpdate { version, keys } = judge(history, &seen);
         self.versions.extend(version.map(|version| (set.version, version)));
@@ -101,7 +101,7 @@ proptest! {
         for set in sets {
             let judgement = records.decide(&set);
             prop_assert_eq!(
-                judgement.known_keys_without_signer.is_some(),
+                judgement.known_keys_if_signer_is_new.is_some(),
                 set.key.is_some_and(|key| !known_keys.is_empty() && !known_keys.contains(&key))
             );
             if is_refused(&judgement) {
@@ -185,7 +185,7 @@ fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
         }))
     );
     assert!(matches!(lost.decide(&set(2, 1, 9)).verdict, HistoryVerdict::Republished(_)));
-    assert_eq!(lost.decide(&set(4, 2, 4)).known_keys_without_signer, Some(vec!["K0".to_owned(), "K1".to_owned()]));
+    assert_eq!(lost.decide(&set(4, 2, 4)).known_keys_if_signer_is_new, Some(vec!["K0".to_owned(), "K1".to_owned()]));
 }
 
 #[test]

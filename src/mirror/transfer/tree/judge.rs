@@ -248,13 +248,13 @@ impl TreeImport {
                 let owned_package = package.clone();
                 match library.on_disk(move |library| library.histories.digests_of(&owned_package)).await? {
                     Recoverable::Lost(_) => return contradicted(record_lost(package)),
-                    Recoverable::Whole(proven) if !proven.is_empty() && !proven.contains(&digest) => {
+                    Recoverable::Available(proven) if !proven.is_empty() && !proven.contains(&digest) => {
                         return contradicted(format!(
                             "its SHA-256 is {digest}, but verified sums of this version list {}",
                             proven[0]
                         ));
                     }
-                    Recoverable::Whole(_) | Recoverable::Absent => {}
+                    Recoverable::Available(_) | Recoverable::Absent => {}
                 }
                 return match self.sidecars.listed_digest(package, &MirrorPath::archive(package).name_of_file()) {
                     Some(listed) if listed != digest => {
