@@ -122,7 +122,7 @@ fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> {
         PinOutcome::Unpinned => "no longer pinned",
         PinOutcome::AsBefore => "unchanged",
         PinOutcome::WhenItComes => "will be pinned once its job has fetched it",
-        PinOutcome::NotHeld => {
+        PinOutcome::NotStored => {
             "not stored, so there is nothing to pin or unpin; `larder warm --pin` fetches and pins it"
         }
     };

@@ -136,7 +136,7 @@ impl VerifiedReader {
             }
             library.catalog.verified_since_start.lock().remove(&digest);
             let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != digest);
-            library.catalog.change_name(&owned_artifact, take_off)?;
+            library.catalog.change_name_record(&owned_artifact, take_off)?;
             library.store.index.archive_gone(&digest);
             library.runtime.counters.damaged(found);
             library.increment_revision(&owned_artifact);

@@ -1,5 +1,5 @@
-//! The names of stored archives: their records, pins, the locks of archives, and the revisions that rendered answers
-//! depend on.
+//! The name records of packages: each lists the stored archives of one package and its pin. Also the locks of archives,
+//! and the revisions that rendered answers depend on.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -25,14 +25,15 @@ use crate::verify::{PackedTree, Proof, ProofBasis};
 
 const MAX_IMPORTED_LISTED: usize = 1000;
 
-/// The names of stored archives.
+/// The name records of stored packages.
 #[derive(Debug)]
 pub(in crate::mirror) struct Catalog {
     pub(in crate::mirror) store: Arc<Store>,
     digest_locks: Striped<Mutex<()>>,
     imported: Mutex<Option<Vec<PackageRef>>>,
     /// Counters that grow with every change to the stored data of a provider, a module, or the pages of a registry. An
-    /// answer rendered at an older revision must be rendered again. Those that share one are rendered too often.
+    /// answer rendered at an older revision must be rendered again. Addresses may share a counter, which only renders
+    /// answers more often than needed.
     revisions: Striped<AtomicU64>,
     /// The archives that were compared with their digests since the start.
     pub(in crate::mirror) verified_since_start: Mutex<HashSet<Digest>>,
@@ -59,12 +60,12 @@ impl Catalog {
         self.digest_locks.stripes.iter().map(|lock| lock.lock()).collect()
     }
 
-    /// Reads a name. Returns an empty one if it is absent, or damaged and thus quarantined.
-    pub(in crate::mirror) fn name(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        Ok(self.read_name(&artifact.into())?.intact().unwrap_or_default())
+    /// Reads the name record of a package. Returns an empty one if it is absent, or damaged and thus quarantined.
+    pub(in crate::mirror) fn name_record(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
+        Ok(self.read_name_record(&artifact.into())?.intact().unwrap_or_default())
     }
 
-    pub(super) fn read_name(&self, artifact: &Artifact) -> Result<ReadOutcome<NameRecord>, StoreError> {
+    pub(super) fn read_name_record(&self, artifact: &Artifact) -> Result<ReadOutcome<NameRecord>, StoreError> {
         let key = Key::Name(artifact.clone());
         let read = self.store.records.read_as(&key, |record| serde_json::from_slice(&record).ok())?;
         if matches!(read, ReadOutcome::Damaged) {
@@ -74,8 +75,8 @@ impl Catalog {
         Ok(read)
     }
 
-    /// Reads a name, changes it, and writes it back synced. An empty name is removed.
-    pub(in crate::mirror) fn change_name(
+    /// Reads a name record, changes it, and writes it back synced, in one step. An empty one is removed.
+    pub(in crate::mirror) fn change_name_record(
         &self,
         artifact: impl Into<Artifact>,
         mut change: impl FnMut(&mut NameRecord),
@@ -83,20 +84,22 @@ impl Catalog {
         let artifact = artifact.into();
         let key = Key::Name(artifact.clone());
         let is_import_changed = self.store.records.change(&key, |step| {
-            let before = self.name(&artifact)?;
-            let mut name = before.clone();
-            change(&mut name);
-            let action = if name == before {
-                // After a name was damaged, the index may still contain its old entries.
+            let before = self.name_record(&artifact)?;
+            let mut name_record = before.clone();
+            change(&mut name_record);
+            let action = if name_record == before {
+                // The record stays, but its index entry is written again: if the record was damaged, the index may
+                // still contain that of the lost one.
                 RecordAction::Keep
-            } else if name.archives.is_empty() && !name.pinned {
-                // A power cut may restore the name. It then lists an archive that is stored or can be fetched again.
+            } else if name_record.archives.is_empty() && !name_record.pinned {
+                // Not synced: a power cut may bring the record back, which is harmless, because its archive is stored
+                // or can be fetched again.
                 RecordAction::Remove(Durability::Lazy)
             } else {
-                RecordAction::Put(to_json(&name), Durability::Synced)
+                RecordAction::Put(to_json(&name_record), Durability::Synced)
             };
-            step.change(&key, action, IndexEntry::Name(name.indexed()));
-            Ok(name != before && (name.is_imported() || before.is_imported()))
+            step.change(&key, action, IndexEntry::Name(name_record.indexed()));
+            Ok(name_record != before && (name_record.is_imported() || before.is_imported()))
         })?;
         if is_import_changed {
             *self.imported.lock() = None;
@@ -182,15 +185,15 @@ impl Library {
         let _nothing_is_evicted = self.evictor.block_evictions();
         let mut pinned = Vec::with_capacity(packages.len());
         for package in packages {
-            let is_held = self.is_held(package)?;
-            let mut outcome = PinOutcome::NotHeld;
-            self.catalog.change_name(package, |name| {
-                outcome = PinOutcome::NotHeld;
+            let is_stored = self.is_stored(package)?;
+            let mut outcome = PinOutcome::NotStored;
+            self.catalog.change_name_record(package, |name_record| {
+                outcome = PinOutcome::NotStored;
                 // A pin can be lifted even if the archive was lost.
-                if is_held || (name.pinned && pin == PinChange::Lift) {
-                    let before = std::mem::replace(&mut name.pinned, pin == PinChange::Set);
+                if is_stored || (name_record.pinned && pin == PinChange::Lift) {
+                    let before = std::mem::replace(&mut name_record.pinned, pin == PinChange::Set);
                     outcome = match pin {
-                        _ if before == name.pinned => PinOutcome::AsBefore,
+                        _ if before == name_record.pinned => PinOutcome::AsBefore,
                         PinChange::Set => PinOutcome::Pinned,
                         PinChange::Lift => PinOutcome::Unpinned,
                     };
@@ -204,8 +207,8 @@ impl Library {
         Ok(pinned)
     }
 
-    pub(in crate::mirror) fn is_held(&self, package: &Artifact) -> Result<bool, StoreError> {
-        for archive in &self.catalog.name(package)?.archives {
+    pub(in crate::mirror) fn is_stored(&self, package: &Artifact) -> Result<bool, StoreError> {
+        for archive in &self.catalog.name_record(package)?.archives {
             if self.store.blobs.is_stored(&archive.digest)? {
                 return Ok(true);
             }
@@ -214,7 +217,7 @@ impl Library {
     }
 }
 
-/// An archive listed in a name: it was verified, and its bytes are or were stored.
+/// An archive listed in a name record: it was verified, and its bytes are or were stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredArchive {
     /// The SHA-256, which is also its `zh:` hash.
@@ -236,17 +239,18 @@ pub struct StoredArchive {
     /// The origin it was fetched from.
     pub origin: String,
     /// The time it was last stored.
-    pub kept: Timestamp,
-    /// The time these bytes were first stored under this name, if earlier than `kept`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first_kept: Option<Timestamp>,
+    #[serde(rename = "kept")]
+    pub stored_at: Timestamp,
+    /// The time these bytes were first stored under this name, if earlier than `stored_at`.
+    #[serde(rename = "first_kept", default, skip_serializing_if = "Option::is_none")]
+    pub first_stored_at: Option<Timestamp>,
 }
 
 impl StoredArchive {
     /// The time these bytes were first stored under this name, for Last-Modified. It restarts when they were evicted
     /// and fetched again.
     pub fn first_stored(&self) -> Timestamp {
-        self.first_kept.unwrap_or(self.kept)
+        self.first_stored_at.unwrap_or(self.stored_at)
     }
 
     /// The entry for an archive that larder packed from a module tree.
@@ -259,18 +263,18 @@ impl StoredArchive {
         fast: FastHash,
         size_bytes: u64,
         origin: String,
-        kept: Timestamp,
+        stored_at: Timestamp,
     ) -> Result<Self, StoreError> {
         let filename = FileName::parse(MODULE_FILE_NAME).map_err(|e| StoreError::Index(e.to_string()))?;
         let proof = Proof { how: ProofBasis::Tree(tree), warnings: Vec::new() };
-        Ok(Self::new((digest, fast), filename, size_bytes, proof, origin, kept))
+        Ok(Self::new((digest, fast), filename, size_bytes, proof, origin, stored_at))
     }
 
     /// The entry for the archive that a verified set names.
-    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, kept: Timestamp) -> Self {
+    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, stored_at: Timestamp) -> Self {
         let (document, proof) = (&set.document, set.proof().clone());
         let origin = origin(&document.archive_url);
-        Self::new((document.shasum, fast), document.filename.clone(), size_bytes, proof, origin, kept)
+        Self::new((document.shasum, fast), document.filename.clone(), size_bytes, proof, origin, stored_at)
     }
 
     fn new(
@@ -279,7 +283,7 @@ impl StoredArchive {
         size_bytes: u64,
         proof: Proof,
         origin: String,
-        kept: Timestamp,
+        stored_at: Timestamp,
     ) -> Self {
         Self {
             digest,
@@ -290,8 +294,8 @@ impl StoredArchive {
             proof,
             zip: ZipOrigin::Published,
             origin,
-            kept,
-            first_kept: None,
+            stored_at,
+            first_stored_at: None,
         }
     }
 }
@@ -302,7 +306,7 @@ const MODULE_FILE_NAME: &str = "module.tar.gz";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ZipOrigin {
-    /// The publisher. Always this value for modules.
+    /// The publisher. Module archives, which larder packs, also have this value: it is of use for providers only.
     #[default]
     Published,
     /// larder, for a provider that was imported unpacked: its `h1:` is the publisher's, its `zh:` is not.
@@ -316,7 +320,7 @@ pub enum PackageHashState {
     /// Not computed yet.
     #[default]
     NotYet,
-    /// Both flavours (lock file hashes).
+    /// Both `h1:` hashes of the package.
     Known {
         /// The hash that clients compute from the zip.
         zip: String,
@@ -343,9 +347,9 @@ impl NameRecord {
     /// Adds an archive as the last one stored. The same bytes are listed once.
     pub(in crate::mirror) fn put(&mut self, mut archive: StoredArchive) {
         if let Some(before) =
-            self.get(&archive.digest).map(StoredArchive::first_stored).filter(|first| *first < archive.kept)
+            self.get(&archive.digest).map(StoredArchive::first_stored).filter(|first| *first < archive.stored_at)
         {
-            archive.first_kept = Some(before);
+            archive.first_stored_at = Some(before);
         }
         self.archives.retain(|before| before.digest != archive.digest);
         self.archives.push(archive);
@@ -360,7 +364,7 @@ impl NameRecord {
         self.archives.iter().any(|archive| archive.proof.how == ProofBasis::Imported)
     }
 
-    /// The index entry of the name.
+    /// The index entry of the name record.
     pub(in crate::mirror) fn indexed(&self) -> IndexedName {
         let listed = |archive: &StoredArchive| ListedArchive {
             digest: archive.digest,

@@ -306,7 +306,7 @@ impl Library {
                 read_first_seen(self, package)?;
             }
             let mut is_pinned = false;
-            self.catalog.change_name(artifact, |name| {
+            self.catalog.change_name_record(artifact, |name| {
                 // The record is authoritative: the index may have lost a pin.
                 is_pinned = name.pinned;
                 if !is_pinned {

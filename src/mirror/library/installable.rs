@@ -104,7 +104,7 @@ impl Library {
     /// Reads the name of a package; an empty one while the store is unavailable.
     async fn name_of(self: &Arc<Self>, package: &Package) -> Result<NameRecord, Error> {
         let package = package.clone();
-        self.on_disk(move |library| default_if_store_unavailable(library.catalog.name(&package))).await
+        self.on_disk(move |library| default_if_store_unavailable(library.catalog.name_record(&package))).await
     }
 
     /// Returns the catalog entry of a stored archive.
@@ -161,7 +161,7 @@ impl Library {
                 Artifact::Module(_) => true,
             };
             Ok(is_proven
-                && library.catalog.name(&artifact)?.get(&digest).is_some()
+                && library.catalog.name_record(&artifact)?.get(&digest).is_some()
                 && library.store.blobs.is_stored(&digest)?)
         })
         .await
@@ -204,7 +204,7 @@ impl Library {
         &self,
         key: &ModulePackage,
     ) -> Result<Option<StoredArchive>, StoreError> {
-        let name = default_if_store_unavailable(self.catalog.name(key))?;
+        let name = default_if_store_unavailable(self.catalog.name_record(key))?;
         if name.archives.is_empty() {
             return Ok(None);
         }
@@ -237,7 +237,7 @@ impl Library {
 
     /// True if larder packed the archive from an unpacked import. No published archive has its digest.
     pub(in crate::mirror) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
+        Ok(self.catalog.name_record(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
     }
 
     /// True if an archive of the package was imported without signatures.

@@ -32,7 +32,7 @@ impl Library {
         bytes: ArchiveBytes,
         record_proof: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<Option<StoredArchive>, StoreError> {
-        let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.kept);
+        let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.stored_at);
         let _lock = self.catalog.digest_lock(&digest).lock();
         let is_new = match bytes {
             ArchiveBytes::Staged(verified) => {
@@ -61,8 +61,8 @@ impl Library {
             return Ok(None);
         }
         // A replaced archive remains for clients that got its digest; it is no longer current.
-        self.catalog.change_name(artifact, |name| name.put(archive.clone()))?;
-        self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.kept);
+        self.catalog.change_name_record(artifact, |name| name.put(archive.clone()))?;
+        self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.stored_at);
         self.increment_revision(artifact);
         Ok(Some(archive))
     }
@@ -137,7 +137,7 @@ impl Library {
         let computed = self.work.hashing_limit.run(&self.runtime.tasks, move || {
             let is_known =
                 |archive: &StoredArchive| archive.digest == digest && archive.hashes != PackageHashState::NotYet;
-            if library.catalog.name(&owned_package)?.archives.iter().any(is_known) {
+            if library.catalog.name_record(&owned_package)?.archives.iter().any(is_known) {
                 return Ok(());
             }
             library.compute_hashes(&owned_package, &digest)
@@ -158,7 +158,7 @@ impl Library {
         if let PackageHashState::Impossible { why: reason } = &hashes {
             tracing::error!(%package, reason, "a verified archive is not a zip that a client could install; it has no h1");
         }
-        self.catalog.change_name(package, |name| {
+        self.catalog.change_name_record(package, |name| {
             if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
                 archive.hashes.clone_from(&hashes);
             }

@@ -195,9 +195,9 @@ impl MissingRequests {
     }
 
     /// Records the result of a lookup, unless the package was requested again meanwhile.
-    fn record_lookup(&mut self, missing: &MissingPackage, seen: RequestCount, is_held: bool, found: LastMiss) {
+    fn record_lookup(&mut self, missing: &MissingPackage, seen: RequestCount, is_stored: bool, found: LastMiss) {
         let Some(count) = self.packages.get_mut(missing).filter(|count| **count == seen) else { return };
-        if is_held {
+        if is_stored {
             self.packages.remove(missing);
             self.is_changed = true;
         } else {
@@ -354,9 +354,9 @@ impl Library {
                 continue;
             }
             match self.is_stored_now(&package, &terms) {
-                Ok(is_held) => {
-                    self.missing.requests.lock().record_lookup(&package, count, is_held, found);
-                    if !is_held {
+                Ok(is_stored) => {
+                    self.missing.requests.lock().record_lookup(&package, count, is_stored, found);
+                    if !is_stored {
                         missing.push(package);
                     }
                 }

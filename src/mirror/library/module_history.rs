@@ -193,8 +193,9 @@ impl FirstSeenStep<'_, '_> {
 
 /// Rebuilds the record from the name of a stored archive.
 fn rebuild_from_name(library: &Library, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
-    let name = library.catalog.name(package)?;
-    let last_stored = name.archives.iter().rev().find_map(|archive| archive.proof.how.tree().zip(Some(archive.kept)));
+    let name = library.catalog.name_record(package)?;
+    let last_stored =
+        name.archives.iter().rev().find_map(|archive| archive.proof.how.tree().zip(Some(archive.stored_at)));
     Ok(last_stored.map(|(packed, stored_at)| {
         let tree = ModuleTree { packed: packed.clone(), validators: Validators::default(), at: stored_at };
         ModuleFirstSeen::of(stored_at, tree, Timestamp(0))

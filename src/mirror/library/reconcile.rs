@@ -91,7 +91,7 @@ impl Catalog {
         // A damaged name is quarantined when it is read: then it is absent when the step is judged again.
         let mut is_lost = false;
         let indexed = records.change(&key, |step| {
-            let read = self.read_name(artifact)?;
+            let read = self.read_name_record(artifact)?;
             is_lost |= matches!(read, ReadOutcome::Damaged);
             Ok(match read.intact().map(|name| name.indexed()) {
                 Some(name) if !name.is_empty() => {

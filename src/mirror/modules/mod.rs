@@ -120,7 +120,7 @@ impl Modules {
             && let Some(archive) = self.library.stored_module(&key).await?
         {
             // A bundle or another import stored the archive without its location.
-            return Ok(Answer::of_store(local_location(package, &archive), archive.kept, call));
+            return Ok(Answer::of_store(local_location(package, &archive), archive.stored_at, call));
         }
         let answer = match self.documents.get(package, call).await {
             Ok(answer) => answer,
@@ -217,7 +217,12 @@ impl Modules {
         if self.runtime.connectivity() == Connectivity::Online {
             tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
         }
-        Ok(Answer { value: local_location(package, &archive), outcome, fresh_until: call.now, checked: archive.kept })
+        Ok(Answer {
+            value: local_location(package, &archive),
+            outcome,
+            fresh_until: call.now,
+            checked: archive.stored_at,
+        })
     }
 
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
@@ -303,7 +308,7 @@ impl Modules {
             Some(prefix) => {
                 let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
                 let find = move |library: &Library| {
-                    Ok(default_if_store_unavailable(library.catalog.name(&artifact))?.find(&prefix).cloned())
+                    Ok(default_if_store_unavailable(library.catalog.name_record(&artifact))?.find(&prefix).cloned())
                 };
                 self.library.on_disk(find).await?
             }

@@ -396,7 +396,7 @@ impl Operations {
             let (owned_key, kind, now) = (key.clone(), source.kind_name(), call.now);
             let tree_before = before.map(|before| before.tree);
             let forget = move |library: &Library| {
-                library.catalog.change_name(&owned_key, |name| name.archives.clear())?;
+                library.catalog.change_name_record(&owned_key, |name| name.archives.clear())?;
                 module_history::forget(library, &owned_key, now)
             };
             self.library.on_disk(forget).await?;

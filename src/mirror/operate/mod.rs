@@ -75,7 +75,8 @@ pub enum PinOutcome {
     /// It will be pinned when its job has fetched it.
     WhenItComes,
     /// No archive of it is stored. There is nothing to pin, and the request is not remembered.
-    NotHeld,
+    #[serde(rename = "not_held")]
+    NotStored,
 }
 
 impl PinChange {
@@ -91,7 +92,7 @@ impl PinChange {
 impl PinResult {
     /// Returns true if the change was made or was not needed.
     pub fn succeeded(&self) -> bool {
-        self.outcome != PinOutcome::NotHeld
+        self.outcome != PinOutcome::NotStored
     }
 }
 
@@ -113,10 +114,10 @@ impl Operations {
         });
         let mut pinned = pinning.await?;
         if pinned.iter().any(PinResult::succeeded) {
-            // A name may be left of a package that is not stored.
+            // The name record of a package may outlive its archive.
             pinned.retain(PinResult::succeeded);
         } else {
-            pinned = vec![PinResult { package: selector.into(), outcome: PinOutcome::NotHeld }];
+            pinned = vec![PinResult { package: selector.into(), outcome: PinOutcome::NotStored }];
         }
         Ok(pinned)
     }

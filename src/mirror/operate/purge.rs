@@ -117,7 +117,7 @@ impl Purge<'_> {
         for (artifact, document) in library.store.records.package_documents(address)? {
             let is_selected = versions.include(artifact.version()) && !spared.contains(&artifact);
             // A download may have been committed since. Its archive keeps the set that proves it.
-            if is_selected && library.catalog.name(&artifact)?.archives.is_empty() {
+            if is_selected && library.catalog.name_record(&artifact)?.archives.is_empty() {
                 self.purge_document(&document)?;
             }
         }
@@ -182,7 +182,7 @@ impl Purge<'_> {
         selected.retain(|artifact| versions.include(artifact.version()) && !spared.contains(artifact));
         let (mut pinned, mut digests) = (BTreeSet::new(), BTreeSet::new());
         for artifact in selected {
-            let name = library.catalog.name(&artifact)?;
+            let name = library.catalog.name_record(&artifact)?;
             if name.pinned {
                 pinned.insert(artifact);
                 continue;
@@ -191,7 +191,7 @@ impl Purge<'_> {
             if let Artifact::Provider(package) = &artifact {
                 digests.extend(self.digests_of_set(package)?);
             }
-            library.catalog.change_name(&artifact, |name| name.archives.clear())?;
+            library.catalog.change_name_record(&artifact, |name| name.archives.clear())?;
         }
         for digest in digests {
             let Some(blob) = library.store.blobs.open(&digest)? else { continue };

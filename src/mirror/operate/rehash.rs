@@ -176,7 +176,7 @@ impl Library {
         let mut taken_off = Vec::new();
         for artifact in self.store.index.names_of(&digest)? {
             let mut taken = None;
-            self.catalog.change_name(&artifact, |name| {
+            self.catalog.change_name_record(&artifact, |name| {
                 taken = name.get(&digest).cloned();
                 name.archives.retain(|archive| archive.digest != digest);
             })?;

@@ -150,7 +150,7 @@ pub async fn pin_job(mirror: &Arc<Mirror>, items: Vec<ToPin>, pin: PinChange) ->
     let results = mirror.operations.pin_artifacts(packages, pin).await.map(|results| {
         let mut results = results.into_iter();
         let pin_result = |item: ToPin| {
-            let not_stored = PinResult { package: item.named, outcome: PinOutcome::NotHeld };
+            let not_stored = PinResult { package: item.named, outcome: PinOutcome::NotStored };
             let result = item.package.and_then(|_| results.next()).unwrap_or(not_stored);
             match (result.succeeded(), item.is_pending) {
                 (true, _) | (false, false) => result,

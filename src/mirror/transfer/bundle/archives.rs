@@ -267,7 +267,7 @@ impl Library {
 
     /// True if an archive is stored under this name.
     pub(super) fn is_stored_under(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name(artifact)?.get(&digest).is_some()
+        Ok(self.catalog.name_record(artifact)?.get(&digest).is_some()
             && default_if_store_unavailable(self.store.blobs.is_stored(&digest))?)
     }
 }

@@ -146,7 +146,7 @@ impl Transfers {
                 Artifact::Provider(package) => {
                     let Some(stored) = self.library.read_set(package)? else { continue };
                     let sets = [Some(&stored.stored_set.current), stored.fallback.as_ref()];
-                    let name = self.library.catalog.name(package)?;
+                    let name = self.library.catalog.name_record(package)?;
                     let listed_set = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
                     let is_blob_stored = |set: &&Arc<ProofSet>| {
                         self.library.store.blobs.is_stored(&set.document.shasum).unwrap_or(false)
@@ -183,7 +183,7 @@ impl Library {
         digest: Option<Digest>,
     ) -> Result<Option<StoredModule>, StoreError> {
         let seen = module_history::read_first_seen(self, package)?.intact();
-        for archive in self.catalog.name(package)?.archives.into_iter().rev() {
+        for archive in self.catalog.name_record(package)?.archives.into_iter().rev() {
             let Some(packed) = archive.proof.how.tree().cloned() else { continue };
             let is_requested = digest.is_none_or(|digest| digest == archive.digest);
             let is_first_seen_tree = seen.as_ref().is_none_or(|seen| seen.tree.packed.is_same_module(&packed));
@@ -191,7 +191,7 @@ impl Library {
                 continue;
             }
             if let Some(blob) = self.store.blobs.open(&archive.digest)? {
-                let first_seen = seen.as_ref().map_or(archive.kept, |seen| seen.first_seen);
+                let first_seen = seen.as_ref().map_or(archive.stored_at, |seen| seen.first_seen);
                 return Ok(Some(StoredModule { archive, packed, size_bytes: blob.size_bytes(), first_seen }));
             }
         }

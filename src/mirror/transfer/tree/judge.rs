@@ -409,7 +409,7 @@ impl TreeImport {
     async fn already_stored(&self, arrived: &StagedTreeArchive) -> Result<FileVerdict, Error> {
         let (package, digest, zip) = (arrived.package.clone(), arrived.digest, arrived.zip_origin());
         let correcting = self.transfers.library.on_disk(move |library| {
-            library.catalog.change_name(&package, |name| {
+            library.catalog.change_name_record(&package, |name| {
                 let archive = name.archives.iter_mut().find(|archive| archive.digest == digest);
                 if let Some(archive) =
                     archive.filter(|archive| archive.proof.how == ProofBasis::Imported && zip == ZipOrigin::PackedAnew)
@@ -512,7 +512,7 @@ impl Library {
     /// The state of a stored archive, re-read from disk: an operator may import an archive because the stored one is
     /// damaged. A damaged one is quarantined.
     fn stored_state(&self, package: &Package, digest: Digest, fast: FastHash) -> Result<StoredState, StoreError> {
-        if self.catalog.name(package)?.get(&digest).is_none() {
+        if self.catalog.name_record(package)?.get(&digest).is_none() {
             return Ok(StoredState::Nothing);
         }
         let Some(blob) = default_if_store_unavailable(self.store.blobs.open(&digest))? else {
@@ -533,7 +533,7 @@ impl Library {
     /// The directory `h1:` of each stored archive of a package that is not damaged.
     fn intact_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
-        for archive in self.catalog.name(package)?.archives {
+        for archive in self.catalog.name_record(package)?.archives {
             let Some(blob) = default_if_store_unavailable(self.store.blobs.open(&archive.digest))? else { continue };
             if unless_damaged(blob.fast_hash())? != Some(archive.fast) {
                 continue;
@@ -541,7 +541,7 @@ impl Library {
             if archive.hashes == PackageHashState::NotYet {
                 self.compute_hashes(package, &archive.digest)?;
             }
-            let now = self.catalog.name(package)?.get(&archive.digest).map(|archive| archive.hashes.clone());
+            let now = self.catalog.name_record(package)?.get(&archive.digest).map(|archive| archive.hashes.clone());
             if let Some(PackageHashState::Known { directory, .. }) = now {
                 known.push(directory);
             }
