@@ -293,7 +293,7 @@ impl Error {
                 Fault::Denied(_)
                 | Fault::Trouble { .. }
                 | Fault::Unreachable(_)
-                | Fault::NoSuchName(_)
+                | Fault::HostNotFound(_)
                 | Fault::Untrusted(_)
                 | Fault::Unusable(_)
                 | Fault::TooLarge(_)

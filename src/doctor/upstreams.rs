@@ -147,7 +147,7 @@ impl UpstreamCheck<'_> {
                 let finding = format!("a redirect led to {}, which {}", error.origin, fault_text(fault));
                 (steps.len(), Check::fail(DISCOVERY, finding).advise(REDIRECTED_ADVICE))
             }
-            Fault::NoSuchName(reason) => {
+            Fault::HostNotFound(reason) => {
                 let reason = reason.rsplit(": ").next().unwrap_or_default();
                 let name = match url.host_str().unwrap_or_default() {
                     name if name == self.host.as_str() => "its name".to_owned(),

@@ -55,7 +55,7 @@ pub struct ProbeAnswer {
 pub enum ProbeError {
     /// The name has no address.
     #[error("the name {name} leads nowhere: {reason}")]
-    NoSuchName {
+    HostNotFound {
         /// The name.
         name: String,
         /// The system's error.
@@ -132,7 +132,7 @@ async fn probe_once(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, Probe
     let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(ProbeError::NoUrl) };
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let resolved = tokio::net::lookup_host((name, port)).await;
-    let no_such_name = |reason: String| ProbeError::NoSuchName { name: name.to_owned(), reason };
+    let no_such_name = |reason: String| ProbeError::HostNotFound { name: name.to_owned(), reason };
     let addresses: Vec<SocketAddr> = resolved.map_err(|e| no_such_name(e.to_string()))?.collect();
     if addresses.is_empty() {
         return Err(no_such_name("the name has no address".to_owned()));

@@ -560,7 +560,7 @@ mod tests {
             (500u16..600, errors()).prop_map(|(status, errors)| Fault::Trouble { status, errors, retry_after: None }),
             Just(Fault::Looped),
             foreign_text().prop_map(Fault::Unreachable),
-            foreign_text().prop_map(Fault::NoSuchName),
+            foreign_text().prop_map(Fault::HostNotFound),
             foreign_text().prop_map(Fault::Untrusted),
             foreign_text().prop_map(Fault::Slow),
             foreign_text().prop_map(Fault::Unusable),

@@ -250,7 +250,7 @@ impl ItemAvailability {
                 error.fault,
                 Fault::Trouble { .. }
                     | Fault::Unreachable(_)
-                    | Fault::NoSuchName(_)
+                    | Fault::HostNotFound(_)
                     | Fault::Untrusted(_)
                     | Fault::Slow(_)
                     | Fault::LocalLimit(_)

@@ -55,8 +55,8 @@ pub enum Fault {
     Unreachable(String),
     /// The name does not resolve.
     #[error("cannot be reached: {0}")]
-    NoSuchName(String),
-    /// TLS failed, or the server's certificate is not trusted.
+    HostNotFound(String),
+    /// TLS failed, or the server's certificate or ssh host key is not trusted.
     #[error("cannot be trusted: {0}")]
     Untrusted(String),
     /// A time limit was reached.
@@ -68,7 +68,7 @@ pub enum Fault {
     /// The answer exceeds a size limit.
     #[error("sent more than {0} bytes")]
     TooLarge(u64),
-    /// A local limit was reached before or during the request.
+    /// A limit of larder itself was reached, such as memory or concurrent requests, before or during the request.
     #[error("was not asked: {0}")]
     LocalLimit(String),
     /// The egress policy refused the request.
@@ -86,7 +86,7 @@ impl UpstreamError {
     pub fn explain(&self) -> Explanation {
         let origin = &self.origin;
         let reason = match &self.fault {
-            Fault::Unreachable(reason) | Fault::NoSuchName(reason) | Fault::Untrusted(reason) => {
+            Fault::Unreachable(reason) | Fault::HostNotFound(reason) | Fault::Untrusted(reason) => {
                 format!("{origin}: {reason}")
             }
             fault => format!("{origin} {fault}"),
@@ -108,7 +108,7 @@ impl Fault {
             Self::Refused(refusal) => return refusal.remedy(),
             Self::Denied(_) => "check the credential that larder has for it",
             Self::Looped => "an [[upstream]] points back at larder: check its url",
-            Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_) => {
+            Self::Unreachable(_) | Self::HostNotFound(_) | Self::Untrusted(_) => {
                 "`larder doctor` on larder's machine says more"
             }
             Self::Trouble { .. } | Self::Slow(_) | Self::LocalLimit(_) => "ask again in a moment",
@@ -130,7 +130,7 @@ impl Fault {
 
     /// Returns true if a retry may succeed soon.
     pub fn is_temporary(&self) -> bool {
-        let is_connection_failure = matches!(self, Self::Unreachable(_) | Self::NoSuchName(_) | Self::Untrusted(_));
+        let is_connection_failure = matches!(self, Self::Unreachable(_) | Self::HostNotFound(_) | Self::Untrusted(_));
         is_connection_failure || matches!(self, Self::Trouble { status: 500 | 502 | 503 | 504, .. })
     }
 

@@ -191,7 +191,7 @@ pub(super) fn fault_of_client_error(error: &reqwest::Error) -> Fault {
         return Fault::Unusable(reason);
     }
     if texts.iter().any(|text| text == NO_SUCH_NAME) {
-        return Fault::NoSuchName("name not found".to_owned());
+        return Fault::HostNotFound("name not found".to_owned());
     }
     // The innermost cause that larder recognises is the plainest.
     let plain_cause = causes.iter().rev().find_map(|cause| plain_cause(*cause));

@@ -522,7 +522,7 @@ fn failed_probe(error: &ProbeError, subject: &str, url: &Url, advice: String) ->
         ProbeError::NoHttp(_) => {
             Check::fail(SCHEME, finding).advise(format!("the server may speak https there; {advice}"))
         }
-        ProbeError::NoSuchName { .. } | ProbeError::Unreachable(_) | ProbeError::Slow(_) | ProbeError::NoUrl => {
+        ProbeError::HostNotFound { .. } | ProbeError::Unreachable(_) | ProbeError::Slow(_) | ProbeError::NoUrl => {
             Check::fail(ADDRESS, finding).advise(advice)
         }
     }

@@ -42,7 +42,7 @@ impl Outbound {
             self.traffic.count_refusal(request.upstream, &refusal);
             failed(Fault::Refused(refusal))
         })?;
-        let mut last_fault = Fault::NoSuchName(format!("{} has no address", repository.host));
+        let mut last_fault = Fault::HostNotFound(format!("{} has no address", repository.host));
         for address in self.ssh_addresses(repository).await.map_err(failed)? {
             let mut process = SshProcess::spawn(repository, address, files).map_err(failed)?;
             match process.next_output(&ssh.reader_waits, self.first_byte_timeout()).await {
@@ -85,7 +85,7 @@ impl Outbound {
         let resolved = timeout(self.first_byte_timeout(), self.clients.addresses_of(name)).await;
         match resolved {
             Ok(Ok(addresses)) => Ok(addresses),
-            Ok(Err(error)) => Err(Fault::NoSuchName(format!("{name}: {error}"))),
+            Ok(Err(error)) => Err(Fault::HostNotFound(format!("{name}: {error}"))),
             Err(_) => Err(Fault::Slow(format!("its name {name} could not be looked up in time"))),
         }
     }
