@@ -1,9 +1,9 @@
-//! Resolves requirements for jobs: answers the registry queries of `requirements::resolve` from the mirror, with version
-//! lists as clients see them, and the files of modules, which are fetched and stored if necessary. Says whether what is
-//! missing can still become available.
+//! Resolves requirements for jobs: answers the registry queries of `requirements::resolve` from the mirror, with the
+//! version lists that larder serves, and the files of modules, which are fetched and stored if necessary. Says whether
+//! what is missing can still become available.
 //!
-//! In a warm-up, each module is fetched for its calls, so it becomes an item at once; the other items follow when all
-//! requirements are known.
+//! A warm-up fetches each called module at once, so that its module blocks can be read, and adds it as an item. The
+//! other items follow when all requirements are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -21,14 +21,14 @@ use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, Prov
 use crate::error::Error;
 use crate::mirror::{Archive, ModuleArchiveRef, WarmedDocument};
 use crate::requirements::{
-    self, Files, ModuleFiles, Order, Registries, RequiredArchive, ResolvedRequirements, UnavailableItem,
-    UnlistedVersions,
+    self, CachedUpstreamVersions, Files, ModuleFiles, Order, Registries, RequiredArchive, ResolvedRequirements,
+    UnavailableItem,
 };
 use crate::upstream::error::Fault;
 
 const MAX_PLACES: usize = 3;
 
-/// The packages of one provider: the index of each item, and the accepted hashes.
+/// The packages of one provider: the index of each item, the package, and the hashes that its lock files list.
 type ProviderItems = Vec<(usize, Package, Vec<Vec<String>>)>;
 
 impl WarmUpRun<'_> {
@@ -44,8 +44,9 @@ impl WarmUpRun<'_> {
             if let Err(error) = self.versions(&items, &Address::Provider(provider)).await {
                 return items.iter().for_each(|item| self.mark_failed(*item, &error));
             }
-            let warmed =
-                packages.iter().map(|(item, package, locked)| self.warm_package(*item, package.clone(), locked));
+            let warmed = packages
+                .iter()
+                .map(|(item, package, locked_hashes)| self.warm_package(*item, package.clone(), locked_hashes));
             join_all(warmed.collect::<Vec<_>>()).await;
         });
         let unfetched_modules = unfetched_modules.into_iter().map(|(item, package)| async move {
@@ -73,7 +74,8 @@ impl WarmUpRun<'_> {
         }
         for UnavailableItem { subject, reason, required_by } in unavailable {
             let error = error_with_places(&reason, &required_by);
-            // The item of the module has the error, but not the places that require the module.
+            // The error of a fetched module is already that of its item. Here the places that require the module are
+            // added.
             match module_with_error(&reason, fetched_modules) {
                 Some(module) => self.job.mark_failed(module.item, &error),
                 None => drop(self.job.add(failed_item(&subject, &error), None)),
@@ -128,7 +130,7 @@ impl WarmUpRun<'_> {
     }
 }
 
-/// A module that was fetched for its calls.
+/// A module that was fetched so that its module blocks can be read.
 struct FetchedModule {
     item: usize,
     failed: Option<String>,
@@ -182,15 +184,16 @@ impl Registries for MirrorRegistries<'_> {
     type Error = Error;
 
     async fn versions(&self, address: &Address) -> Result<Vec<Version>, Error> {
+        // No item shows the start of this step or its delays.
         let answer = self.steps.versions(address, || {}, || {}).await;
         self.record_answer(address, ItemAvailability::after_document_error, answer)
     }
 
-    async fn unlisted_versions(&self, address: &Address) -> Result<Option<UnlistedVersions>, Error> {
-        let unlisted = self.steps.mirror.offline.listed_versions_offline(address).await;
-        let answer = unlisted.map(|value| WarmedDocument { value, unconfirmed: None });
-        let unlisted = self.record_answer(address, ItemAvailability::after_document_error, answer)?;
-        Ok(unlisted.map(|(versions, platforms)| UnlistedVersions { versions, platforms }))
+    async fn cached_upstream_versions(&self, address: &Address) -> Result<Option<CachedUpstreamVersions>, Error> {
+        let upstream = self.steps.mirror.offline.cached_upstream_versions(address).await;
+        let answer = upstream.map(|value| WarmedDocument { value, unconfirmed: None });
+        let upstream = self.record_answer(address, ItemAvailability::after_document_error, answer)?;
+        Ok(upstream.map(|(versions, platforms)| CachedUpstreamVersions { versions, platforms }))
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {

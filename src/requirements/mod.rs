@@ -157,14 +157,15 @@ pub trait Registries: Sync {
     /// The reason why an item is unavailable.
     type Error: Display + Send;
 
-    /// The versions of a provider or module that clients see.
+    /// The versions of a provider or module that larder lists for clients.
     fn versions(&self, address: &Address) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
-    /// Versions of a provider or module that exist but that clients do not see; `None` if they see all.
-    fn unlisted_versions(
+    /// The versions in upstream's cached list. While offline, larder lists only the stored ones for clients. `None` if
+    /// it lists all.
+    fn cached_upstream_versions(
         &self,
         _: &Address,
-    ) -> impl Future<Output = Result<Option<UnlistedVersions>, Self::Error>> + Send {
+    ) -> impl Future<Output = Result<Option<CachedUpstreamVersions>, Self::Error>> + Send {
         async { Ok(None) }
     }
 
@@ -172,12 +173,12 @@ pub trait Registries: Sync {
     fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
 }
 
-/// Versions that clients would see if they were stored.
+/// Upstream's versions, which larder would list for clients if they were stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct UnlistedVersions {
-    /// All versions, including those that clients see.
+pub struct CachedUpstreamVersions {
+    /// All versions, including those that larder lists.
     pub versions: Vec<Version>,
-    /// Platforms for which a version must be stored before clients see it.
+    /// Platforms for which a version must be stored before larder lists it.
     pub platforms: Vec<Platform>,
 }
 

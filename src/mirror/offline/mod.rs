@@ -105,11 +105,11 @@ impl Offline {
     }
 
     /// The versions in the cached upstream list of a provider or a module, and the platforms that must be stored before
-    /// clients see a version of a provider. `None` if online: clients then see all versions.
+    /// larder lists a version of a provider. `None` if online: larder then lists all versions.
     ///
     /// # Errors
     /// [`Error::Offline`] if no upstream list is cached.
-    pub async fn listed_versions_offline(
+    pub async fn cached_upstream_versions(
         self: &Arc<Self>,
         address: &Address,
     ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {

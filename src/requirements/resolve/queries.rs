@@ -1,5 +1,5 @@
-//! Version lists and modules, each queried or parsed once: those of registries for one order, a few at a time, and the
-//! local modules of one configuration, on blocking threads.
+//! Version lists and modules, each queried or parsed once. Those of registries are queried a few at a time for one
+//! order; the local modules, in the folders that one order carries, are parsed on blocking threads.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::super::configuration::{self, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine, VariableValues};
-use super::super::{ClientKind, Configurations, ModuleFiles, Registries, UnlistedVersions};
+use super::super::{CachedUpstreamVersions, ClientKind, Configurations, ModuleFiles, Registries};
 use super::{ResolutionResult, Root, find_roots};
 use crate::address::{Address, ModulePackage, Version};
 
@@ -115,7 +115,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         }
     }
 
-    /// The versions of a provider or module that clients see.
+    /// The versions of a provider or module that larder lists for clients.
     pub(super) async fn versions(&self, address: &Address) -> Answer<Vec<Version>> {
         let query = async || {
             // An error means that the semaphore is closed; nothing closes it.
@@ -126,10 +126,14 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         self.versions.get_or_query(address, query).await
     }
 
-    /// The versions that clients do not see; used only if no visible version matches.
-    pub(super) async fn unlisted_versions(&self, address: &Address) -> Result<Option<UnlistedVersions>, String> {
+    /// Upstream's versions, also those that larder does not list while offline, because they are not stored. Used only
+    /// if no listed version matches.
+    pub(super) async fn cached_upstream_versions(
+        &self,
+        address: &Address,
+    ) -> Result<Option<CachedUpstreamVersions>, String> {
         let _permit = self.permits.acquire().await;
-        self.registries.unlisted_versions(address).await.map_err(|reason| reason.to_string())
+        self.registries.cached_upstream_versions(address).await.map_err(|reason| reason.to_string())
     }
 
     /// The files of a module.
@@ -164,7 +168,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     }
 }
 
-/// The folders of one configuration that a user sent, with the modules parsed so far.
+/// The folders that one order carries, with the modules parsed so far.
 pub(super) struct LocalModules {
     pub(super) configurations: Arc<Configurations>,
     permits: Arc<Semaphore>,

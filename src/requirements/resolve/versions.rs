@@ -167,8 +167,8 @@ pub(super) async fn choose(
         Ok(version) => return Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
         Err(reason) => reason,
     };
-    let unlisted = queries.unlisted_versions(address).await?.ok_or(reason)?;
-    Ok(ChosenVersion { version: choose(&unlisted.versions)?, extra_platforms: unlisted.platforms })
+    let upstream = queries.cached_upstream_versions(address).await?.ok_or(reason)?;
+    Ok(ChosenVersion { version: choose(&upstream.versions)?, extra_platforms: upstream.platforms })
 }
 
 /// Resolves an address to its own archive; the modules that it calls are not resolved. `hashes` are those of a lock file.
