@@ -69,8 +69,8 @@ pub(super) enum FetchReason {
     ExpiredUrl,
 }
 
-/// The part of a flight's key that separates requests of another configuration or from another route.
-pub(super) type ConfigAndRoute = (ConfigGeneration, ProxyPath);
+/// The part of a flight's key that separates requests of another configuration or through other proxies.
+pub(super) type ConfigAndProxyPath = (ConfigGeneration, ProxyPath);
 
 /// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
 /// without them must not share that answer.
@@ -158,7 +158,7 @@ impl RequestContext {
         if self.cdn_loop.is_empty() { ProxyPath::Direct } else { ProxyPath::ViaProxies }
     }
 
-    pub(super) fn config_and_route(&self) -> ConfigAndRoute {
+    pub(super) fn config_and_proxy_path(&self) -> ConfigAndProxyPath {
         (self.config.generation, self.proxy_path())
     }
 

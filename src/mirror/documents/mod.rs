@@ -20,7 +20,7 @@ use crate::mirror::documents::revalidate::Confirmed;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::freshness::{Confirmation, FreshnessDecision, FreshnessRule, decide};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
-use crate::mirror::request_context::{ConfigAndRoute, FetchReason};
+use crate::mirror::request_context::{ConfigAndProxyPath, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
 use crate::store::Key;
@@ -39,7 +39,7 @@ pub struct Documents {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     /// A flight is shared by requests with the same configuration and route.
-    flights: SingleFlights<(Key, FetchReason, ConfigAndRoute), SharedResult<DocumentFlightResult>>,
+    flights: SingleFlights<(Key, FetchReason, ConfigAndProxyPath), SharedResult<DocumentFlightResult>>,
 }
 
 /// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
@@ -270,7 +270,7 @@ impl Documents {
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<DocumentFlightResult> {
-        let flight = (request.key.clone(), fetch_reason, call.config_and_route());
+        let flight = (request.key.clone(), fetch_reason, call.config_and_proxy_path());
         let if_task_dies = Err(Error::Interrupted(request.subject.clone()));
         self.flights.join_or_spawn(&self.runtime.tasks, flight, if_task_dies, || {
             let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));

@@ -48,7 +48,7 @@ impl Modules {
         let key = call.config.key_of_package(package);
         let subject = format!("the archive of {package}");
         let if_task_dies = Err(Error::Interrupted(subject.clone()));
-        let (flight, client) = ((key.clone(), call.config_and_route()), call.client);
+        let (flight, client) = ((key.clone(), call.config_and_proxy_path()), call.client);
         let may_start = || self.started_fills.may_start(client, || subject);
         let filled = self.work.fill_flights.try_join(flight, may_start, |guard| {
             let (modules, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));

@@ -18,7 +18,7 @@ use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
 use crate::mirror::library::module_history;
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
-use crate::mirror::request_context::ConfigAndRoute;
+use crate::mirror::request_context::ConfigAndProxyPath;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{
@@ -71,7 +71,7 @@ pub struct Modules {
 /// The work in progress, and its limits.
 #[derive(Debug)]
 struct ModuleWork {
-    fill_flights: SingleFlights<(ModulePackage, ConfigAndRoute), SharedResult<Result<StoredArchive, Error>>>,
+    fill_flights: SingleFlights<(ModulePackage, ConfigAndProxyPath), SharedResult<Result<StoredArchive, Error>>>,
     /// Checks that a stored version still resolves to the first-seen tree.
     recheck_flights: SingleFlights<(ModulePackage, ConfigGeneration), SharedResult<()>>,
     unpacking: ConcurrencyLimits,

@@ -15,7 +15,7 @@ use crate::mirror::library::Signer;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::proof_sets::fetch::SetBasis;
-use crate::mirror::request_context::ConfigAndRoute;
+use crate::mirror::request_context::ConfigAndProxyPath;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{
@@ -45,7 +45,7 @@ pub struct ProofSets {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     pub(in crate::mirror) documents: Arc<Documents>,
-    flights: SingleFlights<(Package, FetchReason, ConfigAndRoute), SharedResult<SetFlightResult>>,
+    flights: SingleFlights<(Package, FetchReason, ConfigAndProxyPath), SharedResult<SetFlightResult>>,
     verification_limit: WorkLimit,
 }
 
@@ -153,7 +153,7 @@ impl ProofSets {
         call: &RequestContext,
     ) -> SharedResult<SetFlightResult> {
         let subject = describe_set(package);
-        let key = (package.clone(), fetch_reason, call.config_and_route());
+        let key = (package.clone(), fetch_reason, call.config_and_proxy_path());
         self.flights.join_or_spawn(&self.runtime.tasks, key, Err(Error::Interrupted(subject.clone())), || {
             let (proof_sets, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             async move {
