@@ -31,7 +31,7 @@ pub struct PackResult {
     /// path relative to the root, and a zero byte. For a file, the 32 bytes of the SHA-256 of its contents follow.
     /// Links are followed first. Every folder is an entry, except the root. The digest depends neither on the format
     /// that a tree arrived in nor on the packer.
-    pub tree: Digest,
+    pub tree_digest: Digest,
     /// Notes for the operator about links that were left out.
     pub notes: Vec<String>,
 }
@@ -89,7 +89,7 @@ impl ResolvedTree<'_> {
         }
         let gzip = tar.end().map_err(TreeError::spool)?.inner;
         gzip.finish().and_then(Write::flush).map_err(TreeError::spool)?;
-        Ok(PackResult { tree: tree_hasher.finish().0, notes: self.notes.clone() })
+        Ok(PackResult { tree_digest: tree_hasher.finish().0, notes: self.notes.clone() })
     }
 }
 

@@ -86,7 +86,8 @@ pub enum ProofBasis {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedTree {
     /// Digest of the tree, independent of the packer.
-    pub tree: Digest,
+    #[serde(rename = "tree")]
+    pub tree_digest: Digest,
     /// The git commit; `None` if the source was not git.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,

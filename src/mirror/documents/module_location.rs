@@ -114,15 +114,16 @@ impl StoredDocument {
         let asked = &self.metadata.asked;
         let unusable = |reason: &str| UpstreamError::unusable(location_label(package), origin(asked), reason);
         let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8"))?;
-        let located = PackageSource::parse(text, asked).map_err(|bad| unusable(&bad.to_string()))?;
-        Ok(LocationDocument { located, digest: Digest::of(&self.body), confirmed: self.confirmation() })
+        let parsed = PackageSource::parse(text, asked).map_err(|bad| unusable(&bad.to_string()))?;
+        Ok(LocationDocument { parsed, digest: Digest::of(&self.body), confirmed: self.confirmation() })
     }
 }
 
 /// The location document of a version: a source address, parsed relative to the URL it came from.
 #[derive(Debug, Clone)]
 pub(in crate::mirror) struct LocationDocument {
-    pub(in crate::mirror) located: LocatedSource,
+    /// The parsed source.
+    pub(in crate::mirror) parsed: LocatedSource,
     /// The SHA-256 of the address as upstream wrote it. The address itself may hold secrets.
     pub(in crate::mirror) digest: Digest,
     pub(in crate::mirror) confirmed: Confirmation,
@@ -131,7 +132,7 @@ pub(in crate::mirror) struct LocationDocument {
 impl LocationDocument {
     /// Returns true for a source that neither larder nor a client can fetch.
     fn is_useless(&self) -> bool {
-        matches!(&self.located.source, PackageSource::Unsupported(source) if source.for_client().is_none())
+        matches!(&self.parsed.source, PackageSource::Unsupported(source) if source.for_client().is_none())
     }
 }
 

@@ -22,7 +22,7 @@ pub(in crate::mirror) struct ModuleFirstSeen {
     /// A different tree that upstream served since, not accepted yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::mirror) moved: Option<ModuleTree>,
-    /// The `checked` time of the location whose tree was compared last.
+    /// The time at which upstream last confirmed the location whose tree was compared last.
     #[serde(rename = "looked")]
     pub(in crate::mirror) location_checked: Timestamp,
     /// True if `fold_case` was on when this was recorded. The record then covers every spelling of the module.
@@ -36,7 +36,8 @@ pub(in crate::mirror) struct ModuleFirstSeen {
 /// A tree of a module version: fetched from its location, found unchanged there, or named by a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::mirror) struct ModuleTree {
-    /// The tree, as the proof of an archive packed from it. The location itself may hold secrets, so it is a digest.
+    /// The tree, as the proof of an archive packed from it. Of the location, only a digest is recorded, because the
+    /// location itself may hold secrets.
     #[serde(flatten)]
     pub(in crate::mirror) packed: PackedTree,
     /// The validators of an archive's server, for conditional requests.
@@ -55,7 +56,7 @@ impl ModuleTree {
 impl PackedTree {
     /// True if both are the same module, whatever packed them. Another folder of the same tree is another module.
     pub(in crate::mirror) fn is_same_module(&self, other: &Self) -> bool {
-        self.tree == other.tree && self.subdir == other.subdir
+        self.tree_digest == other.tree_digest && self.subdir == other.subdir
     }
 }
 
@@ -144,14 +145,15 @@ impl FirstSeenStep<'_, '_> {
             ReadOutcome::Absent => false,
             ReadOutcome::Damaged => true,
         };
-        // The name comes first: it also reflects a later `accept`.
-        if let Some(seen) = rebuild_from_name(self.library, package)? {
+        // The name record before other spellings: it also reflects a later `accept`.
+        if let Some(seen) = rebuild_from_name_record(self.library, package)? {
             tracing::error!(%package, "the first-seen record of a module version was lost; it is rebuilt from its archive");
             return Ok(self.put(seen));
         }
         let others = match package.folded() {
             _ if folds => self.library.store.records.spellings_seen(package)?,
-            // Two spellings are two modules, unless the record was made while they were one.
+            // Without `fold_case` two spellings are two modules. The folded spelling has a record of this module only
+            // if `fold_case` was on when it was written.
             folded if folded != *package => vec![folded],
             _ => vec![],
         };
@@ -191,11 +193,11 @@ impl FirstSeenStep<'_, '_> {
     }
 }
 
-/// Rebuilds the record from the name of a stored archive.
-fn rebuild_from_name(library: &Library, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
-    let name = library.catalog.name_record(package)?;
+/// Rebuilds the record from the name record, which lists the stored archives.
+fn rebuild_from_name_record(library: &Library, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
+    let name_record = library.catalog.name_record(package)?;
     let last_stored =
-        name.archives.iter().rev().find_map(|archive| archive.proof.how.tree().zip(Some(archive.stored_at)));
+        name_record.archives.iter().rev().find_map(|archive| archive.proof.how.tree().zip(Some(archive.stored_at)));
     Ok(last_stored.map(|(packed, stored_at)| {
         let tree = ModuleTree { packed: packed.clone(), validators: Validators::default(), at: stored_at };
         ModuleFirstSeen::of(stored_at, tree, Timestamp(0))
@@ -209,7 +211,7 @@ pub(in crate::mirror) enum ComparisonPurpose {
     Store,
     /// Only the comparison. It never creates a record.
     Recheck {
-        /// The `checked` time of the location that led to the tree.
+        /// The time at which upstream last confirmed the location that led to the tree.
         location_checked: Timestamp,
     },
 }
@@ -246,7 +248,7 @@ pub(in crate::mirror) fn compare(
             TreeComparison::Consistent
         } else {
             seen.moved = Some(tree.clone());
-            TreeComparison::Moved { first_seen: seen.tree.packed.tree }
+            TreeComparison::Moved { first_seen: seen.tree.packed.tree_digest }
         };
         step.put(seen);
         Ok(comparison)
@@ -320,7 +322,7 @@ impl Library {
         comparison: TreeComparison,
         accept_command: &str,
     ) -> Result<(), Error> {
-        let PackedTree { tree, commit, .. } = &module_tree.packed;
+        let PackedTree { tree_digest: tree, commit, .. } = &module_tree.packed;
         let commit = commit.as_deref().unwrap_or("none");
         let (verdict, kind, detail) = match comparison {
             TreeComparison::Consistent => return Ok(()),

@@ -109,7 +109,7 @@ impl<'a> SourceFetch<'a> {
         mut self,
         location: &LocationDocument,
     ) -> Result<FetchedTree, FetchTreeError> {
-        let LocatedSource { mut source, mut subdir } = location.located.clone();
+        let LocatedSource { mut source, mut subdir } = location.parsed.clone();
         for _ in 0..=MAX_PAGES {
             match source {
                 PackageSource::Git(_) | PackageSource::Archive(_) => return self.fetched(&source, subdir).await,

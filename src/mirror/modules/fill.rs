@@ -179,7 +179,7 @@ fn pack_into_stage(
     let mut staged = library.store.blobs.stage(name)?;
     let mut writer = StageWriter::new(&mut staged);
     let packed = pack(&fetched.tree, &fetched.root, &mut writer);
-    let PackResult { tree, notes } = match writer.end(packed) {
+    let PackResult { tree_digest: tree, notes } = match writer.end(packed) {
         Ok(Ok(packed)) => packed,
         Ok(Err(reason)) => {
             staged.discard()?;
@@ -200,7 +200,7 @@ impl FetchedTree {
     /// The tree with this digest, without its files.
     fn summary(&self, tree: Digest, location: &LocationDocument, at: Timestamp) -> ModuleTree {
         let (commit, subdir) = (self.commit.clone(), self.subdir.clone());
-        let packed = PackedTree { tree, commit, packer: PACKER, source: location.digest, subdir };
+        let packed = PackedTree { tree_digest: tree, commit, packer: PACKER, source: location.digest, subdir };
         ModuleTree { packed, validators: self.validators.clone(), at }
     }
 }
@@ -302,9 +302,9 @@ impl Modules {
         let mut reservation = self.library.reservation();
         let fetch = SourceFetch::new(self, package, call, &mut reservation).await?;
         let subject = fetch.subject();
-        let subdir = subdir_in_archive(package, location.located.subdir.as_ref())?;
+        let subdir = subdir_in_archive(package, location.parsed.subdir.as_ref())?;
         let known = || [Some(&seen.tree), seen.moved.as_ref()].into_iter().flatten();
-        match &location.located.source {
+        match &location.parsed.source {
             PackageSource::Git(git) => {
                 let commit = call.config.outbound.git_commit(fetch.request(&git.url, &subject), git).await;
                 let commit = commit.map_err(|error| fetch.git_failed(error, &git.url))?;
@@ -342,7 +342,7 @@ impl Modules {
         let (origin, location, now) = (fetched.origin.clone(), location.clone(), call.now);
         let packing = self.library.on_disk(move |_| {
             let packed = pack(&fetched.tree, &fetched.root, &mut io::sink());
-            Ok(packed.map(|packed| fetched.summary(packed.tree, &location, now)))
+            Ok(packed.map(|packed| fetched.summary(packed.tree_digest, &location, now)))
         });
         packing.await?.map_err(|reason| self.refused_tree(package, &origin, reason))
     }

@@ -1,5 +1,7 @@
 //! Modules: version lists, locations, and the archives that larder packs. Public registries answer with git addresses,
 //! which no cache can store.
+//!
+//! Throughout, `package` is spelled as it was requested, and `key` as it is stored, which may differ in case.
 
 pub(in crate::mirror) mod fetch;
 pub(in crate::mirror) mod fill;
@@ -63,7 +65,7 @@ pub struct Modules {
     pub(in crate::mirror) library: Arc<Library>,
     pub(in crate::mirror) documents: Arc<Documents>,
     pub(in crate::mirror) reader: Arc<VerifiedReader>,
-    /// The fills that each client started and may have left.
+    /// The fills that each client started; they go on if the client disconnects.
     started_fills: FillsByClient,
     work: ModuleWork,
 }
@@ -128,17 +130,17 @@ impl Modules {
         };
         let location = Arc::clone(&answer.value).as_location(package)?;
         let archive = self.library.stored_module(&key).await?;
-        if let PackageSource::Unsupported(source) = &location.located.source {
-            let moved = self.check_external_move(package, &key, source, call).await;
+        if let PackageSource::Unsupported(source) = &location.parsed.source {
+            let refusal = self.check_external_move(package, &key, source, call).await;
             let value = match archive {
                 Some(archive) => {
-                    if let Err(error) = moved {
+                    if let Err(error) = refusal {
                         tracing::error!(%package, %error, "the move of a module could not be recorded; the stored copy is served");
                     }
                     local_location(package, &archive)
                 }
-                None => match moved? {
-                    Some(moved) => return Err(moved),
+                None => match refusal? {
+                    Some(refusal) => return Err(refusal),
                     None => self.external_location(package, source)?,
                 },
             };
@@ -157,13 +159,13 @@ impl Modules {
             let archive = filled?;
             return Ok(Answer { outcome: Outcome::Miss, ..answer.map(|_| local_location(package, &archive)) });
         }
-        let subdir = match &location.located.source {
+        let subdir = match &location.parsed.source {
             // The folder of the module within the archive is in the page that the location names. Without it, a client
             // would use the root.
             PackageSource::Indirect(_) => {
                 call.config.pending_subdirs.get(&key, call.now).ok_or(Error::Slow(subject))?
             }
-            _ => subdir_in_archive(package, location.located.subdir.as_ref())?,
+            _ => subdir_in_archive(package, location.parsed.subdir.as_ref())?,
         };
         let archive = ModuleArchiveRef { package: package.clone(), digest: None };
         let pending = ModuleLocation::Local { archive, checksum: None, subdir };
@@ -185,7 +187,7 @@ impl Modules {
             let recorded = module_history::record_external_move(library, &owned_key, kind);
             let before = match default_if_store_unavailable(recorded)? {
                 ReadOutcome::Absent => return Ok(None),
-                ReadOutcome::Intact(seen) => format!("the first-seen tree has digest {}", seen.tree.packed.tree),
+                ReadOutcome::Intact(seen) => format!("the first-seen tree has digest {}", seen.tree.packed.tree_digest),
                 ReadOutcome::Damaged => "the first-seen record is damaged".to_owned(),
             };
             let detail = format!("{upstream_has}; {before}");
@@ -268,7 +270,8 @@ impl Modules {
         if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));
         }
-        // A moment ago, upstream's location did not lead to the wanted archive either.
+        // Upstream's location was fetched a moment ago, for an earlier request, and did not lead to an archive with the
+        // wanted digest.
         if call.config.refetched_locations.get(&key, call.now).is_some()
             && self.library.stored_module(&key).await?.is_some()
         {
@@ -280,9 +283,10 @@ impl Modules {
         }
         let _place = self.runtime.take_waiting_place(&subject, call)?;
         if self.library.stored_module(&key).await?.is_some() {
-            // Another archive is stored. The version may have been republished, and accepted on another mirror.
-            let seen = self.documents.get(package, call).await.ok().map(|answer| answer.value.confirmation());
-            self.documents.fetch_now(package, seen, call).await?;
+            // An archive with another digest is stored. The wanted one may come from another mirror, where an operator
+            // accepted that the version was republished: upstream's location leads to it then.
+            let confirmation = self.documents.get(package, call).await.ok().map(|answer| answer.value.confirmation());
+            self.documents.fetch_now(package, confirmation, call).await?;
         } else {
             self.module_fill(package, call).await?;
         }

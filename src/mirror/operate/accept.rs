@@ -390,11 +390,11 @@ impl Operations {
         let lookup = self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
         let was_seen = lookup != ReadOutcome::Absent;
         let before = lookup.intact().map(|seen| seen.tree.packed);
-        if let PackageSource::Unsupported(source) = &location.located.source
+        if let PackageSource::Unsupported(source) = &location.parsed.source
             && was_seen
         {
             let (owned_key, kind, now) = (key.clone(), source.kind_name(), call.now);
-            let tree_before = before.map(|before| before.tree);
+            let tree_before = before.map(|before| before.tree_digest);
             let forget = move |library: &Library| {
                 library.catalog.change_name_record(&owned_key, |name| name.archives.clear())?;
                 module_history::forget(library, &owned_key, now)
@@ -412,10 +412,10 @@ impl Operations {
         if before.as_ref().is_some_and(|before| before.is_same_module(now)) {
             return Ok(AcceptOutcome::NothingToAccept);
         }
-        tracing::warn!(%package, tree = %now.tree, commit = now.commit, "accepted by the operator: another tree is the first-seen one from now on");
+        tracing::warn!(%package, tree = %now.tree_digest, commit = now.commit, "accepted by the operator: another tree is the first-seen one from now on");
         Ok(AcceptOutcome::AcceptedTree {
-            tree_before: before.as_ref().map(|before| before.tree),
-            tree: now.tree,
+            tree_before: before.as_ref().map(|before| before.tree_digest),
+            tree: now.tree_digest,
             commit_before: before.and_then(|before| before.commit),
             commit: now.commit.clone(),
         })

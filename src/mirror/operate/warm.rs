@@ -214,11 +214,11 @@ impl Operations {
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
         request.charge(self.library.stored_document(&Key::location(&key)).await?.is_none().into())?;
         let WarmedDocument { value, unconfirmed } = request.document(self.documents.get(package, &call).await)?;
-        let located = value.as_location(package)?;
+        let location = value.as_location(package)?;
         if let Some(archive) = self.library.stored_module(&key).await? {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed });
         }
-        if let PackageSource::Unsupported(source) = &located.located.source {
+        if let PackageSource::Unsupported(source) = &location.parsed.source {
             let reason = format!("names {}, which larder cannot fetch; clients fetch it directly", source.describe());
             return Err(UpstreamError::unusable(subject, host, reason).into());
         }

@@ -101,7 +101,7 @@ fn sample() -> Tree {
 fn a_fixed_tree_has_a_fixed_archive_and_a_fixed_digest() {
     let (bytes, packed) = packed(&sample(), "").unwrap();
     assert_eq!(PACKER, 1);
-    assert_eq!(packed.tree.to_string(), "6be995a793ccedf29601f0a39177c94f833e64ae0ea50e2756854a8f890e08d0");
+    assert_eq!(packed.tree_digest.to_string(), "6be995a793ccedf29601f0a39177c94f833e64ae0ea50e2756854a8f890e08d0");
     assert_eq!(Digest::of(&bytes).to_string(), "05d91e594ed492e2c273bef3841056d371130b91c18862e1445b3fbf40112c0c");
 }
 
@@ -192,12 +192,12 @@ fn the_tree_digest_matches_its_definition() {
     hashed.extend(Digest::of(b"one").as_bytes());
     hashed.extend(b"xb\0");
     hashed.extend(Digest::of(b"two").as_bytes());
-    assert_eq!(packed(&tree, "").unwrap().1.tree, Digest::of(&hashed));
+    assert_eq!(packed(&tree, "").unwrap().1.tree_digest, Digest::of(&hashed));
 }
 
 #[test]
 fn the_tree_digest_changes_only_with_names_contents_and_executable_bits() {
-    let digest = |items: &[Item<'_>]| packed(&tree_of(items), "").unwrap().1.tree;
+    let digest = |items: &[Item<'_>]| packed(&tree_of(items), "").unwrap().1.tree_digest;
     let original = digest(&[File("a", 0o644, "x"), Folder("d")]);
     for same in [
         &[Folder("d"), File("a", 0o644, "x")][..],
@@ -437,6 +437,6 @@ proptest! {
         }
         prop_assert!(has_links || tree.entries().count() == unpacked_tree.entries().count());
         let (repacked, third) = packed(&unpacked_tree, "").unwrap();
-        prop_assert_eq!((repacked, third.tree), (bytes, first.tree));
+        prop_assert_eq!((repacked, third.tree_digest), (bytes, first.tree_digest));
     }
 }

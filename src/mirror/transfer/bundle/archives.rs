@@ -312,7 +312,7 @@ impl BundledModule {
         let (package, now) = (entry.package(), criteria.now);
         let location = document_from_bundle(&entry.said, small_files.get(FileRole::Location)?, Bytes::new(), now);
         let key = library.runtime.config().key_of_package(&package);
-        let located = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
+        let location_document = Arc::new(location.clone()).as_location(&package).map_err(|e| e.to_string())?;
         if let Some(subdir) = &entry.subdir {
             // Part of a location, which is sent as a header.
             let is_one = subdir.bytes().all(|byte| byte.is_ascii_graphic()) && !subdir.contains(['?', '#']);
@@ -321,10 +321,10 @@ impl BundledModule {
                 .filter(|path| is_one && !path.is_root())
                 .ok_or("its subdir is not a path")?;
         }
-        drop(subdir_in_archive(&package, located.located.subdir.as_ref()).map_err(|e| e.to_string())?);
+        drop(subdir_in_archive(&package, location_document.parsed.subdir.as_ref()).map_err(|e| e.to_string())?);
         let is_stored = || -> Result<bool, StoreError> {
             let first_seen = module_history::read_first_seen(library, &key)?.intact();
-            Ok(first_seen.is_some_and(|seen| seen.tree.packed.tree == entry.tree)
+            Ok(first_seen.is_some_and(|seen| seen.tree.packed.tree_digest == entry.tree)
                 && library.is_stored_under(&key, entry.archive.sha256)?
                 && library.has_document_or_newer(&Key::location(&key), &location, now)?)
         };
@@ -333,7 +333,7 @@ impl BundledModule {
         }
         let claimed_tree = ModuleTree {
             packed: PackedTree {
-                tree: entry.tree,
+                tree_digest: entry.tree,
                 commit: entry.commit.clone(),
                 packer: entry.packer,
                 source: entry.source,
@@ -398,10 +398,11 @@ impl BundledModule {
         };
         let mut packed_anew = Hasher::new();
         let packed = unpacked.and_then(|()| pack(&tree, &TreePath::root(), &mut packed_anew));
-        let PackResult { tree: packed_tree, .. } = packed.map_err(|e| format!("its archive is not a module: {e}"))?;
+        let PackResult { tree_digest: packed_tree, .. } =
+            packed.map_err(|e| format!("its archive is not a module: {e}"))?;
         let claimed = &self.claimed_tree.packed;
-        if packed_tree != claimed.tree {
-            return Err(format!("its tree has digest {packed_tree}, but its manifest names {}", claimed.tree));
+        if packed_tree != claimed.tree_digest {
+            return Err(format!("its tree has digest {packed_tree}, but its manifest names {}", claimed.tree_digest));
         }
         let (anew, _) = packed_anew.finish();
         // Clients use another tar reader than larder. Only the output of our packer reads the same in all of them.

@@ -265,7 +265,7 @@ impl Transfers {
             module,
             version,
             commit: stored.packed.commit,
-            tree: stored.packed.tree,
+            tree: stored.packed.tree_digest,
             packer: stored.packed.packer,
             subdir: stored.packed.subdir,
             source: stored.packed.source,
