@@ -28,7 +28,7 @@ async fn the_tree_equals_a_clone_with_submodules() {
     write(&outer, "a.bat", "one\ntwo\n");
     write(&outer, "Case", "1");
     write(&outer, "case", "2");
-    write(&outer, "aux", "a name that Windows has not");
+    write(&outer, "aux", "Windows reserves this name");
     write(&outer, "big.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n");
     symlink("modules/a", outer.join("linked")).unwrap();
     symlink("../../../etc/passwd", outer.join("modules/out")).unwrap();
@@ -36,7 +36,7 @@ async fn the_tree_equals_a_clone_with_submodules() {
     git(&outer, &["config", "-f", ".gitmodules", "submodule.modules/middle.branch", "main"]);
     let id = commit(&outer);
 
-    let config = GitTestConfig::for_registry(&forge.url("outer"));
+    let config = GitTestConfig::allowing(&forge.url("outer"));
     let fetched = config.fetch(&forge.source("outer", "main")).await.unwrap();
     assert_eq!(fetched.commit, id);
     assert_eq!(fetched.notes, ["pointers of Git LFS stay pointers: big.bin"]);
@@ -67,7 +67,7 @@ async fn attributes_are_applied_as_git_applies_them() {
         ("id", b"a $Id$ b\n$Id: old $\n$Id: two words $ $Id$\n$Id:$\n$Id: a\nb$ $Id$\n$$Id$"),
         ("idend", b"$Id: no end\n"),
         ("idcut", b"x $Id"),
-        ("idfar", b"$Id:a b $ $Id: a b $Id$ $I$Id$ $Id\0$Id$ $Id: \0 x$ $Id: x\t\0$ $Id: x\tyy $ $Id: \r$"),
+        ("idspaces", b"$Id:a b $ $Id: a b $Id$ $I$Id$ $Id\0$Id$ $Id: \0 x$ $Id: x\t\0$ $Id: x\tyy $ $Id: \r$"),
         ("idodd", b"$Id$Id$ $Id: $ $Id:  $ $Idx$ $Id:x$ $Id: x$ $Id:x $"),
     ];
     let attributes = [
@@ -138,7 +138,7 @@ async fn attributes_are_applied_as_git_applies_them() {
     assert!(git_command(&repository).args(["update-index", "--index-info"]).stdin(entries).status().unwrap().success());
     git(&repository, &["commit", "-q", "-m", "x"]);
 
-    let fetched = GitTestConfig::for_registry(&forge.url("r")).fetch(&forge.source("r", "")).await.unwrap();
+    let fetched = GitTestConfig::allowing(&forge.url("r")).fetch(&forge.source("r", "")).await.unwrap();
     assert_eq!(fetched.notes.len(), 1, "{:?}", fetched.notes);
     assert!(fetched.notes[0].contains("(no-such)"), "{:?}", fetched.notes);
     assert_same_listing(&tree_listing(&fetched.tree), &clone_listing(&forge.url("r"), "").unwrap());
@@ -177,7 +177,7 @@ async fn a_name_that_git_forbids_is_refused() {
     let forge = Forge::new();
     let repository = forge.repository("r");
     commit(&repository);
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let cases: &[(&str, &[CraftedEntry<'_>])] = &[
         (".git", &[("100644", ".git", b"x")]),
         (".GiT", &[("100644", ".GiT", b"x")]),
@@ -198,11 +198,11 @@ async fn a_name_that_git_forbids_is_refused() {
 }
 
 #[tokio::test]
-async fn submodules_are_fetched_only_over_https_and_ssh_and_stay_empty_without_an_entry() {
+async fn submodules_are_fetched_only_over_https_and_ssh_and_stay_empty_without_an_entry_in_gitmodules() {
     let forge = Forge::new();
     let repository = forge.repository("r");
     commit(&repository);
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     commit_crafted_tree(&repository, &[("160000", "gone", b"")]);
     let fetched = config.fetch(&forge.source("r", "crafted")).await.unwrap();
     assert_eq!(tree_listing(&fetched.tree), Listing::from([(b"gone".to_vec(), TreeItem::Folder)]));
@@ -242,6 +242,7 @@ fn make_ambiguous_repository(forge: &Forge) -> BTreeMap<&'static str, String> {
     git(&r, &["tag", "-a", "-m", "x", "annotated"]);
     git(&r, &["tag", "-a", "-m", "x", "twice", "annotated"]);
     add_commit("both", &["checkout", "-q", "-b", "both"]);
+    // The name of this branch is the beginning of a tag's name.
     add_commit("prefix", &["checkout", "-q", "-b", "v1.0"]);
     git(&r, &["tag", "v1.0.0-rc", "both~1"]);
     // A commit that only a tag leads to.
@@ -263,14 +264,15 @@ fn content(fetched: &GitTree) -> String {
 async fn a_reference_resolves_as_in_a_clone_and_checkout() {
     let forge = Forge::new();
     let ids = make_ambiguous_repository(&forge);
-    // Some servers can omit trees, others cannot, and old ones can do neither that nor serve most ids.
+    // A server that can omit trees (`allowFilter`), one that cannot, and one of the old protocol, which also serves no
+    // commit by its id unless a ref names it.
     for (allows_filter, is_old) in [("true", false), ("false", false), ("false", true)] {
         fs::write(server_config_path(forge.folder.path()), format!("[uploadpack]\n\tallowFilter = {allows_filter}\n"))
             .unwrap();
         forge
             .server
             .set_behaviour(move |_| if is_old { ServerBehaviour::OldProtocol } else { ServerBehaviour::Normal });
-        let config = GitTestConfig::for_registry(&forge.url("r"));
+        let config = GitTestConfig::allowing(&forge.url("r"));
         let first = &ids["first"];
         let abbreviated = first[..10].to_owned();
         for reference in [
@@ -294,12 +296,14 @@ async fn a_reference_resolves_as_in_a_clone_and_checkout() {
             assert_same_listing(&tree_listing(&fetched.tree), &expected);
             assert_eq!(fetched.commit, ids[content(&fetched).as_str()], "{reference}");
             let resolved = config.resolve(&forge.source("r", reference)).await.unwrap();
+            // The refs do not resolve an abbreviated id; only a fetch does.
             let expected = if reference == abbreviated { None } else { Some(fetched.commit.clone()) };
             assert_eq!(resolved, expected, "{reference}");
         }
         for unresolvable in ["absent", "v1", "heads/both", "0000", "both~1"] {
             let refused = config.fetch(&forge.source("r", unresolvable)).await.unwrap_err();
             assert!(refused.to_string().contains(unresolvable), "{unresolvable}: {refused}");
+            // `0000` may be an abbreviated id, so only a fetch shows that it does not exist.
             assert!(
                 config.resolve(&forge.source("r", unresolvable)).await.is_err() || unresolvable == "0000",
                 "{unresolvable}"
@@ -337,7 +341,7 @@ async fn a_commit_refused_by_its_id_is_found_by_fetching_everything() {
         let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/x-git-upload-pack-result\r\n\r\n";
         if is_refused { ServerBehaviour::RawResponse(format!("{head}{packet_line}")) } else { ServerBehaviour::Normal }
     });
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let fetched = config.fetch(&forge.source("r", &first)).await.unwrap();
     assert_eq!((content(&fetched).as_str(), &fetched.commit), ("first", &first));
     let fetched = config.fetch(&forge.source("outer", "")).await.unwrap();
@@ -349,7 +353,7 @@ async fn a_commit_refused_by_its_id_is_found_by_fetching_everything() {
 async fn with_a_depth_a_branch_wins_over_a_tag_and_ids_do_not_resolve() {
     let forge = Forge::new();
     let ids = make_ambiguous_repository(&forge);
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let source_with_depth = |reference: &str, depth| GitSource { depth: Some(depth), ..forge.source("r", reference) };
     for (reference, expected) in [("both", "both"), ("main", "main"), ("annotated", "tagged"), ("", "main")] {
         let fetched = config.fetch(&source_with_depth(reference, 1)).await.unwrap();
@@ -363,7 +367,7 @@ async fn with_a_depth_a_branch_wins_over_a_tag_and_ids_do_not_resolve() {
 async fn a_tag_that_moved_names_another_commit() {
     let forge = Forge::new();
     let ids = make_ambiguous_repository(&forge);
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let source = forge.source("r", "annotated");
     assert_eq!(config.resolve(&source).await.unwrap().as_ref(), Some(&ids["tagged"]));
     git(&forge.folder.path().join("r"), &["tag", "-f", "-a", "-m", "y", "annotated", &ids["both"]]);
@@ -375,7 +379,7 @@ async fn a_tag_that_moved_names_another_commit() {
 async fn an_absent_or_empty_repository_is_an_upstream_error() {
     let forge = Forge::new();
     forge.repository("empty");
-    let config = GitTestConfig::for_registry(&forge.url("empty"));
+    let config = GitTestConfig::allowing(&forge.url("empty"));
     for (name, message) in [("absent", "no such repository"), ("empty", "without a commit")] {
         let error = config.fetch(&forge.source(name, "")).await.unwrap_err();
         let GitError::Upstream(error) = error else { panic!("{error}") };

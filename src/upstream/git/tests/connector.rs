@@ -37,7 +37,7 @@ async fn a_repository_that_has_moved_is_fetched_at_its_new_url() {
         Some(path) => redirect(format!("http://127.0.0.1:{port}/r/{path}")),
         None => ServerBehaviour::Normal,
     });
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let fetched = config.fetch(&forge.source("old", "main")).await.unwrap();
     assert!(tree_listing(&fetched.tree).contains_key(&b"main.tf"[..]));
     let requests = forge.server.requests();
@@ -52,7 +52,7 @@ async fn a_repository_that_has_moved_is_fetched_at_its_new_url() {
 async fn a_redirect_against_the_egress_policy_is_refused() {
     let forge = Forge::new();
     make_repository(&forge);
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let other_forge = Forge::new();
     let targets = ["https://127.0.0.1:1/".to_owned(), "https://10.1.2.3/".to_owned(), other_forge.url("r").to_string()];
     for (target, allow_entry) in targets.into_iter().zip(["\"127.0.0.1\"", "\"10.1.2.3\"", "\"http://127.0.0.1:"]) {
@@ -72,7 +72,7 @@ async fn a_redirect_of_a_post_is_not_followed() {
     forge.server.set_behaviour(|request| {
         if request.method == "POST" { redirect("/r/.git/git-upload-pack") } else { ServerBehaviour::Normal }
     });
-    let refused = GitTestConfig::for_registry(&forge.url("r")).fetch(&forge.source("r", "main")).await.unwrap_err();
+    let refused = GitTestConfig::allowing(&forge.url("r")).fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("not sent twice"), "{refused}");
     assert_eq!(forge.server.requests().len(), 2);
 }
@@ -87,7 +87,7 @@ async fn a_credential_is_sent_to_its_host_only() {
     let host = Hostname::parse(&format!("127.0.0.1:{}", private.server.port)).unwrap();
     let access = Access::Http(CredentialKind::Bearer(token));
     let credential = Credential { host, upstreams: vec![super::host()], access };
-    let mut config = GitTestConfig::for_registry(&public.url("r"));
+    let mut config = GitTestConfig::allowing(&public.url("r"));
     config.credentials = vec![credential];
     let port = private.server.port;
     config.allow_private = vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port }];
@@ -114,7 +114,7 @@ async fn a_credential_is_sent_to_its_host_only() {
 #[tokio::test]
 async fn an_http_error_of_a_forge_is_reported_as_such() {
     let forge = Forge::new();
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     for (status, message) in [
         ("401 Unauthorized", "refused larder's request"),
         ("500 Oops", "answered 500"),
@@ -140,7 +140,7 @@ async fn an_http_error_of_a_forge_is_reported_as_such() {
 async fn offline_no_request_is_sent_and_no_ssh_process_started() {
     let forge = Forge::new();
     make_repository(&forge);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.network.offline = true;
     for url in [forge.url("r"), Url::parse("ssh://git@127.0.0.1/x").unwrap()] {
         let source = GitSource { url, reference: None, depth: None };
@@ -154,7 +154,7 @@ async fn offline_no_request_is_sent_and_no_ssh_process_started() {
 async fn a_cancelled_job_ends_and_releases_its_permit() {
     let forge = Forge::new();
     make_repository(&forge);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git_fetches.per_upstream = 1;
     config.upstream_limits.git_fetches.all = 1;
     let outbound = Arc::new(config.outbound());
@@ -167,7 +167,7 @@ async fn a_cancelled_job_ends_and_releases_its_permit() {
     let running_job = {
         let (outbound, source) = (Arc::clone(&outbound), source.clone());
         let config =
-            GitTestConfig { upstream_limits: config.upstream_limits, ..GitTestConfig::for_registry(&forge.url("r")) };
+            GitTestConfig { upstream_limits: config.upstream_limits, ..GitTestConfig::allowing(&forge.url("r")) };
         tokio::spawn(async move { config.fetch_with(&outbound, &source).await.map(|fetched| fetched.commit) })
     };
     tokio::task::spawn_blocking(move || started.recv().unwrap()).await.unwrap();
@@ -184,7 +184,7 @@ async fn a_text_that_quotes_a_credential_is_not_shown() {
     make_repository(&forge);
     let host = Hostname::parse(&format!("127.0.0.1:{}", forge.server.port)).unwrap();
     let access = Access::Http(CredentialKind::Bearer(SecretString::from("s3cret")));
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];
     for text in ["ERR who is s3cret", "ERR who is there"] {
         let packet_line = format!("{:04x}{text}", text.len() + 4);
@@ -259,7 +259,7 @@ impl SshServer {
 
     /// A configuration with the server's keys.
     fn config(&self, key: &str, known_hosts: &str) -> GitTestConfig {
-        let mut config = GitTestConfig::for_registry(&Url::parse("https://registry.example/").unwrap());
+        let mut config = GitTestConfig::allowing(&Url::parse("https://registry.example/").unwrap());
         let root = self.folder.path();
         let files = SshFiles { key: root.join(key), known_hosts: root.join(known_hosts) };
         let host = Hostname::parse(&format!("127.0.0.1:{}", self.port)).unwrap();
@@ -335,7 +335,7 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "key", "x");
     write(folder.path(), "known_hosts", "");
-    let mut config = GitTestConfig::for_registry(&Url::parse("https://registry.example/").unwrap());
+    let mut config = GitTestConfig::allowing(&Url::parse("https://registry.example/").unwrap());
     let files = SshFiles { key: folder.path().join("key"), known_hosts: folder.path().join("known_hosts") };
     let host = Hostname::parse(&format!("127.0.0.1:{port}")).unwrap();
     config.credentials = vec![Credential { host, upstreams: vec![super::host()], access: Access::Ssh(files) }];
@@ -354,7 +354,7 @@ async fn a_silent_ssh_server_is_given_up_and_leaves_no_process() {
 fn a_key_without_a_port_is_for_ports_22_and_443_and_a_key_with_a_port_only_for_that_port() {
     let files = SshFiles { key: "/k".into(), known_hosts: "/h".into() };
     for (section_host, expected) in [("git.example", [true, true, false]), ("git.example:2222", [false, false, true])] {
-        let mut config = GitTestConfig::for_registry(&Url::parse("https://registry.example/").unwrap());
+        let mut config = GitTestConfig::allowing(&Url::parse("https://registry.example/").unwrap());
         let host = Hostname::parse(section_host).unwrap();
         let access = Access::Ssh(files.clone());
         config.credentials = vec![Credential { host, upstreams: vec![super::host()], access }];

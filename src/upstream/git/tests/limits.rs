@@ -19,7 +19,7 @@ async fn a_server_that_falls_silent_is_given_up() {
     let forge = Forge::new();
     let r = forge.repository("r");
     commit(&r);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.idle = Duration::from_millis(100);
     for silent in ["GET", "POST"] {
         forge.server.set_behaviour(move |request| {
@@ -28,7 +28,7 @@ async fn a_server_that_falls_silent_is_given_up() {
         assert!(matches!(fault(&config, &forge.source("r", "main")).await, Fault::Slow(_)));
     }
     let partial_answer = "HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\nContent-Length: 90\r\n\r\n001e#";
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.total = Duration::from_millis(100);
     forge.server.set_behaviour(|_| ServerBehaviour::NoAnswer);
     assert!(matches!(fault(&config, &forge.source("r", "main")).await, Fault::Slow(_)));
@@ -42,7 +42,7 @@ async fn a_server_that_falls_silent_is_given_up() {
 async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.give_up_after = Duration::from_secs(1);
     for silent in ["GET", "POST"] {
         forge.server.set_behaviour(move |request| {
@@ -59,7 +59,7 @@ async fn a_huge_object_of_zeros_is_refused_before_it_is_inflated() {
     let r = forge.repository("r");
     write(&r, "bomb", vec![0; 64 << 20]);
     commit(&r);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.object_bytes = 1 << 20;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::packaging::TreeError::TooLarge(_), .. }), "{refused}");
@@ -74,7 +74,7 @@ async fn tree_limits_are_checked_before_a_file_is_written() {
         write(&r, &format!("d{}/{number}", number % 5), vec![b'x'; 1000]);
     }
     commit(&r);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     for (limits, message) in [
         (TreeLimits { entries: 40, bytes: 1 << 30 }, "40 files, folders and links"),
         (TreeLimits { entries: 1000, bytes: 40_000 }, "40000 bytes in its files"),
@@ -104,7 +104,7 @@ async fn a_tree_of_a_few_objects_and_endless_paths_is_refused() {
     }
     let commit = git(&r, &["commit-tree", "-m", "x", &tree]);
     git(&r, &["branch", "endless", &commit]);
-    let refused = GitTestConfig::for_registry(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
+    let refused = GitTestConfig::allowing(&forge.url("r")).fetch(&forge.source("r", "endless")).await.unwrap_err();
     assert!(refused.to_string().contains("100000 files, folders and links"), "{refused}");
 }
 
@@ -127,7 +127,7 @@ async fn submodules_are_limited_in_number_and_depth() {
         git(&r, &["commit", "-q", "-m", "x"]);
         last = git(&r, &["rev-parse", "HEAD"]);
     }
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.submodule_depth = 3;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(refused.to_string().contains("3 submodules one in the other"), "{refused}");
@@ -144,7 +144,7 @@ async fn submodules_are_limited_in_number_and_depth() {
 async fn a_local_disk_error_is_no_upstream_error() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let tree = Tree::new(tempfile::tempfile().unwrap(), config.tree_limits);
     let (upstream, source) = (config.upstream(), forge.source("r", "main"));
     let failed = config
@@ -162,7 +162,7 @@ async fn expensive_or_oversized_attributes_are_refused() {
     let r = forge.repository("r");
     let deep = format!("{}b", "a/".repeat(60));
     write(&r, &deep, "x");
-    let config = GitTestConfig::for_registry(&forge.url("r"));
+    let config = GitTestConfig::allowing(&forge.url("r"));
     let stars = "**/a/".repeat(40);
     let quoted = format!("\"{}\"", stars.replace('*', "\\052"));
     for (rules, message) in [
@@ -200,7 +200,7 @@ async fn expensive_or_oversized_attributes_are_refused() {
 #[tokio::test]
 async fn the_caller_gets_an_error_if_git_code_does_not_end() {
     let forge = Forge::new();
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.total = Duration::from_millis(50);
     config.upstream_limits.git.stop_time = Duration::from_millis(50);
     let (outbound, upstream, source) = (config.outbound(), config.upstream(), forge.source("r", "main"));
@@ -230,7 +230,7 @@ async fn a_slow_server_is_given_up() {
     let random: Vec<u8> = (0..60_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     write(&r, "f", random);
     commit(&r);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.idle = Duration::from_millis(200);
     let long_preparing = config.upstream_limits.git.preparing;
     // Slow before the pack, and slow within it. The fast part of the pack exceeds one whole packet line (up to 64 KiB).
@@ -258,7 +258,7 @@ async fn a_slow_server_is_given_up() {
 async fn one_upstream_never_takes_all_git_fetches() {
     let (forge, stuck_forge) = (Forge::new(), Forge::new());
     commit(&forge.repository("r"));
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.allow_private =
         vec![PrivateDestination::PlainHttp { host: "127.0.0.1".into(), port: stuck_forge.server.port }];
     config.upstream_limits.git_fetches.wait = Duration::from_millis(100);
@@ -301,7 +301,7 @@ async fn one_upstream_never_takes_all_git_fetches() {
 async fn a_server_that_sends_progress_but_no_pack_is_given_up() {
     let forge = Forge::new();
     commit(&forge.repository("r"));
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.preparing = Duration::from_secs(1);
     // Ends the test if the limit under test does not.
     config.upstream_limits.git.total = Duration::from_secs(15);
@@ -319,7 +319,7 @@ async fn the_objects_of_a_pack_are_limited() {
     let r = forge.repository("r");
     write(&r, "f", "x");
     commit(&r);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     // The pack has three objects: a commit, its tree and a blob.
     config.upstream_limits.git.objects = 2;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
@@ -342,7 +342,7 @@ async fn refs_and_data_before_a_pack_are_limited() {
         forge
             .server
             .set_behaviour(move |_| if is_old { ServerBehaviour::OldProtocol } else { ServerBehaviour::Normal });
-        let mut config = GitTestConfig::for_registry(&forge.url("r"));
+        let mut config = GitTestConfig::allowing(&forge.url("r"));
         config.upstream_limits.git.names = 20;
         let source = forge.source("r", &id[..8]);
         for refused in [config.resolve(&source).await.map(drop), config.fetch(&source).await.map(drop)] {
@@ -359,7 +359,7 @@ async fn refs_and_data_before_a_pack_are_limited() {
 #[tokio::test]
 async fn resolving_a_name_has_separate_limits_and_a_full_id_needs_no_request() {
     let forge = Forge::new();
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.resolve_time = Duration::from_millis(100);
     config.upstream_limits.documents.all = 0;
     forge.server.set_behaviour(|_| ServerBehaviour::NoAnswer);
@@ -388,7 +388,7 @@ async fn a_pack_that_exceeds_the_chain_memory_is_refused() {
     }
     commit(&r);
     git(&r, &["repack", "-q", "-a", "-d", "-f", "--depth=40", "--window=10"]);
-    let mut config = GitTestConfig::for_registry(&forge.url("r"));
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.chain_bytes = 200_000;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::packaging::TreeError::TooLarge(_), .. }), "{refused}");

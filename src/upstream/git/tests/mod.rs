@@ -114,7 +114,8 @@ struct GitTestConfig {
 }
 
 impl GitTestConfig {
-    fn for_registry(registry: &Url) -> Self {
+    /// Allows requests to the origin of this URL, which is that of the upstream, and to no other private address.
+    fn allowing(registry: &Url) -> Self {
         let network = config::Config::default().network;
         Self {
             registry: registry.clone(),
