@@ -81,7 +81,7 @@ async fn a_failing_upstream_opens_the_breaker_for_growing_times() {
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
 }
 
-/// `status` shows the open breakers of this moment, also without new requests.
+/// The metric shows the open breakers of this moment, also without new requests.
 #[tokio::test]
 async fn an_expired_breaker_is_no_longer_reported() {
     let upstream = upstream_publishing(&["null"]).await;
@@ -93,9 +93,9 @@ async fn an_expired_breaker_is_no_longer_reported() {
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
     assert_stale(&larder, "null").await;
     assert_eq!(larder.metric("larder_breaker_open").await, 1.0);
-    // A removed upstream gets no requests, so its breaker is no longer reported.
-    let elsewhere = format!("{}/", upstream.origin());
-    larder.reload(Larder::builder().upstream("r.example", &elsewhere, "")).await.unwrap();
+    // The same server, configured under another host name: the breaker of the removed upstream is no longer reported.
+    let same_server = format!("{}/", upstream.origin());
+    larder.reload(Larder::builder().upstream("r.example", &same_server, "")).await.unwrap();
     assert_eq!(larder.metric("larder_breaker_open").await, 0.0);
 }
 
@@ -147,7 +147,8 @@ async fn a_truncated_body_opens_the_breaker() {
     assert_eq!(upstream.count_of(Target::Everything), 1);
 }
 
-/// A silent upstream costs `patience` once, not once for each stale list; the request that goes on in the background
+/// A client waits for a revalidation for `patience` and then gets the stale list. A silent upstream costs that time
+/// once, not once for each list; the request that goes on in the background
 /// closes the breaker.
 #[tokio::test]
 async fn a_silent_upstream_costs_the_patience_once() {
@@ -184,7 +185,7 @@ async fn a_document_that_exceeds_its_time_limit_opens_the_breaker() {
     }
 }
 
-/// After that time one revalidation probes the origin, and the others do not wait for it.
+/// Once the breaker's open time is over, one revalidation probes the origin, and the others do not wait for it.
 #[tokio::test]
 async fn one_revalidation_probes_the_origin_and_others_do_not_wait_for_it() {
     let upstream = upstream_publishing(&["null", "random"]).await;

@@ -3,12 +3,12 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::support::bundle_commands::{run_larder_in, write_config_of_running};
 use crate::support::bundle_transfer::{BundleKey, SealedStore, bundle, bundle_of, contents, outcomes, sealed, warm_up};
 use crate::support::estate_fixture::{EstateFixture, PLATFORMS, ROOTS};
 use crate::support::git_module_fixture::{GitModuleFixture, ModuleCase, override_through};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::larder_commands::{run_larder_in, write_config_of_running};
 use crate::support::process::{CommandOutput, Process};
 use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, LocationReply, Provider};

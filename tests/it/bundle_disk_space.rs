@@ -4,10 +4,10 @@
 use larder::bundle::{ApplyOutcome, Receipt};
 use serde_json::Value;
 
-use crate::support::bundle_commands::{run_larder_in, write_config_of_running};
 use crate::support::bundle_transfer::{BundleKey, BundleUpload, SealedStore, bundle, receipt_in, settled_contents};
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::larder_commands::{run_larder_in, write_config_of_running};
 use crate::support::process::Process;
 use crate::support::small_disk::SmallDisk;
 use crate::support::upstream::{FakeUpstream, Provider};

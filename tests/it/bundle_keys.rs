@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use crate::support::bundle_commands::{run_larder_in, write_config_of_running};
 use crate::support::bundle_transfer::{BundleKey, sealed};
 use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::larder_commands::{run_larder_in, write_config_of_running};
 use crate::support::process::{CommandOutput, Process};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::bundle_commands::write_config_of_running;
 use crate::support::bundle_transfer::{BundleKey, SealedStore, settled_contents};
 use crate::support::larder::{Folder, Larder};
+use crate::support::larder_commands::write_config_of_running;
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 

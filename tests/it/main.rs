@@ -19,7 +19,7 @@ mod commands;
 mod commands_accept;
 mod commands_access;
 mod commands_contract;
-mod commands_memory;
+mod commands_first_seen;
 mod commands_printing;
 mod connections;
 mod crash;

@@ -1,9 +1,9 @@
-//! Promise 7 for modules: the egress policy applies to URLs that a repository, page or redirect names as to the
-//! location itself, over https and ssh. The configuration allows the servers of the fixture and no other private
+//! Promise 7 for modules: the egress policy applies to the location of a module, and to each URL that a repository,
+//! page or redirect names, over https and ssh. The configuration allows the servers of the fixture and no other private
 //! address.
 
 use crate::support::git::{Repository, Sshd};
-use crate::support::git_module_fixture::{GitModuleFixture, ModuleCase, download_path, fetch};
+use crate::support::git_module_fixture::{GitModuleFixture, ModuleCase, download_module_archive, download_path};
 use crate::support::http::Answer;
 use crate::support::larder::{HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Fault, LocationReply, Target};
@@ -31,7 +31,7 @@ impl EgressFixture {
             fixture.ssh.key(),
             fixture.ssh.known_hosts()
         );
-        let larder = larder.upstream_lines(&credential).start().await;
+        let larder = larder.config_lines(&credential).start().await;
         Some(Self { fixture, private, private_ssh, larder })
     }
 
@@ -40,11 +40,11 @@ impl EgressFixture {
         format!("https://localhost:{}/{repository}.git", self.fixture.git.port())
     }
 
-    /// Creates a repository with the tag v1.0.0.
-    fn repository(&self, name: &str, fill: impl FnOnce(&Repository)) {
+    /// Creates a repository with the tag v1.0.0. `acme/deep` is a repository of the fixture.
+    fn repository(&self, name: &str, add_content: impl FnOnce(&Repository)) {
         let repository = self.fixture.repositories.repository(name);
         repository.file("main.tf", "");
-        fill(&repository);
+        add_content(&repository);
         repository.commit("one");
         repository.tag("v1.0.0");
     }
@@ -81,7 +81,10 @@ async fn configured_git_hosts_are_fetched_over_https_and_ssh() {
         .publish_and_request("ssh", &format!("git::{}?ref=v1.0.0", egress_fixture.fixture.ssh.url("acme/plain")))
         .await
         .expect(204);
-    assert!(fetch(egress_fixture.larder.base(), "https").await.1 == fetch(egress_fixture.larder.base(), "ssh").await.1);
+    assert!(
+        download_module_archive(egress_fixture.larder.base(), "https").await
+            == download_module_archive(egress_fixture.larder.base(), "ssh").await
+    );
 }
 
 #[tokio::test]
@@ -171,7 +174,7 @@ async fn a_submodule_at_anything_but_https_and_ssh_is_refused() {
     }
 }
 
-/// Forges serve commits of forks and deleted branches by id; a clone and a checkout do not.
+/// Forges serve commits of forks and deleted branches by id; a checkout in a clone does not find them.
 #[tokio::test]
 async fn a_commit_that_no_branch_and_no_tag_contains_is_refused() {
     let Some(egress_fixture) = EgressFixture::start().await else { return };

@@ -1,7 +1,7 @@
 //! Modules at sources that larder cannot fetch: larder passes the location on, unless the location may hold a secret or
 //! larder is offline.
 
-use crate::support::git_module_fixture::{ModuleLocation, download_path, fetch};
+use crate::support::git_module_fixture::{ModuleLocation, download_module, download_path};
 use crate::support::larder::{Folder, HOST};
 use crate::support::module_fixture::ModuleFixture;
 use crate::support::process::Process;
@@ -87,7 +87,7 @@ async fn a_refused_source_is_requested_again() {
         larder.get(&download_path("one")).await.expect(502);
     }
     fixture.publish_archive("one", &crate::support::module_fixture::tar_gz(&[("main.tf", b"# here\n")]));
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
 }
 
 /// Promise 12: an offline larder does not send clients to external sources.
@@ -110,7 +110,7 @@ async fn a_sealed_larder_sends_no_client_to_an_external_source() {
 async fn a_stored_archive_is_served_although_upstream_moved_it() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().always_revalidate().start().await;
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     for new_source in [PASSED_ON[0], REFUSED[0].0] {
         fixture.publish("one", new_source);
         let response = larder.get(&download_path("one")).await.expect(204);
@@ -119,5 +119,5 @@ async fn a_stored_archive_is_served_although_upstream_moved_it() {
     }
     let folder = larder.stop().await;
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
-    assert!(fetch(larder.base(), "one").await == (location, archive));
+    assert!(download_module(larder.base(), "one").await == (location, archive));
 }

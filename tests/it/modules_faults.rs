@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::git_module_fixture::{ModuleLocation, download_path, fetch};
+use crate::support::git_module_fixture::{ModuleLocation, download_module, download_module_archive, download_path};
 use crate::support::http::{client, get, receive, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpack_tar_gz};
@@ -28,7 +28,7 @@ async fn a_client_that_disconnects_cancels_no_download() {
     assert!(pending_request.await.is_err());
     gate.open();
     until("the archive is stored", async || larder.folder.blobs().len() == 1).await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
@@ -45,7 +45,7 @@ async fn a_download_that_breaks_is_resumed_or_restarted() {
         fixture.publish_archive("one", &tar_gz(&[("noise", &noise(1, 100_000))]));
         let larder = fixture.larder().start().await;
         faults.iter().for_each(|fault| fixture.archives.fault_once(Target::ModuleArchive, fault.clone()));
-        let (_, archive) = fetch(larder.base(), "one").await;
+        let (_, archive) = download_module(larder.base(), "one").await;
         assert!(unpack_tar_gz(&archive)["noise"] == noise(1, 100_000), "{faults:?}");
         let requests = fixture.archives.requests();
         let ranges: Vec<_> = requests.iter().map(|request| request.header("range").is_some()).collect();
@@ -69,7 +69,7 @@ async fn a_download_that_changes_while_it_is_resumed_is_never_mixed() {
     gate.open();
     // Whatever the answer, the stored archive is one of the two.
     let _ = pending_request.await.unwrap();
-    let (_, archive) = fetch(larder.base(), "one").await;
+    let (_, archive) = download_module(larder.base(), "one").await;
     assert!(unpack_tar_gz(&archive)["noise"] == noise(2, 100_000));
 }
 
@@ -84,7 +84,7 @@ async fn an_archive_that_stalls_is_given_up_and_the_next_request_tries_again() {
         assert!(message.contains("acme/one/test"), "{fault:?}: {message}");
         fixture.archives.clear_faults();
     }
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     assert!(larder.folder.partial_downloads().is_empty());
 }
 
@@ -113,7 +113,7 @@ async fn a_page_or_checksum_list_that_never_arrives_is_given_up_and_delays_no_ot
         }
         fixture.archives.clear_faults();
     }
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
 }
 
 /// A location may expire; it is fetched again once, and the failure is not cached.
@@ -134,7 +134,7 @@ async fn a_refused_location_is_requested_once_more() {
         assert!(message.contains(&status.to_string()) && message.contains(&fixture.archives.origin()), "{message}");
         assert_eq!(requests(), (4, 4), "{status}");
         fixture.archives.clear_faults();
-        fetch(second_larder.base(), "one").await;
+        download_module(second_larder.base(), "one").await;
     }
 }
 
@@ -143,7 +143,7 @@ async fn a_refused_location_is_requested_once_more() {
 async fn the_new_url_of_an_expired_location_is_fetched() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     larder.run_command("purge", "acme/one/test@1.0.0").await;
     fixture.publish("one", &format!("{}?sig=old", fixture.url("one.tar.gz")));
     let gate = fixture.archives.hold_headers(Target::ModuleArchive);
@@ -172,7 +172,7 @@ async fn a_checksum_mismatch_is_refused_with_both_digests() {
     assert_eq!(fixture.registry.count_of(Target::Location), 2);
     assert!(larder.folder.blobs().is_empty() && larder.folder.files("staging").is_empty());
     fixture.publish("one", &format!("{url}?checksum=sha256:{right}"));
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     assert_eq!(fixture.registry.count_of(Target::Location), 3);
 }
 
@@ -221,7 +221,7 @@ async fn a_submodule_folder_is_answered_before_its_archive_is_complete() {
     let location = ModuleLocation::of(&larder.get(&download_path("one")).await);
     assert_eq!((location.path, location.subdir.as_deref()), (path_without_digest("one"), Some("modules/x")));
     archive_gate.open();
-    let (location, _) = fetch(larder.base(), "one").await;
+    let (location, _) = download_module(larder.base(), "one").await;
     assert_eq!(location.subdir.as_deref(), Some("modules/x"));
 }
 
@@ -233,7 +233,7 @@ async fn an_archive_url_with_an_unknown_digest_costs_one_request_and_is_404() {
     let unknown = path_without_digest("one").replace("/module.tar.gz", "/0123456789abcdef/module.tar.gz");
     larder.get(&unknown).await.expect(404);
     assert_eq!(larder.folder.blobs().len(), 1, "the request did not fetch the archive");
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     let requests = fixture.registry.count_of(Target::Location);
     larder.get(&unknown).await.expect(404);
     larder.get(&unknown.replace("0123", "4567")).await.expect(404);
@@ -257,8 +257,8 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
     let url = format!("{}/registry/{HOST}/", back_larder.base());
     let first_front_larder = Larder::builder().upstream(HOST, &url, "").allow_private(back_larder.base()).start().await;
     for name in ["one", "sub"] {
-        let (location, archive) = fetch(first_front_larder.base(), name).await;
-        let (back_location, back_archive) = fetch(back_larder.base(), name).await;
+        let (location, archive) = download_module(first_front_larder.base(), name).await;
+        let (back_location, back_archive) = download_module(back_larder.base(), name).await;
         assert!(archive == back_archive, "{name}");
         assert_eq!((location.sha256, location.subdir), (back_location.sha256, back_location.subdir));
     }
@@ -269,7 +269,7 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
 
     // The front larder's cached location names an archive that the back larder has deleted.
     let front_larder = Larder::builder().upstream(HOST, &url, "").allow_private(back_larder.base()).start().await;
-    fetch(front_larder.base(), "one").await;
+    download_module(front_larder.base(), "one").await;
     front_larder.run_command("purge", "acme/one/test@1.0.0").await;
     front_larder.get(&download_path("one")).await.expect(204);
     back_larder.run_command("purge", "acme/one/test").await;
@@ -278,7 +278,10 @@ async fn a_larder_behind_a_larder_serves_the_same_archive() {
     assert!(accepted.ok, "{accepted}");
     let done = front_larder.run_command("accept", "acme/one/test@1.0.0").await;
     assert!(done.ok, "{done}");
-    assert_eq!(unpack_tar_gz(&fetch(front_larder.base(), "one").await.1)["main.tf"], b"# republished\n");
+    assert_eq!(
+        unpack_tar_gz(&download_module_archive(front_larder.base(), "one").await)["main.tf"],
+        b"# republished\n"
+    );
 }
 
 /// A loop of larders is 508 at once, and no upstream is asked.
@@ -314,7 +317,7 @@ async fn fifty_uncached_modules_at_once_are_all_served() {
     let clients: Vec<_> = (0..50_u32)
         .map(|seed| {
             let base = larder.base().to_owned();
-            tokio::spawn(async move { (seed, fetch(&base, &format!("m{seed}")).await.1) })
+            tokio::spawn(async move { (seed, download_module_archive(&base, &format!("m{seed}")).await) })
         })
         .collect();
     for client in clients {

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::git_module_fixture::{ModuleLocation, download_path, fetch};
+use crate::support::git_module_fixture::{ModuleLocation, download_module, download_path};
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpack_tar_gz};
@@ -40,7 +40,7 @@ async fn accept(larder: &Larder, subject: &str) -> CommandItem {
 /// A closed store with a first-seen record of acme/one/test 1.0.0 and without its archive.
 async fn store_with_record_only(fixture: &ModuleFixture) -> Folder {
     let larder = fixture.larder().start().await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     larder.run_command("purge", MODULE).await;
     let folder = larder.stop().await;
     assert!(folder.blobs().is_empty() && folder.files("names").is_empty());
@@ -73,7 +73,7 @@ async fn a_module_with_a_damaged_first_seen_record_is_refused_until_it_is_accept
         // An accept of the module without a version also resolves the damaged record.
         let item = accept(&larder, "acme/one/test").await;
         assert_eq!((item.outcome.as_deref(), &item.tree_before), (Some("accepted_tree"), &None), "{item:?}");
-        let (_, archive) = fetch(larder.base(), "one").await;
+        let (_, archive) = download_module(larder.base(), "one").await;
         assert_eq!(unpack_tar_gz(&archive)["main.tf"], b"# changed\n");
         assert_eq!(alarms(&larder).await, json!([]));
         assert_eq!(accept(&larder, MODULE).await.outcome.as_deref(), Some("nothing_to_accept"));
@@ -89,13 +89,13 @@ async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() 
             fixture.publish_archive(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
         }
         let larder = fixture.larder().store("max_size = \"1MiB\"").start().await;
-        let (first, _) = fetch(larder.base(), "one").await;
+        let (first, _) = download_module(larder.base(), "one").await;
         std::fs::write(&larder.folder.files("seen")[0], "gone").unwrap();
         if is_purged {
             larder.run_command("purge", MODULE).await;
         } else {
-            fetch(larder.base(), "two").await;
-            fetch(larder.base(), "three").await;
+            download_module(larder.base(), "two").await;
+            download_module(larder.base(), "three").await;
             assert_eq!(larder.metric("larder_evictions_total").await, 1.0);
         }
         assert!(ModuleLocation::of(&larder.get(&download_path("one")).await) == first, "purged: {is_purged}");
@@ -163,7 +163,7 @@ async fn a_recheck_of_one_spelling_keeps_the_record_for_other_spellings() {
     larder.get(&other_spelling()).await.expect(204);
     larder.stop().await;
     let larder = larder_with_fold_case(&fixture, &folder, false).await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     larder.run_command("refresh", "acme/one/test").await;
     publish_changed_module(&fixture);
     let refused = larder.get(&other_spelling()).await.expect(502).text();
@@ -175,7 +175,7 @@ async fn a_recheck_of_one_spelling_keeps_the_record_for_other_spellings() {
 async fn a_module_served_under_another_spelling_has_the_same_tree() {
     let (fixture, folder) = (two_spellings().await, Folder::new());
     let larder = larder_with_fold_case(&fixture, &folder, false).await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     larder.stop().await;
     let larder = larder_with_fold_case(&fixture, &folder, true).await;
     larder.get(&other_spelling()).await.expect(204);

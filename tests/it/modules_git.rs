@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::git_module_fixture::{GitModuleFixture, ModuleCase, ModuleLocation, download_path, fetch};
+use crate::support::git_module_fixture::{
+    GitModuleFixture, ModuleCase, ModuleLocation, download_module, download_path,
+};
 use crate::support::http::get;
 use crate::support::larder::HOST;
 use crate::support::upstream::{Fault, LocationReply, Target};
@@ -84,7 +86,7 @@ async fn with_a_slow_git_server_the_location_lacks_a_checksum_and_the_module_is_
     assert_eq!(response.sha256, None);
     assert_eq!(response.path, format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz"));
     let archive = get(&format!("{}{}", larder.base(), response.path)).await.expect(200).body;
-    let (location, again) = fetch(larder.base(), "one").await;
+    let (location, again) = download_module(larder.base(), "one").await;
     assert!(location.sha256.is_some() && again == archive);
 }
 
@@ -97,9 +99,9 @@ async fn a_commit_id_is_fetched_from_a_server_without_filter_too() {
     let with_filter = fixture.larder().start().await;
     fixture.net.without_filter();
     let larder_without_filter = fixture.larder().start().await;
-    let without_filter = fetch(larder_without_filter.base(), "one").await;
+    let without_filter = download_module(larder_without_filter.base(), "one").await;
     fixture.net.git(&["config", "uploadpack.allowFilter", "true"]);
-    assert!(fetch(with_filter.base(), "one").await == without_filter);
+    assert!(download_module(with_filter.base(), "one").await == without_filter);
 }
 
 /// Promise 8: larder uses a `[[credential]]` for the upstreams that it lists and for no other.

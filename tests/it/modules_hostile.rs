@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use tar::EntryType;
 
-use crate::support::git_module_fixture::{download_path, fetch};
+use crate::support::git_module_fixture::{download_module, download_path};
 use crate::support::module_fixture::{ModuleFixture, gz, tar_gz};
 
 /// Appends a tar entry with any name, also one that tar writers refuse.
@@ -67,7 +67,7 @@ async fn assert_refused_within(name: &str, archive: &[u8], words: &[&str], max_b
     assert!(larder.metric("larder_verification_failures_total").await >= 2.0, "{words:?}");
     let valid = if name.ends_with(".zip") { zip_of(&[("main.tf", b"")]) } else { tar_gz(&[("main.tf", b"")]) };
     fixture.file(name, &valid);
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (1, 0));
 }
 

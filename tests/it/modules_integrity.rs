@@ -6,7 +6,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::git_module_fixture::{
-    GitModuleFixture, ModuleCase, ModuleLocation, download_path, fetch, module_calls, override_through,
+    GitModuleFixture, ModuleCase, ModuleLocation, download_module, download_module_archive, download_path,
+    module_calls, override_through,
 };
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -39,13 +40,13 @@ async fn two_larders_and_two_transports_produce_the_same_archive() {
     let Some(fixture) = fixture_at("v1.0.0").await else { return };
     fixture.publish(&module_case("two", format!("git::{}?ref=v1.0.0", fixture.ssh.url("acme/net"))));
     let (first_larder, second_larder) = (fixture.larder().start().await, fixture.larder().start().await);
-    let (location, archive) = fetch(first_larder.base(), "one").await;
-    let (other_location, other) = fetch(second_larder.base(), "one").await;
+    let (location, archive) = download_module(first_larder.base(), "one").await;
+    let (other_location, other) = download_module(second_larder.base(), "one").await;
     assert!(location == other_location && archive == other);
-    assert!(fetch(second_larder.base(), "two").await.1 == archive);
+    assert!(download_module_archive(second_larder.base(), "two").await == archive);
     let folder = first_larder.stop().await;
     let first_larder = fixture.larder().store_at(&folder).start().await;
-    let (location_again, again) = fetch(first_larder.base(), "one").await;
+    let (location_again, again) = download_module(first_larder.base(), "one").await;
     assert!(location_again == location && again == archive);
 }
 
@@ -61,7 +62,7 @@ async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     large.tag("v1.0.0");
     fixture.publish(&module_case("large", format!("git::{}/acme/large.git?ref=v1.0.0", fixture.git.origin())));
     let undisturbed = fixture.larder().start().await;
-    let (location, archive) = fetch(undisturbed.base(), "large").await;
+    let (location, archive) = download_module(undisturbed.base(), "large").await;
 
     let folder = Folder::new();
     let larder = Process::start(&fixture.larder().store_at(&folder), folder.path());
@@ -77,7 +78,7 @@ async fn a_kill_in_the_middle_of_packing_changes_nothing_about_the_archive() {
     // On a slow machine larder has answered already, without the digest; otherwise the kill broke the connection.
     assert!(pending_request.await.unwrap().iter().all(|answer| ModuleLocation::of(answer).sha256.is_none()));
     let larder = Process::start(&fixture.larder().store_at(&folder), folder.path());
-    let (location_again, again) = fetch(larder.base(), "large").await;
+    let (location_again, again) = download_module(larder.base(), "large").await;
     assert!(location_again == location && again == archive);
     assert!(folder.files("staging").is_empty(), "{:?}", folder.files("staging"));
 }
@@ -128,24 +129,24 @@ async fn a_moved_tag_is_reported_and_the_first_tree_stays_served() {
     fixture.publish(&module_case("one", fixture.git_https_source("?ref=moving")));
     let folder = Folder::new();
     let larder = always_revalidating(&fixture).store_at(&folder).start().await;
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     assert!(!is_reported(&larder).await);
     move_the_tag(&fixture);
     until("the moved tag is reported", async || {
-        let (current_location, bytes) = fetch(larder.base(), "one").await;
+        let (current_location, bytes) = download_module(larder.base(), "one").await;
         assert!(current_location == location && bytes == archive);
         is_reported(&larder).await
     })
     .await;
     until("the alarm is counted", async || larder.metric("larder_alarms_total").await >= 1.0).await;
-    let (current_location, bytes) = fetch(larder.base(), "one").await;
+    let (current_location, bytes) = download_module(larder.base(), "one").await;
     assert!(current_location == location && bytes == archive);
 
     // The alarm is also reported after a restart, before any request.
     larder.stop().await;
     let larder = always_revalidating(&fixture).store_at(&folder).start().await;
     assert!(is_reported(&larder).await);
-    assert!(fetch(larder.base(), "one").await == (location, archive));
+    assert!(download_module(larder.base(), "one").await == (location, archive));
     assert!(is_reported(&larder).await);
 }
 
@@ -157,7 +158,7 @@ async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accep
     fixture.publish(&module_case("one", fixture.git_https_source("?ref=moving")));
     let folder = Folder::new();
     let larder = Process::start(&always_revalidating(&fixture).store_at(&folder), folder.path());
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     drop(larder);
     move_the_tag(&fixture);
     let larder = always_revalidating(&fixture).store_at(&folder).start().await;
@@ -191,7 +192,7 @@ async fn a_moved_tag_is_refused_when_the_first_archive_is_gone_until_it_is_accep
     let mut trees = [&item.tree_before, &item.tree].map(|tree| tree.clone().unwrap());
     trees.sort();
     assert_eq!(trees.as_slice(), digests(&refused), "{done}");
-    let (current_location, moved) = fetch(larder.base(), "one").await;
+    let (current_location, moved) = download_module(larder.base(), "one").await;
     assert!(current_location.path != location.path && moved != archive);
     assert!(!is_reported(&larder).await);
 }
@@ -202,7 +203,7 @@ async fn an_archive_that_a_proxy_altered_is_refused_by_the_client() {
     let Some(terraform) = Terraform::find() else { return };
     let Some(fixture) = fixture_at("v1.0.0").await else { return };
     let larder = fixture.larder().start().await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     for tampers in [false, true] {
         let tampering_proxy = tampering_proxy(larder.base().to_owned(), tampers).await;
         let mut workspace = terraform.workspace();
@@ -268,7 +269,7 @@ async fn fifty_clients_of_a_cold_module_cause_one_fetch_of_each_repository() {
     let clients: Vec<_> = (0..50)
         .map(|_| {
             let base = larder.base().to_owned();
-            tokio::spawn(async move { fetch(&base, "one").await })
+            tokio::spawn(async move { download_module(&base, "one").await })
         })
         .collect();
     let requests = fixture.git.wait_for(Target::Git, 1);

@@ -1,7 +1,7 @@
 //! Modules after `kill -9` and on a full disk.
 
 use crate::support::eventually;
-use crate::support::git_module_fixture::{download_path, fetch};
+use crate::support::git_module_fixture::{download_module, download_path};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, Folder};
 use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpack_tar_gz};
@@ -48,7 +48,7 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
         gate.open();
         fixture.archives.forget_requests();
         let larder = start(&fixture, &folder);
-        let (_, archive) = fetch(larder.base(), "one").await;
+        let (_, archive) = download_module(larder.base(), "one").await;
         assert!(unpack_tar_gz(&archive)["noise"] == noise(1, LARGE_BYTES));
         let requests = fixture.archives.requests();
         let range = format!("bytes={HALF_BYTES}-");
@@ -63,14 +63,14 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
 async fn a_commit_that_a_kill_interrupted_is_completed() {
     let (fixture, folder) = fixture_with_large_module().await;
     let larder = start(&fixture, &folder);
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     larder.kill();
     for lost_folders in [&["names"][..], &["names", "blobs"], &["names", "blobs", "seen"], &["seen"], &["blobs"]] {
         for file in lost_folders.iter().flat_map(|subfolder| folder.files(subfolder)) {
             std::fs::remove_file(file).unwrap();
         }
         let larder = start(&fixture, &folder);
-        assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()), "{lost_folders:?}");
+        assert!(download_module(larder.base(), "one").await == (location.clone(), archive.clone()), "{lost_folders:?}");
         assert_eq!((folder.blobs().len(), folder.files("names").len()), (1, 1), "{lost_folders:?}");
         let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
         assert_eq!((&status["archives"], &status["alarms"]), (&1.into(), &serde_json::json!([])), "{lost_folders:?}");
@@ -88,7 +88,7 @@ async fn a_served_module_survives_an_immediate_kill() {
     larder.kill();
     fixture.stop().await;
     let larder = start(&fixture, &folder);
-    let (_, archive) = fetch(larder.base(), "one").await;
+    let (_, archive) = download_module(larder.base(), "one").await;
     assert!(unpack_tar_gz(&archive)["noise"] == noise(1, LARGE_BYTES));
 }
 
@@ -102,10 +102,10 @@ async fn a_full_disk_evicts_for_a_module_or_is_reported() {
     fixture.publish_archive("two", &tar_gz(&[("noise", &noise(2, LARGE_BYTES))]));
     let disk = SmallDisk::start(&builder(&fixture, &folder), &folder, 20 << 20, "true").unwrap();
     let larder = &disk.larder;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     // There is space for the download, but not for its tree and its archive as well.
     disk.leave_free(5_000_000);
-    fetch(larder.base(), "two").await;
+    download_module(larder.base(), "two").await;
     let metrics = get(&format!("{}/metrics", larder.admin())).await.expect(200).text();
     assert!(
         metrics.contains(
@@ -123,7 +123,7 @@ async fn a_full_disk_evicts_for_a_module_or_is_reported() {
         assert_eq!(staged, 0);
     }
     disk.remove_ballast();
-    let (_, archive) = fetch(larder.base(), "one").await;
+    let (_, archive) = download_module(larder.base(), "one").await;
     assert!(unpack_tar_gz(&archive)["noise"] == noise(1, LARGE_BYTES));
 }
 

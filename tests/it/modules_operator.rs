@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::command_setup::CommandSetup;
-use crate::support::git_module_fixture::{download_path, fetch};
+use crate::support::git_module_fixture::{download_module, download_module_archive, download_path};
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz, unpack_tar_gz};
@@ -57,7 +57,7 @@ async fn warmed_modules_are_served_with_upstream_gone() {
     for name in ["one", "sub"] {
         larder.get(&format!("/registry/{HOST}/v1/modules/acme/{name}/test/versions")).await.expect(200);
     }
-    let (location, _) = fetch(larder.base(), "sub").await;
+    let (location, _) = download_module(larder.base(), "sub").await;
     assert_eq!(location.subdir.as_deref(), Some("modules/x"));
     let path = download_path("one").replace("1.0.0", "1.2.0");
     assert!(larder.get(&path).await.expect(204).header("x-terraform-get").contains("checksum=sha256:"));
@@ -89,7 +89,7 @@ async fn an_item_that_cannot_be_warmed_has_a_reason() {
 async fn refresh_finds_a_republished_module_and_accept_stores_it() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     let same = larder.run_command("refresh", "acme/one/test").await;
     assert!(same.ok, "{same}");
     assert_eq!(status(&larder).await["alarms"], json!([]));
@@ -99,13 +99,13 @@ async fn refresh_finds_a_republished_module_and_accept_stores_it() {
     let resolve = format!("larder accept {}", module_address("one"));
     assert_eq!((&alarms[0]["kind"], &alarms[0]["resolve"]), (&"moved".into(), &resolve.into()), "{alarms}");
     assert!(larder.metric("larder_verification_failures_total").await >= 1.0);
-    assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()));
+    assert!(download_module(larder.base(), "one").await == (location.clone(), archive.clone()));
 
     let done = larder.run_command("accept", "acme/one/test").await;
     let item = &done.items[0];
     assert_eq!((item.name(), item.outcome.as_deref()), (module_address("one"), Some("accepted_tree")), "{done}");
     assert!(item.tree_before.is_some() && item.tree.is_some() && item.tree != item.tree_before);
-    let (current_location, new) = fetch(larder.base(), "one").await;
+    let (current_location, new) = download_module(larder.base(), "one").await;
     assert_eq!(unpack_tar_gz(&new)["main.tf"], b"# moved\n");
     assert_eq!(status(&larder).await["alarms"], json!([]));
     // A client with the old digest still gets the old archive; new locations name the new one.
@@ -117,7 +117,7 @@ async fn refresh_finds_a_republished_module_and_accept_stores_it() {
     let blob = larder.folder.blobs().into_iter().find(|path| path.ends_with(current_location.sha256.clone().unwrap()));
     std::fs::remove_file(blob.unwrap()).unwrap();
     fixture.archives.forget_requests();
-    assert!(fetch(larder.base(), "one").await == (current_location, new));
+    assert!(download_module(larder.base(), "one").await == (current_location, new));
     assert_eq!(fixture.archives.count_of(Target::ModuleArchive), 1);
 }
 
@@ -126,7 +126,7 @@ async fn refresh_finds_a_republished_module_and_accept_stores_it() {
 async fn two_simultaneous_fetches_of_one_archive_do_not_share_a_file() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     let noise = crate::support::module_fixture::noise(7, 500_000);
     fixture.publish_archive("one", &tar_gz(&[("noise", &noise)]));
     larder.run_command("purge", ONE).await;
@@ -146,7 +146,7 @@ async fn two_simultaneous_fetches_of_one_archive_do_not_share_a_file() {
     };
     let (accepted, _) = tokio::join!(accept, client_request);
     assert_eq!(accepted.items[0].outcome.as_deref(), Some("accepted_tree"), "{accepted}");
-    assert!(unpack_tar_gz(&fetch(larder.base(), "one").await.1)["noise"] == noise);
+    assert!(unpack_tar_gz(&download_module_archive(larder.base(), "one").await)["noise"] == noise);
     assert!(larder.folder.files("staging").is_empty());
 }
 
@@ -193,7 +193,7 @@ async fn status_counts_modules() {
     fixture.publish("bucket", "s3::https://s3.amazonaws.com/acme/net.zip");
     fixture.publish_archive("bad", b"no archive");
     let larder = fixture.larder().always_revalidate().start().await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     larder.get(&download_path("bucket")).await.expect(204);
     larder.get(&download_path("bad")).await.expect(502);
     publish_changed_module(&fixture);
@@ -255,7 +255,7 @@ async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
     let larder = fixture.larder().always_revalidate().start().await;
     let list = format!("/registry/{HOST}/v1/modules/acme/one/test/versions");
     larder.get(&list).await.expect(200);
-    let gate = fetch(larder.base(), "one").await;
+    let gate = download_module(larder.base(), "one").await;
     publish_changed_module(&fixture);
     larder.run_command("refresh", "acme/one/test").await;
     let kinds = async || -> Vec<String> { larder.alarms().await.into_iter().map(|(kind, ..)| kind).collect() };
@@ -267,7 +267,7 @@ async fn accept_of_a_module_that_upstream_has_withdrawn_resolves_its_alarms() {
     let done = larder.run_command("accept", ONE).await;
     assert_eq!((done.items[0].outcome.as_deref(), done.ok), (Some("withdrawn"), true), "{done}");
     assert_eq!(kinds().await, ["dropped"]);
-    assert!(fetch(larder.base(), "one").await == gate);
+    assert!(download_module(larder.base(), "one").await == gate);
     larder.run_command("purge", ONE).await;
     assert_eq!(kinds().await, [""; 0]);
 }

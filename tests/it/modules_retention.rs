@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::git_module_fixture::{ModuleLocation, download_path, fetch};
+use crate::support::git_module_fixture::{ModuleLocation, download_module, download_path};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, noise, tar_gz, unpack_tar_gz};
@@ -27,15 +27,15 @@ async fn a_stored_module_is_served_while_every_upstream_is_down() {
     let mut fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().always_revalidate().start().await;
     let list = larder.get(&list_path("one")).await.expect(200).body;
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     fixture.archives.stop().await;
-    assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()));
+    assert!(download_module(larder.base(), "one").await == (location.clone(), archive.clone()));
     fixture.registry.stop().await;
     let response = larder.get(&download_path("one")).await.expect(204);
     assert!(response.has_cache_status("detail=stale"), "{}", response.header("cache-status"));
     let folder = larder.stop().await;
     let larder = fixture.larder_on(&folder).always_revalidate().start().await;
-    assert!(fetch(larder.base(), "one").await == (location, archive));
+    assert!(download_module(larder.base(), "one").await == (location, archive));
     assert!(larder.get(&list_path("one")).await.expect(200).body == list);
 }
 
@@ -67,7 +67,7 @@ async fn an_uncached_module_fails_with_the_cause_and_is_served_once_upstream_rec
     let message = larder.get(&path).await.expect(502).text();
     assert!(message.contains(&fixture.archives.origin()), "{message}");
     fixture.archives.restart().await;
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     assert_eq!((larder.folder.blobs().len(), larder.folder.partial_downloads().len()), (1, 0));
 }
 
@@ -77,7 +77,7 @@ async fn a_module_that_upstream_deleted_is_kept_with_keep_gone() {
     for status in [404, 410] {
         let fixture = ModuleFixture::with_one_module().await;
         let larder = fixture.larder().always_revalidate().start().await;
-        let (location, archive) = fetch(larder.base(), "one").await;
+        let (location, archive) = download_module(larder.base(), "one").await;
         fixture.registry.fault(Target::Location, Fault::Status(status));
         fixture.registry.fault(Target::ModuleVersions, Fault::Status(status));
         let response = larder.get(&download_path("one")).await.expect(204);
@@ -89,7 +89,7 @@ async fn a_module_that_upstream_deleted_is_kept_with_keep_gone() {
         let other = fixture.larder().upstream_lines("keep_gone = false").always_revalidate().start().await;
         other.get(&download_path("one")).await.expect(404);
         fixture.registry.clear_faults();
-        fetch(other.base(), "one").await;
+        download_module(other.base(), "one").await;
         fixture.registry.fault(Target::Location, Fault::Status(status));
         other.get(&download_path("one")).await.expect(404);
     }
@@ -101,7 +101,7 @@ async fn a_version_of_a_module_that_upstream_dropped_stays_listed() {
     let fixture = ModuleFixture::with_one_module().await;
     fixture.registry.publish_module(Module::new("acme", "one", "test").version("2.0.0").at(&fixture.url("one.tar.gz")));
     let larder = fixture.larder().always_revalidate().start().await;
-    let (location, _) = fetch(larder.base(), "one").await;
+    let (location, _) = download_module(larder.base(), "one").await;
     fixture.registry.withdraw_module("acme", "one", "test", "1.0.0");
     let list = larder.get(&list_path("one")).await.expect(200).json();
     let listed: Vec<_> = list["modules"][0]["versions"].as_array().unwrap().iter().map(|v| &v["version"]).collect();
@@ -117,8 +117,8 @@ async fn offline_stored_modules_are_served_at_any_age_and_errors_name_the_missin
     let fixture = ModuleFixture::with_one_module().await;
     fixture.publish_archive("two", &tar_gz(&[("main.tf", b"# two\n")]));
     let larder = fixture.larder().start().await;
-    let (location, archive) = fetch(larder.base(), "one").await;
-    let (other, _) = fetch(larder.base(), "two").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
+    let (other, _) = download_module(larder.base(), "two").await;
     larder.run_command("purge", "acme/two/test@1.0.0").await;
     // The location is cached; the archive is not stored.
     fixture.archives.fault(Target::ModuleArchive, Fault::Status(500));
@@ -163,16 +163,16 @@ async fn an_evicted_module_comes_back_with_the_same_digest_and_a_pinned_one_stay
         fixture.publish_archive(name, &tar_gz(&[("noise", &noise(seed as u32, 450_000))]));
     }
     let larder = fixture.larder().store("max_size = \"1MiB\"").start().await;
-    let (first, archive) = fetch(larder.base(), "one").await;
+    let (first, archive) = download_module(larder.base(), "one").await;
     larder.run_command("pin", "acme/one/test@1.0.0").await;
-    let (second, _) = fetch(larder.base(), "two").await;
-    fetch(larder.base(), "three").await;
+    let (second, _) = download_module(larder.base(), "two").await;
+    download_module(larder.base(), "three").await;
     assert_eq!(larder.folder.blobs().len(), 2, "two had to go");
     assert!(larder.get(&first.path).await.expect(200).body == archive);
     let response = ModuleLocation::of(&larder.get(&download_path("one")).await);
     assert!(response == first, "{response:?}");
     larder.run_command("unpin", "acme/one/test@1.0.0").await;
-    let (again, _) = fetch(larder.base(), "two").await;
+    let (again, _) = download_module(larder.base(), "two").await;
     assert!(again == second, "{again:?}");
     assert_eq!(larder.metric("larder_evictions_total").await, 2.0);
 }
@@ -185,7 +185,7 @@ async fn the_same_module_of_two_registries_is_never_mixed() {
     other_registry.publish_module(Module::new("acme", "one", "test").at(&url));
     let larder =
         fixture.larder().upstream("registry.opentofu.org", &format!("{}/", other_registry.origin()), "").start().await;
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     let path = download_path("one").replace(HOST, "registry.opentofu.org");
     let other_location = ModuleLocation::of(&larder.get(&path).await);
     let other = larder.get(&other_location.path).await.expect(200).body;
@@ -203,7 +203,7 @@ async fn modules_that_differ_in_case_only_have_separate_first_seen_records() {
     let other = fixture.file("other.tar.gz", &tar_gz(&[("main.tf", b"# the other one\n")]));
     fixture.registry.publish_module(Module::new("Acme", "one", "test").at(&other));
     let larder = fixture.larder().upstream_lines("fold_case = false").start().await;
-    let (_, archive) = fetch(larder.base(), "one").await;
+    let (_, archive) = download_module(larder.base(), "one").await;
     assert_eq!(unpack_tar_gz(&archive)["main.tf"], b"# one\n");
     let path = download_path("one").replace("/acme/", "/Acme/");
     let location = ModuleLocation::of(&larder.get(&path).await);
@@ -236,7 +236,7 @@ async fn a_module_in_another_case_is_the_same_module_with_fold_case() {
         let fixture = ModuleFixture::with_one_module().await;
         fixture.registry.publish_module(Module::new("Acme", "One", "test").at(&fixture.url("one.tar.gz")));
         let larder = fixture.larder().upstream_lines(&format!("fold_case = {fold_case}")).start().await;
-        let (location, archive) = fetch(larder.base(), "one").await;
+        let (location, archive) = download_module(larder.base(), "one").await;
         let path = format!("/registry/{HOST}/v1/modules/Acme/One/test/1.0.0/download");
         let other = ModuleLocation::of(&larder.get(&path).await);
         assert_eq!(other.sha256, location.sha256);
@@ -261,7 +261,7 @@ async fn a_damaged_module_archive_is_quarantined_and_fetched_again() {
             let fixture = ModuleFixture::start().await;
             fixture.publish_archive("one", &tar_gz(&[("noise", &noise(1, size))]));
             let larder = fixture.larder().start().await;
-            let (location, archive) = fetch(larder.base(), "one").await;
+            let (location, archive) = download_module(larder.base(), "one").await;
             let folder = larder.stop().await;
             flip(&folder.blobs()[0]);
             let larder = fixture.larder_on(&folder).start().await;
@@ -288,16 +288,16 @@ async fn a_damaged_package_or_first_seen_record_is_rewritten_and_the_first_tree_
         let fixture = ModuleFixture::with_one_module().await;
         let folder = Folder::new();
         let larder = fixture.larder_on(&folder).always_revalidate().start().await;
-        let (location, archive) = fetch(larder.base(), "one").await;
+        let (location, archive) = download_module(larder.base(), "one").await;
         larder.stop().await;
         flip(&folder.files(subfolder)[0]);
         let larder = fixture.larder_on(&folder).always_revalidate().start().await;
-        assert!(fetch(larder.base(), "one").await == (location.clone(), archive.clone()), "{subfolder}");
+        assert!(download_module(larder.base(), "one").await == (location.clone(), archive.clone()), "{subfolder}");
         // The new archive is compared with the record.
         fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# moved\n")]));
         larder.run_command("refresh", "acme/one/test").await;
         assert_eq!(status(&larder).await["alarms"][0]["kind"], "moved", "{subfolder}");
-        assert!(fetch(larder.base(), "one").await == (location, archive), "{subfolder}");
+        assert!(download_module(larder.base(), "one").await == (location, archive), "{subfolder}");
     }
 }
 
@@ -306,7 +306,7 @@ async fn a_damaged_package_or_first_seen_record_is_rewritten_and_the_first_tree_
 async fn a_stored_module_archive_answers_ranges_conditions_and_heads() {
     let fixture = ModuleFixture::with_one_module().await;
     let larder = fixture.larder().start().await;
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     let plain = format!("/archive/{HOST}/modules/acme/one/test/1.0.0/module.tar.gz");
     for path in [&location.path, &plain] {
         let whole = larder.get(path).await.expect(200);

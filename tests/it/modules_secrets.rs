@@ -1,6 +1,6 @@
 //! Promise 8, for modules: each origin gets only its own credential, and secrets in locations appear nowhere.
 
-use crate::support::git_module_fixture::{download_path, fetch};
+use crate::support::git_module_fixture::{download_module, download_path};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::Process;
@@ -41,7 +41,7 @@ async fn each_credential_is_sent_to_its_own_origin_only() {
         fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# one\n")]));
         let folder = Folder::new();
         let larder = with_credentials(&fixture, &folder, &upstreams).start().await;
-        fetch(larder.base(), "one").await;
+        download_module(larder.base(), "one").await;
         assert!(
             sent_credentials(&fixture.registry)
                 .iter()
@@ -67,7 +67,7 @@ async fn a_redirect_does_not_forward_a_credential() {
     let folder = Folder::new();
     let larder = with_credentials(&fixture, &folder, &format!("[\"{HOST}\"]")).start().await;
     for name in ["one", "two"] {
-        fetch(larder.base(), name).await;
+        download_module(larder.base(), name).await;
     }
     assert_eq!(sent_credentials(&elsewhere), [None, None]);
     assert!(!format!("{:?}", sent_credentials(&fixture.archives)).contains(TOKEN));

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::git_module_fixture::fetch;
+use crate::support::git_module_fixture::download_module;
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
@@ -57,7 +57,7 @@ async fn a_sealed_plan_separates_listed_versions_to_import_from_unlisted_ones() 
     store_archive(&larder, "1.2.0", "linux_amd64").await;
     larder.versions("null").await.expect(200);
     larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/versions")).await.expect(200);
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     let sealed = fixture.larder_on(&larder.stop().await).network("offline = true").start().await;
 
     for request in [

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::git_module_fixture::fetch;
+use crate::support::git_module_fixture::download_module;
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
@@ -250,7 +250,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     }
     let larder = fixture.larder().start().await;
     module_list(&larder, "two").await.expect(200);
-    let (location, archive) = fetch(larder.base(), "one").await;
+    let (location, archive) = download_module(larder.base(), "one").await;
     let download = |version: &str| format!("/registry/{HOST}/v1/modules/acme/one/test/{version}/download");
     let answer = larder.get(&download("1.1.0")).await.expect(204);
     larder.get(answer.header("x-terraform-get").split('?').next().unwrap()).await.expect(200);
@@ -277,7 +277,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
     std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
-    assert!(fetch(larder.base(), "one").await == (location, archive));
+    assert!(download_module(larder.base(), "one").await == (location, archive));
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
     // The requests to the earlier offline larder. This one missed nothing.
     let addresses: Vec<&Value> = missing["what"].as_array().unwrap().iter().map(|entry| &entry["address"]).collect();

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::support::eventually;
-use crate::support::git_module_fixture::{download_path, fetch, override_through};
+use crate::support::git_module_fixture::{download_module, download_path, override_through};
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
@@ -51,7 +51,7 @@ async fn store_with_two_packages(fixture: &ModuleFixture) -> Folder {
     let larder = fixture.larder().start().await;
     store_archive(&larder, "1.0.0", "linux_amd64").await;
     larder.versions("null").await.expect(200);
-    fetch(larder.base(), "one").await;
+    download_module(larder.base(), "one").await;
     larder.stop().await
 }
 
@@ -134,7 +134,7 @@ async fn a_package_that_is_stored_later_is_no_longer_missing() {
     larder.reload(fixture.larder_on(&folder)).await.unwrap();
     assert_eq!(missing(&larder.admin()).await, warm_up_request(&requested), "going online alone fetches nothing");
     store_archive(&larder, "1.2.0", "linux_amd64").await;
-    fetch(larder.base(), "two").await;
+    download_module(larder.base(), "two").await;
     let remaining = [("null@1.1.0", &["linux_amd64"][..]), ("null@1.2.0", &["darwin_arm64"]), ("other", &[])];
     assert_eq!(missing(&larder.admin()).await, warm_up_request(&remaining));
     let path = larder.archive_path("other", "2.0.0").await;

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::support::eventually;
-use crate::support::git_module_fixture::{fetch, override_through};
+use crate::support::git_module_fixture::{download_module, override_through};
 use crate::support::http::{client, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
@@ -112,7 +112,7 @@ impl OfflineFixture {
         store_archive(&larder, "1.0.0", "linux_amd64").await;
         larder.versions("null").await.expect(200);
         larder.document("null", "1.1.0").await.expect(200);
-        fetch(larder.base(), "one").await;
+        download_module(larder.base(), "one").await;
         for name in ["git", "ssh", "zip"] {
             larder.get(&download(name)).await.expect(502);
         }

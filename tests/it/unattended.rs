@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 
-use crate::support::git_module_fixture::{download_path, fetch};
+use crate::support::git_module_fixture::{download_module, download_path};
 use crate::support::http::{Answer, client, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, noise, tar_gz};
@@ -204,6 +204,6 @@ async fn a_client_that_abandons_many_module_downloads_starts_no_more_until_they_
     gate.open();
     wait_for_abandoned_count(&larder, 0).await;
     get_as(&larder, same_network, &download_path(refused_one)).await.expect(204);
-    fetch(larder.base(), refused_one).await;
+    download_module(larder.base(), refused_one).await;
     assert_eq!(larder.folder.blobs().len(), MAX_ABANDONED + 2);
 }

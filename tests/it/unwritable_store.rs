@@ -123,7 +123,7 @@ async fn an_archive_whose_commit_fails_is_served_once_it_is_verified() {
             assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("fwd=miss; stored"), "{part}");
             assert!(fixture.larder.get(&fixture.path).await.expect(200).has_cache_status("larder; hit"), "{part}");
             assert_eq!(fixture.archive_requests().len(), 1, "{part} {size}");
-            fixture.assert_complete().await;
+            fixture.assert_stored_and_served().await;
         }
     }
 }

@@ -21,7 +21,7 @@ async fn an_archive_without_a_length_streams_after_its_first_mebibyte() {
         body.extend_from_slice(&piece);
     }
     assert!(body == fixture.zip);
-    fixture.assert_complete().await;
+    fixture.assert_stored_and_served().await;
 }
 
 /// Promise 3: a small archive that upstream sends without a length is served with one.
@@ -31,11 +31,11 @@ async fn a_small_archive_without_a_length_is_verified_before_the_status_line() {
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
     let answer = fixture.larder.get(&fixture.path).await.expect(200);
     assert_eq!(answer.header("content-length"), fixture.zip.len().to_string());
-    fixture.assert_complete().await;
+    fixture.assert_stored_and_served().await;
 }
 
-/// Promise 3: a small archive with wrong bytes is a 502. A large one is aborted, without a length before the last
-/// chunk. A Range request has the same result.
+/// Promise 3: a small archive with wrong bytes is a 502. A large one is aborted; one without a length is
+/// aborted before its last chunk, so that it never looks complete. A Range request has the same result.
 #[tokio::test]
 async fn wrong_bytes_never_look_complete() {
     let wrong = vec![Fault::WrongLastByte];

@@ -27,7 +27,7 @@ async fn a_download_that_breaks_is_resumed_where_it_broke() {
             fixture.upstream.fault(Target::Archive, Fault::NoValidators);
         }
         fixture.upstream.fault_once(Target::Archive, cut(offset));
-        fixture.assert_complete().await;
+        fixture.assert_stored_and_served().await;
         let requests = fixture.archive_requests();
         assert_eq!(requests.len(), 2);
         assert_eq!((requests[0].header("range"), requests[0].header("if-range")), (None, None));
@@ -53,7 +53,7 @@ async fn a_download_that_breaks_is_resumed_at_its_new_url() {
         fixture.upstream.expire_urls();
         gate.open();
     };
-    tokio::join!(fixture.assert_complete(), expire_urls);
+    tokio::join!(fixture.assert_stored_and_served(), expire_urls);
     let queries_and_statuses: Vec<_> =
         fixture.archive_requests().iter().map(|request| (request.query.clone(), request.status)).collect();
     let expected = [("sig=0", 200), ("sig=0", 403), ("sig=1", 206)];
@@ -67,7 +67,7 @@ async fn a_download_that_breaks_at_its_very_end_is_complete() {
     each_row([("a small archive", SMALL_BYTES), ("a large archive", LARGE_BYTES)], async |size| {
         let fixture = PackageFixture::with_archive_size(size).await;
         fixture.upstream.fault_once(Target::Archive, Fault::NoLengthTruncated(fixture.zip.len()));
-        fixture.assert_complete().await;
+        fixture.assert_stored_and_served().await;
     })
     .await;
 }
@@ -88,7 +88,7 @@ async fn a_download_that_is_reset_or_starts_again_with_the_same_bytes_is_complet
             fixture.upstream.fault(Target::Archive, fault);
         }
         fixture.upstream.fault_once(Target::Archive, first_fault);
-        fixture.assert_complete().await;
+        fixture.assert_stored_and_served().await;
         let requests = fixture.archive_requests();
         assert_eq!((requests.len(), requests[1].status), (2, Some(status)));
     })
@@ -154,7 +154,7 @@ async fn an_archive_that_stalls_is_abandoned_and_resumed_by_the_next_request() {
     let received = fixture.larder.receive(&fixture.path).await;
     fixture.assert_truncated(&received);
     assert!(received.body.len() <= 1_500_000);
-    fixture.assert_complete().await;
+    fixture.assert_stored_and_served().await;
     let requests = fixture.archive_requests();
     assert_eq!(requests.len(), 2);
     assert_eq!(requests[1].header("range"), Some("bytes=1500000-"));
@@ -170,7 +170,7 @@ async fn an_archive_that_stalls_is_resumed_after_a_restart() {
     let folder = larder.stop().await;
     let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     let fixture = PackageFixture { upstream, larder, path, zip };
-    fixture.assert_complete().await;
+    fixture.assert_stored_and_served().await;
     assert_eq!(fixture.archive_requests()[1].header("range"), Some("bytes=1500000-"));
 }
 

@@ -40,7 +40,8 @@ pub(crate) struct ModuleCase {
     /// The location that the registry reports.
     pub(crate) location: String,
     pub(crate) location_reply: LocationReply,
-    /// The tag of acme/net with the expected files, for modules that the client cannot install without larder.
+    /// The tag of acme/net with the expected files, for modules that the client cannot install without larder. `None`
+    /// for the others: larder must give the files that the client installs without it.
     pub(crate) expected_tag: Option<&'static str>,
 }
 
@@ -101,7 +102,7 @@ impl GitModuleFixture {
             larder = FORGE_NAMES.iter().fold(larder, |larder, name| larder.allow_private(name));
             credentials.push_str(&ssh_credential("git.acme.test", ssh));
         }
-        larder.upstream_lines(&credentials)
+        larder.config_lines(&credentials)
     }
 
     /// A client workspace that calls these modules and can connect to the servers directly.
@@ -386,8 +387,8 @@ pub(crate) fn download_path(name: &str) -> String {
     format!("/registry/{HOST}/v1/modules/acme/{name}/test/1.0.0/download")
 }
 
-/// Requests the location of a module from a larder and fetches its archive; returns both.
-pub(crate) async fn fetch(larder: &str, name: &str) -> (ModuleLocation, Vec<u8>) {
+/// Requests the location of a module from a larder and downloads its archive, as a client does; returns both.
+pub(crate) async fn download_module(larder: &str, name: &str) -> (ModuleLocation, Vec<u8>) {
     let location = ModuleLocation::of(&get(&format!("{larder}{}", download_path(name))).await);
     let archive = get(&format!("{larder}{}", location.path)).await.expect(200).body;
     // Larder may not know the digest of the archive in its first response.
@@ -397,4 +398,10 @@ pub(crate) async fn fetch(larder: &str, name: &str) -> (ModuleLocation, Vec<u8>)
     };
     assert_eq!(location.sha256.as_deref(), Some(sha256_hex(&archive).as_str()), "{location:?}");
     (location, archive)
+}
+
+/// Downloads the archive of a module from a larder, as a client does.
+pub(crate) async fn download_module_archive(larder: &str, name: &str) -> Vec<u8> {
+    let (_, archive) = download_module(larder, name).await;
+    archive
 }

@@ -6,7 +6,7 @@ use super::configurations::Configuration;
 /// The files of one configuration: paths below the root folder, and contents.
 type Files = &'static [(&'static str, &'static str)];
 
-/// Configurations that the client installs.
+/// Configurations that terraform installs.
 const INSTALLED: &[Files] = &[
     // Blocks of every type that name a provider or seem to.
     &[("main.tf", EVERY_BLOCK), ("child/main.tf", "resource \"p3_thing\" \"x\" {}\n")],
@@ -30,14 +30,14 @@ const INSTALLED: &[Files] = &[
         ),
         ("no-override.tf", "resource \"p1_thing\" \"x\" {}\n"),
     ],
-    // JSON syntax, with comments in every place where clients accept them.
+    // JSON syntax, with comments in every place where terraform accepts them.
     &[(
         "main.tf.json",
         r#"[{"//": "x", "terraform": {"required_version": ">= 1", "required_providers": {"//": "c", "q": {"source": "acme/p0"}, "p3": "~> 1.0"}}},
             {"locals": {"//": 1, "a": 2}, "resource": {"q_thing": {"x": {"//": "c", "provider": "q.y"}}}, "variable": {"v": {"//": ["c"]}},
              "module": {"m": [{"source": "acme/bottom/test", "version": "<= 1.1.4"}]}, "provider": {"q": [{"alias": "y"}]}}]"#,
     )],
-    // Files of the other client, editor leftovers, and ignored files.
+    // Files that only tofu reads, editor leftovers, and ignored files.
     &[
         ("main.tf", "resource \"p0_thing\" \"x\" {}\n"),
         ("main.tofu", "resource \"nobody_has_this\" \"x\" {}\n"),
@@ -84,14 +84,14 @@ const INSTALLED: &[Files] = &[
         ("setup/main.tf", "resource \"p1_thing\" \"x\" {}\n"),
         ("setup/d.tftest.hcl", "run \"never\" {\n  module {\n    source = \"./nowhere\"\n  }\n}\n"),
     ],
-    // A pre-release that one condition names exactly also satisfies other conditions with a limit below its release.
+    // A pre-release that one condition names exactly also satisfies conditions with a limit below its release.
     &[(
         "main.tf",
         "terraform {\n  required_providers {\n    a = { source = \"acme/p0\", version = \"= 2.0.0-beta.2, ~> 1.0\" }\n    b = { source = \"acme/p1\", version = \"1.2.0-rc.1, ~> 1.1.0, != 1.2.3\" }\n    c = { source = \"acme/p2\", version = \"= 2.0.0-beta.2, < 2, >= 1\" }\n    d = { source = \"hashicorp/p3\", version = \"!= 1.2.3, != 2.0.0\" }\n  }\n}\n",
     )],
 ];
 
-/// Configurations that the client refuses.
+/// Configurations that terraform refuses.
 const REFUSED: &[Files] = &[&[("main.tf", "resource \"p0_thing\" \"x\" {\n  provider = P1\n}\n")]];
 
 const EVERY_BLOCK: &str = r#"terraform {

@@ -272,6 +272,11 @@ impl Builder {
         self
     }
 
+    /// Adds other sections, such as `[[credential]]`, after the upstreams.
+    pub(crate) fn config_lines(self, lines: &str) -> Self {
+        self.upstream_lines(lines)
+    }
+
     /// Sets every freshness lifetime to zero, so that each request revalidates.
     pub(crate) fn always_revalidate(self) -> Self {
         self.upstream_lines(

@@ -2,7 +2,6 @@
 
 pub(crate) mod admin;
 pub(crate) mod another_user;
-pub(crate) mod bundle_commands;
 pub(crate) mod bundle_transfer;
 pub(crate) mod command_setup;
 pub(crate) mod configurations;
@@ -15,6 +14,7 @@ pub(crate) mod http;
 pub(crate) mod http2_frames;
 pub(crate) mod killed_downloads;
 pub(crate) mod larder;
+pub(crate) mod larder_commands;
 pub(crate) mod module_fixture;
 pub(crate) mod nginx;
 pub(crate) mod null_provider;

@@ -60,11 +60,11 @@ impl PackageFixture {
     /// Ends all faults and asserts that the next request gets the whole archive.
     pub(crate) async fn assert_recovers(&self) {
         self.upstream.clear_faults();
-        self.assert_complete().await;
+        self.assert_stored_and_served().await;
     }
 
     /// Asserts that the whole archive is served and stored, and that no partial download remains.
-    pub(crate) async fn assert_complete(&self) {
+    pub(crate) async fn assert_stored_and_served(&self) {
         let response = self.larder.get(&self.path).await.expect(200);
         assert!(response.body == self.zip);
         assert_eq!((self.folder().blobs().len(), self.folder().partial_downloads().len()), (1, 0));

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::super::tls::TestCa;
 use super::FakeUpstream;
-use super::answer::{FileUrls, FixedSettings, Registry, State};
+use super::connection::Listener;
+use super::registry::{FileUrls, FixedSettings, Registry, State};
 use super::requests::Requests;
-use super::wire::Listener;
 
 /// The settings of a fake upstream before it starts.
 pub(crate) struct Builder {

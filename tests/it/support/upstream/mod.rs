@@ -1,29 +1,29 @@
 //! A stand-in for registry.terraform.io: real zips, real SHA256SUMS, real signatures, on a port of 127.0.0.1. It
 //! records requests, waits at gates, and fails in a named way. Stops when dropped.
 
-mod answer;
 mod api;
 mod builder;
+mod connection;
 mod documents;
 mod faults;
 mod git;
 mod hostile_gzip;
 mod modules;
 mod package;
+mod registry;
 mod reply;
 mod requests;
 mod signing;
-mod wire;
 
 use std::sync::Arc;
 
 use http::Response;
 
-use self::answer::{Origin, Registry, State};
+use self::connection::Listener;
 use self::faults::HoldPoint;
 use self::package::Release;
+use self::registry::{Origin, Registry, State};
 use self::reply::Reply;
-use self::wire::Listener;
 use super::tls::TestCa;
 
 pub(crate) use self::api::ListedItem;
@@ -60,7 +60,7 @@ impl FakeUpstream {
         self.registry_listener.origin()
     }
 
-    /// `127.0.0.1:PORT`, as a provider's source address begins.
+    /// `127.0.0.1:PORT`, the host part of a provider's source address.
     pub(crate) fn host(&self) -> String {
         self.registry_listener.address().to_string()
     }
@@ -124,7 +124,7 @@ impl FakeUpstream {
         {
             let registry = Arc::clone(&self.registry);
             if let Some(listener) = listener {
-                listener.start(move |request, wire| Arc::clone(&registry).answer(origin, request, wire));
+                listener.start(move |request, connection| Arc::clone(&registry).answer(origin, request, connection));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! One answer: content, then faults, then validators and ranges, then the steps that send the body. `answer` maps URLs
-//! to content.
+//! One answer: content, then faults, then validators and ranges, then the steps that send the body. `registry` maps
+//! URLs to content.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,11 +16,11 @@ use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::Frame;
 use tokio::sync::watch;
 
+use super::connection::ConnectionControl;
 use super::faults::{ActiveFaults, Fault, HoldPoint};
 use super::hostile_gzip;
 use super::package::sha256_hex;
 use super::requests::AnswerProgress;
-use super::wire::Wire;
 
 /// The body of every answer.
 pub(super) type ReplyBody = UnsyncBoxBody<Bytes, io::Error>;
@@ -245,7 +245,7 @@ impl Reply {
             }
             Fault::RedirectLoop(status) => *self = Self::redirect(*status, path),
             Fault::RedirectTo(status, location) => *self = Self::redirect(*status, location),
-            // `answer` and `documents` apply the faults of proof sets; `finish` and `send` those of ranges and
+            // `registry` and `documents` apply the faults of proof sets; `finish` and `send` those of ranges and
             // connections.
             _ => {}
         }
@@ -270,7 +270,7 @@ impl Reply {
         method: &Method,
         active: ActiveFaults,
         progress: AnswerProgress,
-        wire: Arc<Wire>,
+        connection: Arc<ConnectionControl>,
     ) -> Response<ReplyBody> {
         let mut ending = None;
         let mut has_length = true;
@@ -322,7 +322,7 @@ impl Reply {
         }
         progress.set_status(self.status);
         let steps = steps(self.body, ending, drip, gates);
-        let body = StreamBody::new(futures_util::stream::unfold((steps, progress, wire), next_frame));
+        let body = StreamBody::new(futures_util::stream::unfold((steps, progress, connection), next_frame));
         let mut response = Response::new(BodyExt::boxed_unsync(body));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
@@ -362,14 +362,14 @@ fn steps(
 }
 
 /// The rest of a body that is being sent.
-type BodyState = (VecDeque<Step>, AnswerProgress, Arc<Wire>);
+type BodyState = (VecDeque<Step>, AnswerProgress, Arc<ConnectionControl>);
 
-async fn next_frame((mut steps, progress, wire): BodyState) -> Option<(io::Result<Frame<Bytes>>, BodyState)> {
+async fn next_frame((mut steps, progress, connection): BodyState) -> Option<(io::Result<Frame<Bytes>>, BodyState)> {
     loop {
         match steps.pop_front()? {
             Step::Send(bytes) => {
                 progress.add_sent_bytes(bytes.len());
-                return Some((Ok(Frame::data(bytes)), (steps, progress, wire)));
+                return Some((Ok(Frame::data(bytes)), (steps, progress, connection)));
             }
             Step::Repeat(bytes, pause) => {
                 progress.add_sent_bytes(bytes.len());
@@ -377,19 +377,19 @@ async fn next_frame((mut steps, progress, wire): BodyState) -> Option<(io::Resul
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
-                return Some((Ok(Frame::data(bytes)), (steps, progress, wire)));
+                return Some((Ok(Frame::data(bytes)), (steps, progress, connection)));
             }
             Step::Wait(gate) => gate.opened().await,
             Step::Pause(pause) => tokio::time::sleep(pause).await,
             Step::Stall => std::future::pending().await,
             ending @ (Step::Close | Step::Reset) => {
                 // Waits until the earlier bytes are sent: hyper drops its buffer when a body fails.
-                wire.flushed().await;
+                connection.flushed().await;
                 if matches!(ending, Step::Reset) {
-                    wire.reset_on_close();
+                    connection.reset_on_close();
                 }
                 let broken = io::Error::other("the fake upstream ends this body early");
-                return Some((Err(broken), (steps, progress, wire)));
+                return Some((Err(broken), (steps, progress, connection)));
             }
         }
     }

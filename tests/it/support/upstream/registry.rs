@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 
 use super::api::Api;
+use super::connection::ConnectionControl;
 use super::documents;
 use super::faults::{Fault, Rules, Target};
 use super::git::{self, GitHost};
@@ -19,7 +20,6 @@ use super::package::{Release, SignedSums};
 use super::reply::{Reply, ReplyBody};
 use super::requests::{RecordedRequest, Requests};
 use super::signing::SigningKey;
-use super::wire::Wire;
 
 /// The listener that received a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Registry {
         self: Arc<Self>,
         origin: Origin,
         request: Request<Incoming>,
-        wire: Arc<Wire>,
+        connection: Arc<ConnectionControl>,
     ) -> Response<ReplyBody> {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default().to_owned();
@@ -109,7 +109,7 @@ impl Registry {
         reply.supports_ranges =
             matches!(target, Target::Sums | Target::Signature | Target::Archive | Target::ModuleArchive);
         let reply = reply.finish(&path, &query, &headers, &active.matching);
-        reply.send(&method, active, progress, wire).await
+        reply.send(&method, active, progress, connection).await
     }
 
     fn is_refused(&self, target: &Target, headers: &HeaderMap) -> bool {

@@ -25,12 +25,12 @@ use super::reply::ReplyBody;
 
 /// Lets the body of a reply control the connection that it is sent on.
 #[derive(Default)]
-pub(super) struct Wire {
+pub(super) struct ConnectionControl {
     flush: Notify,
     is_reset: AtomicBool,
 }
 
-impl Wire {
+impl ConnectionControl {
     /// Resolves when everything written so far has been handed to the kernel.
     pub(super) async fn flushed(&self) {
         self.flush.notified().await;
@@ -94,7 +94,7 @@ impl Listener {
     /// Listens, and answers each request with `handler`.
     pub(super) fn start<H, F>(&mut self, handler: H)
     where
-        H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
+        H: Fn(Request<Incoming>, Arc<ConnectionControl>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<ReplyBody>> + Send + 'static,
     {
         if self.serving.is_some() {
@@ -155,7 +155,7 @@ async fn accept<H, F>(
     handler: H,
     stop: CancellationToken,
 ) where
-    H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
+    H: Fn(Request<Incoming>, Arc<ConnectionControl>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<ReplyBody>> + Send + 'static,
 {
     let mut connections = JoinSet::new();
@@ -181,13 +181,13 @@ async fn stay_silent(stream: TcpStream) {
 
 async fn serve<H, F>(stream: TcpStream, tls: Option<TlsAcceptor>, handler: H)
 where
-    H: Fn(Request<Incoming>, Arc<Wire>) -> F + Clone + Send + Sync + 'static,
+    H: Fn(Request<Incoming>, Arc<ConnectionControl>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<ReplyBody>> + Send + 'static,
 {
-    let wire = Arc::new(Wire::default());
-    let watched = WatchedStream { stream, wire: Arc::clone(&wire) };
+    let connection = Arc::new(ConnectionControl::default());
+    let watched = WatchedStream { stream, connection: Arc::clone(&connection) };
     let service = service_fn(move |request| {
-        let answer = handler(request, Arc::clone(&wire));
+        let answer = handler(request, Arc::clone(&connection));
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let server = auto::Builder::new(TokioExecutor::new());
@@ -202,15 +202,15 @@ where
     }
 }
 
-/// The raw connection below TLS. Reports flushes, and closes as `Wire` demands.
+/// The raw connection below TLS. Reports flushes, and closes as `ConnectionControl` demands.
 struct WatchedStream {
     stream: TcpStream,
-    wire: Arc<Wire>,
+    connection: Arc<ConnectionControl>,
 }
 
 impl Drop for WatchedStream {
     fn drop(&mut self) {
-        if self.wire.is_reset.load(Ordering::Relaxed) {
+        if self.connection.is_reset.load(Ordering::Relaxed) {
             // Fails only if the peer is already gone.
             let _ = self.stream.set_zero_linger();
         }
@@ -231,7 +231,7 @@ impl AsyncWrite for WatchedStream {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         if flushed.is_ready() {
-            self.wire.flush.notify_waiters();
+            self.connection.flush.notify_waiters();
         }
         flushed
     }

@@ -1,11 +1,12 @@
-//! Bundle commands for a running larder.
+//! Commands against a running larder.
 
 use std::path::Path;
 
 use super::larder::Folder;
 use super::process::{CommandOutput, Process, command, run};
 
-/// Runs `larder ARGUMENTS` in the working folder `work`, with the configuration in a larder's store folder.
+/// Runs `larder ARGUMENTS` in the working folder `work`, with the configuration file that `write_config_of_running`
+/// wrote.
 pub(crate) async fn run_larder_in(work: &Path, folder: &Folder, arguments: &[&str]) -> CommandOutput {
     let config = folder.path().join("mirror.toml");
     let arguments = [arguments, &["--config", config.to_str().unwrap()]].concat();
