@@ -61,7 +61,7 @@ pub struct GitLimits {
     pub object_bytes: usize,
     /// Total size of a delta chain, which may be in memory at once.
     pub chain_bytes: u64,
-    /// Time for git's code to stop after cancellation. After that time its thread is abandoned.
+    /// Time for the thread that runs gix to stop after cancellation. After that time it is abandoned.
     pub stop_time: Duration,
     /// Depth of nested submodules.
     pub submodule_depth: usize,
@@ -265,9 +265,9 @@ pub struct DocumentMemoryLimits {
 /// The limit that refused a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MemoryLimitReached {
-    #[error("as many bytes of documents of this upstream are in memory as may be at one time")]
+    #[error("the documents of this upstream that are in memory have reached their limit")]
     PerUpstream,
-    #[error("as many bytes of documents are in memory as may be at one time")]
+    #[error("the documents that are in memory have reached their limit")]
     Total,
 }
 

@@ -138,7 +138,7 @@ async fn documents_that_do_not_fit_in_memory_together_are_a_503() {
                 larder.metric("larder_upstream_bytes_total").await > 50_000.0
             })
             .await;
-            assert_busy(larder.versions("random").await, "as many bytes of documents are in memory as may be");
+            assert_busy(larder.versions("random").await, "the documents that are in memory have reached their limit");
             gate.open();
         });
         got.expect(200);
@@ -180,7 +180,7 @@ async fn documents_of_one_upstream_leave_memory_budget_for_other_upstreams() {
     let (whole, refused): (Vec<_>, Vec<_>) = answers.partition(|answer| answer.status == 200);
     assert_eq!(whole.len(), 1);
     for answer in refused {
-        assert_busy(answer, "as many bytes of documents of this upstream are in memory as may be at one time");
+        assert_busy(answer, "the documents of this upstream that are in memory have reached their limit");
     }
     for name in SLOW {
         larder.versions(name).await.expect(200);

@@ -75,7 +75,9 @@ impl Reference {
         }
         let has = |sequence: &str| text.contains(sequence);
         if text.chars().any(|c| c.is_control() || " ~^:?*[\\".contains(c)) || has("..") || has("@{") {
-            return Err(BadReference("larder follows names and ids of commits only, without ^, ~, .. or @{ in them"));
+            return Err(BadReference(
+                "larder resolves branches, tags and commit ids only, not expressions with ^, ~, .. or @{",
+            ));
         }
         if has_depth {
             return Ok(Self::Branch(text.to_owned()));
