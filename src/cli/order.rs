@@ -40,11 +40,12 @@ pub(super) struct OrderOptions {
     /// Client whose rules apply to folders [default: detected from each folder's files]
     #[arg(long, value_enum)]
     client: Option<ClientKind>,
-    /// Value for a variable of the folders, as in `terraform init -var`, where it decides which modules are called;
-    /// repeatable
+    /// Value for a variable of the folders, as in `terraform init -var`; needed only if it decides which modules are
+    /// called; repeatable. Not for a .tar
     #[arg(long = "var", value_name = "NAME=VALUE")]
     values: Vec<String>,
-    /// File of variable values; repeatable. --var overrides it, and both override the files in the folders
+    /// File of variable values; repeatable; not for a .tar. --var overrides it, and both override the files in the
+    /// folders
     #[arg(long = "var-file", value_name = "FILE")]
     value_files: Vec<PathBuf>,
 }

@@ -21,7 +21,7 @@ pub(super) struct PlanCommand {
 }
 
 impl PlanCommand {
-    /// Prints the plan; returns true if everything is stored.
+    /// Prints the plan; returns true if `init` will work offline.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let (config, _) = common.load()?;
         let order = self.order.options.to_order(&self.order.names, &config.default_host())?;
@@ -60,7 +60,7 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> St
         reasons(&mut page, &unknown, host, verbose);
     }
     if !plan.unconfirmed.is_empty() {
-        page.group("unconfirmed", "stored copies that upstream did not confirm just now");
+        page.group("unconfirmed", "cached version lists that upstream did not confirm just now");
         plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
     }
     page.push(String::new());
@@ -147,7 +147,7 @@ fn verdict(plan: &Plan) -> &'static str {
             "`init` will fail offline; `larder warm` with the same arguments fetches the missing items"
         }
         (false, 0, true) => {
-            "`init` will fail: items are missing; carry them in with `larder bundle create`, --for the same arguments"
+            "`init` will fail: items are missing; carry them in with `larder bundle create --for`, for the same arguments"
         }
         (false, ..) => "`init` will fail offline even after `larder warm`; see the unavailable items",
     }
