@@ -1,4 +1,5 @@
-//! Listed keys, armoured or as bare packets: only the key that made a signature verifies it.
+//! Public keys as a download document lists them, armoured or as bare packets: only the key that made a signature
+//! verifies it.
 #![no_main]
 
 use base64::Engine;

@@ -40,7 +40,8 @@ const OPERATORS: [(&str, Operator); 7] = [
 ];
 
 impl Operator {
-    /// True if the order of a version and the limit meets the comparison. The upper limit of `~>` is left to the caller.
+    /// True if the order of a version and the version in the condition meets the comparison. The upper limit of `~>` is
+    /// left to the caller.
     fn is_met_by(self, order: Ordering) -> bool {
         match self {
             Self::Equal => order.is_eq(),
@@ -327,6 +328,7 @@ impl PartialVersion {
             label.split('.').all(|identifier| !identifier.is_empty() && identifier.chars().all(is_label_char))
         };
         let pre = match pre.strip_prefix('-') {
+            // Only the hyphen is optional. A hyphen alone is a label, as it is for clients.
             Some("") => "-",
             Some(pre) => pre,
             None => pre,
@@ -335,7 +337,7 @@ impl PartialVersion {
         is_valid.then(|| Self { numbers, written_count, pre: PreRelease(pre.to_owned()) })
     }
 
-    /// Compares this limit with a version. Components that one of them lacks count as 0.
+    /// Compares the version in the condition with a version. Components that one of them lacks count as 0.
     fn precedence(&self, version: &Version) -> Ordering {
         let version_numbers = version.numbers();
         let version_number = |index: usize| version_numbers.get(index).copied().unwrap_or(0);
@@ -347,8 +349,8 @@ impl PartialVersion {
         }
     }
 
-    /// Returns true if clients compare the version with this limit at all. A pre-release is compared only with a limit
-    /// that is a pre-release of the same numbers.
+    /// Returns true if clients compare the version with the version in the condition at all. A pre-release is compared
+    /// only with a pre-release of the same numbers.
     fn can_be_compared_with(&self, version: &Version) -> bool {
         match (self.pre.is_empty(), version.is_pre_release()) {
             (_, false) => true,
@@ -361,9 +363,9 @@ impl PartialVersion {
     fn is_prefix_of(&self, version: &Version) -> bool {
         let version_numbers = version.numbers();
         let fixed_count = self.written_count.saturating_sub(1);
-        let is_pre_release_limit_of_release = !self.pre.is_empty() && !version.is_pre_release();
+        let is_release_compared_with_pre_release = !self.pre.is_empty() && !version.is_pre_release();
         self.numbers.len() == version_numbers.len()
-            && !is_pre_release_limit_of_release
+            && !is_release_compared_with_pre_release
             && self.numbers[..fixed_count] == version_numbers[..fixed_count]
             && self.numbers[2] <= version_numbers[2]
     }

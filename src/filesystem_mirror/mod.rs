@@ -1,5 +1,6 @@
 //! Provider trees as `terraform providers mirror` writes them, for `filesystem_mirror` or a plain web server
-//! (filesystem mirror layout): the layout, the index files, and the transfer as a tar.
+//! (filesystem mirror layout): the layout, the index files, and the transfer as a tar. [`PathMeaning`] classifies any
+//! path, [`MirrorFileKind`] a file of the layout.
 //!
 //! ```text
 //! HOST/NAMESPACE/TYPE/index.json                                           the versions of the provider
@@ -12,12 +13,13 @@
 //!
 //! ```text
 //! …/terraform-provider-TYPE_VERSION_SHA256SUMS, …_SHA256SUMS.sig           of a version, as the publisher signed it
-//! …/terraform-provider-TYPE_VERSION_OS_ARCH_SHA256SUMS, ….sig              of one package, if it has other ones
+//! …/terraform-provider-TYPE_VERSION_OS_ARCH_SHA256SUMS, ….sig              of one package, where they differ from those
 //! …/terraform-provider-TYPE_VERSION_OS_ARCH.json                           its download document, with the keys
 //! ```
 //!
 //! HOST is spelled in Unicode, because clients refuse labels that begin `xn--`, and includes a port. Clients request
-//! the ASCII spelling from a web server. If the two differ, [`folder`] adds a relative link with the ASCII spelling.
+//! the ASCII spelling from a web server. If the two differ, [`folder`] adds a relative symbolic link with the ASCII
+//! spelling.
 
 pub mod folder;
 pub mod index;

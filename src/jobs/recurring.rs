@@ -26,7 +26,7 @@ use crate::supervisor::{Supervisor, Task};
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
 /// The random delay is at most the interval divided by this, so that several larders do not start at once.
 const JITTER_DIVISOR: u32 = 20;
-/// After this many consecutive failures the pause no longer grows.
+/// The number of times that consecutive failures double the delay of a retry.
 const MAX_DOUBLINGS: u32 = 16;
 
 /// The recurring warm-ups of one larder.
@@ -152,8 +152,8 @@ impl Recurring {
     async fn until_due(&self, key: &str, every: Duration) {
         let due = |now| self.last_runs.lock().due(key, every, now);
         let now = self.clock.now();
-        let Some(first) = due(now) else { return };
-        let jitter = with_jitter(first, now).since(first);
+        let Some(due_at_start) = due(now) else { return };
+        let jitter = with_jitter(due_at_start, now).since(due_at_start);
         self.clock.until_due(|now| due(now).map_or(now, |due| due.after(jitter))).await;
     }
 
@@ -372,6 +372,7 @@ fn read_order(entry: &RecurringWarmUp, default_host: &Hostname) -> Result<Order,
                 Some(ArgumentKind::Tar) => disk::read_tar(path).and_then(|files| {
                     configurations(files, Vec::new()).map_err(|reason| format!("{}: {reason}", path.display()))
                 }),
+                // The configuration accepts no other kind. An absent path is reported as one.
                 _ => read_lock_file(path),
             },
         };

@@ -7,7 +7,8 @@ use ::tar::{EntryType, Header};
 
 /// The size of a tar's blocks, in bytes.
 pub const BLOCK: usize = 512;
-/// The most extension headers for each entry that the limit allows: two of pax, and two of GNU.
+/// The most extension headers for each entry that the limit allows: a local and a global pax header, a GNU long name
+/// and a GNU long link.
 const MAX_EXTENSIONS_PER_ENTRY: usize = 4;
 
 /// The size of the write buffer, in bytes.
@@ -130,12 +131,12 @@ impl<R: Read> TarReader<R> {
         self.has_end_marker
     }
 
-    /// The input behind the bytes read so far.
+    /// The input, positioned after the bytes read so far.
     pub fn input(&self) -> &R {
         &self.input
     }
 
-    /// The input behind the bytes read so far.
+    /// The input, positioned after the bytes read so far.
     pub fn into_input(self) -> R {
         self.input
     }
@@ -233,8 +234,8 @@ pub struct TarWriter<W: Write> {
     out: ManualFlush<W>,
 }
 
-/// A buffer that is discarded on drop. A dropped [`BufWriter`] writes its rest: into a pipe that must not block there, or
-/// once more after an error.
+/// A buffer that is discarded on drop. A dropped [`BufWriter`] would write its rest, which could block on a pipe, or
+/// repeat a failed write.
 struct ManualFlush<W: Write>(Option<BufWriter<W>>);
 
 impl<W: Write> ManualFlush<W> {

@@ -75,8 +75,8 @@ pub(super) async fn version(
     for (platform, archive) in archives {
         let package = Package { provider: address.clone(), version: version.clone(), platform };
         let stored = mirror.library.stored_archive(&package, archive.digest).await?;
-        // No other mirror has the `zh:` of an archive that was packed here, so in a lock file it would exclude them
-        // all. For an imported archive without a name record the packer is unknown.
+        // An archive that larder packed has a `zh:` that no other source has. In a lock file it would make the client
+        // refuse all others. For an imported archive without a name record the packer is unknown.
         let is_published = stored.as_ref().map_or(!archive.is_imported, |stored| stored.zip == ZipOrigin::Published);
         let zh = is_published.then(|| archive.digest.zh());
         let h1 = match stored.map(|stored| stored.hashes) {
@@ -161,7 +161,8 @@ impl VersionAnswer<'_> {
         stream::iter(platforms).map(fetch).buffer_unordered(CONCURRENT_FETCHES).collect().await
     }
 
-    /// The archives while offline, of platforms with a stored set and archive.
+    /// The archives to list while offline: those of `platforms`, which have a stored archive, whose proof set is stored
+    /// too.
     async fn stored_archives(&mut self, platforms: BTreeSet<Platform>) -> Result<NamedArchives, Error> {
         let mut archives = NamedArchives::new();
         for platform in platforms {

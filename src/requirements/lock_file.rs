@@ -64,8 +64,8 @@ impl BadLockFile {
 /// Parses a lock file.
 ///
 /// # Errors
-/// Everything that a client would refuse: unknown members, and any form other than the one that clients write (observed
-/// with Terraform 1.11.4).
+/// Everything that a client would refuse: unknown attributes and blocks, and any form other than the one that clients
+/// write (observed with Terraform 1.11.4).
 pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
     if file.len() > MAX_LOCK_FILE_BYTES {
         let reason = format!("the file has {} bytes; at most {} KiB is read", file.len(), MAX_LOCK_FILE_BYTES >> 10);
@@ -225,7 +225,7 @@ fn text(value: &Expression, name: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A user's text in quotes, quoted.
+/// A user's text, shortened, escaped and in quotes.
 fn quoted(text: &str) -> String {
     format!("{:?}", text.chars().take(MAX_QUOTED_CHARS).collect::<String>())
 }

@@ -182,7 +182,7 @@ impl ArchiveRequest {
             VerificationError::Bytes { actual, expected }.metric_label(),
         );
         if let Err(error) = self.archives.proof_sets.expire_set(&self.package, expected).await {
-            tracing::error!(package = %self.package, %error, "a proof set could not be marked to be asked again");
+            tracing::error!(package = %self.package, %error, "a proof set could not be marked for revalidation");
         }
         let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");
         let subject = format!("{} from {}", self.file.subject, origin(&self.set.document.archive_url));
@@ -209,9 +209,15 @@ impl ArchiveRequest {
 /// The time for which the length of an archive is remembered that upstream sent without one.
 const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// The error for an upstream that contradicts the length announced to clients.
-pub(in crate::mirror) fn length_mismatch(incoming: &IncomingFile, announced: u64, now: u64) -> Error {
-    incoming.upstream_error(Fault::Unusable(format!("it announced {announced} bytes, and then {now}"))).into()
+/// The error for an upstream whose announced length now differs from the one that clients were sent.
+pub(in crate::mirror) fn length_mismatch(
+    incoming: &IncomingFile,
+    sent_to_clients: u64,
+    announced_length: u64,
+) -> Error {
+    incoming
+        .upstream_error(Fault::Unusable(format!("it announced {sent_to_clients} bytes, and then {announced_length}")))
+        .into()
 }
 
 /// Turns a 4xx for a file of a verified document into an upstream failure: the client asked for something that exists.
@@ -230,7 +236,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The minimum throughput over the stall time.
 const MIN_DOWNLOAD_RATE: u64 = 1024;
 
-/// The length announced to clients. With a different length they could take a part for the whole.
+/// The length announced to clients. If it changed, a client could take a part of the archive for the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum AnnouncedLength {
     Nothing,
@@ -254,12 +260,13 @@ pub(in crate::mirror) enum NextStep {
 /// The result of comparing upstream's announcement with the earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::mirror) enum LengthAgreement {
-    /// They agree on this length.
+    /// The announcements do not contradict each other. The download continues with this length; `None` if it is
+    /// unknown.
     Length(Option<u64>),
     /// The partial download must be discarded.
     StartOver,
-    /// They contradict each other, and clients have seen the first.
-    Never { announced: u64, now: u64 },
+    /// They contradict each other, and clients were sent the first.
+    Never { sent_to_clients: u64, announced_length: u64 },
 }
 
 /// The partial download: its size, and the length announced for the whole.
@@ -346,8 +353,10 @@ impl DownloadAttempts {
         length: Option<u64>,
     ) -> LengthAgreement {
         match (self.announced, length) {
-            (AnnouncedLength::Length(announced), Some(now)) if announced != now => {
-                LengthAgreement::Never { announced, now }
+            (AnnouncedLength::Length(sent_to_clients), Some(announced_length))
+                if sent_to_clients != announced_length =>
+            {
+                LengthAgreement::Never { sent_to_clients, announced_length }
             }
             (AnnouncedLength::Length(announced), _) => LengthAgreement::Length(Some(announced)),
             (AnnouncedLength::NoLength, _) => LengthAgreement::Length(None),
@@ -387,7 +396,7 @@ mod tests {
     use super::*;
 
     const STALL: Duration = Duration::from_secs(30);
-    const GONE: Fault = Fault::Absent(404);
+    const NOT_FOUND: Fault = Fault::Absent(404);
     const DOWN: Fault = Fault::Trouble { status: 503, errors: Vec::new(), retry_after: None };
 
     enum Event {
@@ -406,14 +415,14 @@ mod tests {
     fn events_decide_the_next_step() {
         let table: [(&[Event], NextStep); 12] = [
             // A URL that may have expired is replaced once.
-            (&[Refused(GONE)], NextStep::RefreshUrl),
-            (&[Refused(GONE), Refused(GONE)], NextStep::GiveUp),
+            (&[Refused(NOT_FOUND)], NextStep::RefreshUrl),
+            (&[Refused(NOT_FOUND), Refused(NOT_FOUND)], NextStep::GiveUp),
             (&[Refused(DOWN)], NextStep::GiveUp),
             (&[Refused(Fault::Denied(403))], NextStep::RefreshUrl),
             (&[Refused(Fault::Denied(451))], NextStep::GiveUp),
             // And once more after bytes have arrived.
-            (&[Refused(GONE), Broke(1), Refused(GONE)], NextStep::RefreshUrl),
-            (&[Refused(GONE), Broke(0), Refused(GONE)], NextStep::GiveUp),
+            (&[Refused(NOT_FOUND), Broke(1), Refused(NOT_FOUND)], NextStep::RefreshUrl),
+            (&[Refused(NOT_FOUND), Broke(0), Refused(NOT_FOUND)], NextStep::GiveUp),
             // Breaks without bytes end the download, each after a longer pause.
             (&[Broke(1)], after(200)),
             (&[Broke(0)], after(400)),
@@ -484,8 +493,13 @@ mod tests {
             (length, (4, Some(10)), (4, Some(10)), LengthAgreement::Length(Some(10))),
             (length, (4, Some(10)), (0, Some(10)), LengthAgreement::Length(Some(10))),
             (length, (4, Some(10)), (4, None), LengthAgreement::Length(Some(10))),
-            (length, (4, Some(10)), (4, Some(11)), LengthAgreement::Never { announced: 10, now: 11 }),
-            (length, (4, Some(10)), (0, Some(9)), LengthAgreement::Never { announced: 10, now: 9 }),
+            (
+                length,
+                (4, Some(10)),
+                (4, Some(11)),
+                LengthAgreement::Never { sent_to_clients: 10, announced_length: 11 },
+            ),
+            (length, (4, Some(10)), (0, Some(9)), LengthAgreement::Never { sent_to_clients: 10, announced_length: 9 }),
             (no_length, (4, None), (4, Some(10)), LengthAgreement::Length(None)),
             (no_length, (4, None), (0, None), LengthAgreement::Length(None)),
         ];

@@ -76,9 +76,9 @@ impl<S: DownloadSource> Download<'_, S> {
                     }
                     incoming.length
                 }
-                LengthAgreement::Never { announced, now } => {
+                LengthAgreement::Never { sent_to_clients, announced_length } => {
                     library.discard_staged(staged).await?;
-                    return Err(length_mismatch(&incoming, announced, now));
+                    return Err(length_mismatch(&incoming, sent_to_clients, announced_length));
                 }
             };
             if length.is_some_and(|length| length > limit) {

@@ -194,7 +194,9 @@ impl PassThrough {
             let agreed = self.request.file.attempts.compare_length(before, incoming.body_offset, incoming.length);
             let length = match agreed {
                 LengthAgreement::Length(length) if incoming.body_offset == self.received => length,
-                LengthAgreement::Never { announced, now } => return Err(length_mismatch(&incoming, announced, now)),
+                LengthAgreement::Never { sent_to_clients, announced_length } => {
+                    return Err(length_mismatch(&incoming, sent_to_clients, announced_length));
+                }
                 LengthAgreement::StartOver if self.request.file.attempts.announced() == AnnouncedLength::Nothing => {
                     self.restart();
                     if incoming.body_offset > 0 {

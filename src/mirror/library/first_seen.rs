@@ -80,7 +80,7 @@ pub(in crate::mirror) struct FirstSeen {
     platforms: BTreeMap<Platform, Digest>,
 }
 
-/// The digests of one file. More than one only in a record converted from the older whole-provider layout.
+/// The digests of one file. More than one only in a record converted from the older layout, one record per provider.
 type Digests = Vec<Digest>;
 
 /// The verified history of one version.
@@ -404,7 +404,7 @@ impl VersionHistory {
         rebuilt
     }
 
-    /// Converts one version of a whole-provider record. `known_keys`: how many keys of the log may vouch for it.
+    /// Converts one version of a record of the whole provider. `known_keys`: how many keys of the log may vouch for it.
     pub(super) fn from_provider_record(time: Timestamp, files: BTreeMap<String, Digests>, known_keys: usize) -> Self {
         let record = FirstSeen { number: 1, at: time, key: None, accepted: false, files, platforms: BTreeMap::new() };
         Self { known_keys, records: vec![record] }
@@ -417,7 +417,8 @@ pub(in crate::mirror) enum Recoverable<T> {
     Available(T),
     #[default]
     Absent,
-    /// The record existed and cannot be rebuilt. Contains the value to start over with after `accept`.
+    /// The record existed and cannot be rebuilt. Contains the value with which `accept` starts over: it is
+    /// empty, but the number of a key log's next entry is kept.
     Lost(T),
 }
 

@@ -88,7 +88,7 @@ impl Catalog {
                 Ok(())
             })
         };
-        // A damaged name is quarantined when it is read: then it is absent when the step is judged again.
+        // A damaged name is quarantined when it is read: then it is absent when the step is repeated.
         let mut is_lost = false;
         let indexed = records.change(&key, |step| {
             let read = self.read_name_record(artifact)?;

@@ -109,17 +109,18 @@ impl TransferStage {
     fn create_stage(library: &Library, name: &str, bytes: u64) -> Result<Self, StoreError> {
         library.store.blobs.stage(name)?.discard()?;
         let mut stage = Self(Some(library.store.blobs.stage(name)?));
+        // Also reserves the disk space. The note itself is never read, because leftovers are discarded.
         stage.remember(ResumeNote { length: Some(bytes), ..ResumeNote::default() }, bytes)?;
         Ok(stage)
     }
 
-    /// Creates a staging file after `full`, the error of the first attempt: evicts as for a download, where the disk was
-    /// full.
-    fn create_after(library: &Library, name: &str, bytes: u64, full: StoreError) -> Result<Self, StoreError> {
-        if !full.is_full() {
-            return Err(full);
+    /// Creates a staging file at the second attempt. `first_error` is the error of the first: if the disk was full,
+    /// larder evicts as for a download.
+    fn create_after(library: &Library, name: &str, bytes: u64, first_error: StoreError) -> Result<Self, StoreError> {
+        if !first_error.is_full() {
+            return Err(first_error);
         }
-        library.free_disk_space(bytes, &full)?;
+        library.free_disk_space(bytes, &first_error)?;
         Self::create_stage(library, name, bytes)
     }
 
@@ -155,8 +156,8 @@ impl Drop for TransferStage {
     }
 }
 
-/// Small files by digest, concatenated in an unnamed file: those of a bundle that is written, and those that several
-/// entries of a bundle share while it is read.
+/// Small files of a bundle, concatenated in an unnamed file and found by digest. An export spools all small files, an
+/// import only those that several entries share.
 #[derive(Debug)]
 struct Spool {
     places: HashMap<Digest, (u64, usize)>,
