@@ -203,7 +203,7 @@ impl FolderRecords {
         match (&change.action, temp) {
             (RecordAction::Put(_, durability), Some(temp)) => {
                 disk::create_parent(&path, &self.root)?;
-                let size_bytes = temp.rename(&path)?;
+                let size_bytes = temp.put_in_place(&path)?;
                 if *durability == Durability::Synced {
                     disk::sync_folder_of(&path)?;
                 }
@@ -235,7 +235,7 @@ struct TempRecord {
 
 impl TempRecord {
     /// Renames the file into place; returns its size in bytes.
-    fn rename(mut self, target: &Path) -> Result<u64, StoreError> {
+    fn put_in_place(mut self, target: &Path) -> Result<u64, StoreError> {
         if let Some(path) = &self.path {
             disk::rename(path, target)?;
         }

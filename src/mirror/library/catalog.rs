@@ -185,7 +185,7 @@ impl Library {
         let _nothing_is_evicted = self.evictor.block_evictions();
         let mut pinned = Vec::with_capacity(packages.len());
         for package in packages {
-            let is_stored = self.is_stored(package)?;
+            let is_stored = self.has_stored_archive(package)?;
             let mut outcome = PinOutcome::NotStored;
             self.catalog.change_name_record(package, |name_record| {
                 outcome = PinOutcome::NotStored;
@@ -207,7 +207,7 @@ impl Library {
         Ok(pinned)
     }
 
-    pub(in crate::mirror) fn is_stored(&self, package: &Artifact) -> Result<bool, StoreError> {
+    pub(in crate::mirror) fn has_stored_archive(&self, package: &Artifact) -> Result<bool, StoreError> {
         for archive in &self.catalog.name_record(package)?.archives {
             if self.store.blobs.is_stored(&archive.digest)? {
                 return Ok(true);
