@@ -279,6 +279,10 @@ impl Records for FolderRecords {
 
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
         debug_assert!(changes.iter().all(|change| change.key.group() == *group), "{group:?}: {changes:?}");
+        // A step that has lost already writes no files in vain.
+        if self.generation(group)? != read_at {
+            return Ok(WriteOutcome::Conflict);
+        }
         let mut temps = Vec::with_capacity(changes.len());
         for change in changes {
             self.lock.check()?;

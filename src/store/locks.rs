@@ -85,6 +85,9 @@ impl StoreLock {
     }
 }
 
+/// The number of values: so many that two of the some twenty keys in use at one time rarely share one.
+const STRIPES: usize = 4096;
+
 /// Values that keys share by their hash: locks and counters. A thread must not take two locks of one kind.
 #[derive(Debug)]
 pub(crate) struct Striped<T> {
@@ -94,7 +97,7 @@ pub(crate) struct Striped<T> {
 
 impl<T: Default> Default for Striped<T> {
     fn default() -> Self {
-        Self { stripes: (0..256).map(|_| T::default()).collect(), hasher: RandomState::new() }
+        Self { stripes: (0..STRIPES).map(|_| T::default()).collect(), hasher: RandomState::new() }
     }
 }
 
