@@ -12,20 +12,22 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Client", &["client-config", "doctor"]),
     ("Content", &["plan", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"]),
     ("Air gap", &["bundle", "inventory", "export", "import"]),
-    ("Maintain", &["verify"]),
+    ("Maintain", &["verify", "completions", "man"]),
 ];
 
 const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\n\
      Options of each command: --config FILE, --json, --admin-listen ADDRESS:PORT, --store FOLDER, --help, --version";
 
-const EXAMPLES: &str = "Examples:
-  larder serve                            run the mirror; prints the client configuration
-  larder plan .                           will `terraform init` work here offline?
-  larder warm . --platform linux_amd64    fetch what `init` will need
-  larder bundle create carry.tar --for .  take it across an air gap";
+/// Command lines to begin with, and their purpose.
+pub(super) const EXAMPLES: &[(&str, &str)] = &[
+    ("larder serve", "run the mirror; prints the client configuration"),
+    ("larder plan .", "will `terraform init` work here offline?"),
+    ("larder warm . --platform linux_amd64", "fetch what `init` will need"),
+    ("larder bundle create carry.tar --for .", "take it across an air gap"),
+];
 
 /// Command lines with their purpose, in the order of the commands.
-const EXAMPLES_OF_COMMANDS: [(&str, &str); 28] = [
+const EXAMPLES_OF_COMMANDS: &[(&str, &str)] = &[
     ("larder serve", "on 127.0.0.1:8080, for the two public registries"),
     ("larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081", "where the usual ports are taken"),
     ("larder check -c /etc/larder/mirror.toml", "before a reload"),
@@ -54,40 +56,58 @@ const EXAMPLES_OF_COMMANDS: [(&str, &str); 28] = [
     ("larder export ./tree --for ./prod --platform linux_amd64", "for filesystem_mirror"),
     ("larder import ./tree", "a tree from `terraform providers mirror ./tree`"),
     ("larder verify", "exit status 3 if anything was damaged"),
+    ("larder completions bash > ~/.local/share/bash-completion/completions/larder", "for one user; new shells read it"),
+    ("larder man --out ~/.local/share/man/man1", "then `man larder`, `man larder-plan`"),
 ];
 
-const ENVIRONMENT: &str = "Environment:
-  LARDER_CONFIG       the configuration file, unless --config is given
-  LARDER_LOG          error, warn, info, debug, or module=level,...
-  LARDER_LOG_FORMAT   text or json
-  NO_COLOR            no colours
-  HTTPS_PROXY         the proxy to upstreams; HTTP_PROXY, ALL_PROXY, NO_PROXY too";
+/// Environment variables and their effect.
+pub(super) const ENVIRONMENT: &[(&str, &str)] = &[
+    ("LARDER_CONFIG", "the configuration file, unless --config is given"),
+    ("LARDER_LOG", "error, warn, info, debug, or module=level,..."),
+    ("LARDER_LOG_FORMAT", "text or json"),
+    ("NO_COLOR", "no colours"),
+    ("HTTPS_PROXY", "the proxy to upstreams; HTTP_PROXY, ALL_PROXY, NO_PROXY too"),
+];
 
-const EXIT_CODES: &str = "Exit codes:
-  0     done
-  1     failed
-  2     wrong usage
-  3     not ready: plan or verify found something
-  78    wrong configuration
-  130   interrupted";
+/// Exit codes and their meaning.
+pub(super) const EXIT_CODES: &[(&str, &str)] = &[
+    ("0", "done"),
+    ("1", "failed"),
+    ("2", "wrong usage"),
+    ("3", "not ready: plan or verify found something"),
+    ("78", "wrong configuration"),
+    ("130", "interrupted"),
+];
 
 /// Builds the clap command with the extended help.
 pub(super) fn command_with_help() -> clap::Command {
     let command = with_examples(Arguments::command(), "larder");
     let groups = groups(&command);
-    command
-        .help_template(TEMPLATE)
-        .after_help(groups.clone())
-        .after_long_help(format!("{groups}\n\n{EXAMPLES}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"))
+    command.help_template(TEMPLATE).after_help(groups.clone()).after_long_help(format!(
+        "{groups}\n\n{}\n\n{}\n\n{}",
+        table("Examples", EXAMPLES, 38),
+        table("Environment", ENVIRONMENT, 18),
+        table("Exit codes", EXIT_CODES, 4),
+    ))
+}
+
+/// Two columns below a title.
+fn table(title: &str, rows: &[(&str, &str)], width: usize) -> String {
+    let lines = rows.iter().map(|(term, explanation)| format!("\n  {term:width$}  {explanation}"));
+    format!("{title}:{}", lines.collect::<String>())
+}
+
+/// The examples of a command, such as `larder bundle create`: command lines and their purpose.
+pub(super) fn examples_of(path: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let start = format!("{path} ");
+    EXAMPLES_OF_COMMANDS.iter().copied().filter(move |(line, _)| line.starts_with(&start) || *line == start.trim_end())
 }
 
 /// Adds the examples of each subcommand below its long help.
 fn with_examples(command: clap::Command, path: &str) -> clap::Command {
     command.mut_subcommands(|subcommand| {
         let path = format!("{path} {}", subcommand.get_name());
-        let lines: Vec<String> = EXAMPLES_OF_COMMANDS
-            .iter()
-            .filter(|(line, _)| *line == path || line.starts_with(&format!("{path} ")))
+        let lines: Vec<String> = examples_of(&path)
             .map(|(line, purpose)| format!("  {line}\n      {purpose}").trim_end().to_owned())
             .collect();
         let title = if lines.len() == 1 { "Example" } else { "Examples" };

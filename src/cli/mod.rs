@@ -2,9 +2,11 @@
 
 mod admin_service;
 mod bundle;
+mod completions;
 mod doctor;
 mod help;
 mod logging;
+mod man;
 mod operate;
 mod order;
 mod plan;
@@ -22,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, FromArgMatches as _, Parser, Subcommand};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueHint};
 use rustix::process::Signal;
 use serde::Serialize;
 use serde_json::json;
@@ -106,6 +108,10 @@ enum Command {
     Unpin(operate::Addresses),
     /// Re-hash everything stored; fetch damaged archives again
     Verify,
+    /// Print the script that completes larder's commands in a shell
+    Completions(completions::Completions),
+    /// Print the manual page, or write the pages of all commands
+    Man(man::ManCommand),
     /// Print the version
     Version,
 }
@@ -116,7 +122,7 @@ enum Command {
 struct CommonOptions {
     /// Configuration file [default: $LARDER_CONFIG, $XDG_CONFIG_HOME/larder/mirror.toml, /etc/larder/mirror.toml,
     /// built-in defaults]
-    #[arg(long, short, global = true, value_name = "FILE")]
+    #[arg(long, short, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
     /// Print JSON, also for errors
     #[arg(long, global = true)]
@@ -125,7 +131,7 @@ struct CommonOptions {
     #[arg(long, global = true, value_name = "ADDRESS:PORT", value_parser = config::listening)]
     admin_listen: Option<SocketAddr>,
     /// Folder of the store; overrides `path` in `[store]`
-    #[arg(long, global = true, value_name = "FOLDER")]
+    #[arg(long, global = true, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     store: Option<PathBuf>,
 }
 
@@ -223,6 +229,8 @@ impl Command {
             Command::Pin(addresses) => addresses.run(admin::Operation::Pin, common),
             Command::Unpin(addresses) => addresses.run(admin::Operation::Unpin, common),
             Command::Verify => operate::verify(common),
+            Command::Completions(completions) => completions.run(common).map(|()| true),
+            Command::Man(man) => man.run(common).map(|()| true),
             Command::Version => {
                 print_line(&if common.json {
                     json!({ "version": VERSION }).to_string()

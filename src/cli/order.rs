@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::print_error;
 use crate::address::{Hostname, Platform};
@@ -14,7 +14,7 @@ use crate::requirements::{self, ArgumentKind, ClientKind, CommandLineValues, dis
 pub(super) struct OrderArgs {
     /// Address with a constraint (hashicorp/aws@~> 5.0, terraform-aws-modules/vpc/aws@5.1.0), .terraform.lock.hcl,
     /// folder in which init runs, .tar of such folders, or .json printed by `larder missing`
-    #[arg(required = true, value_name = "WHAT")]
+    #[arg(required = true, value_name = "WHAT", value_hint = ValueHint::AnyPath)]
     pub(super) names: Vec<String>,
     #[command(flatten)]
     pub(super) options: OrderOptions,
@@ -25,7 +25,7 @@ pub(super) struct OrderArgs {
 pub(super) struct OrderFor {
     /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
     /// printed by `larder missing`; repeatable
-    #[arg(long = "for", value_name = "WHAT", required = true)]
+    #[arg(long = "for", value_name = "WHAT", required = true, value_hint = ValueHint::AnyPath)]
     pub(super) names: Vec<String>,
     #[command(flatten)]
     pub(super) options: OrderOptions,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytesize::ByteSize;
-use clap::Args;
+use clap::{Args, ValueHint};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
@@ -32,7 +32,7 @@ use crate::protocol::admin::bundle::{ExportRequest, TAR, import_path};
 #[derive(Debug, Args)]
 pub(super) struct Export {
     /// Folder of the tree; an existing tree is extended
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     tree: PathBuf,
     #[command(flatten)]
     order: OrderFor,
@@ -154,7 +154,7 @@ fn export_summary(exported: &Exported, folder: &MirrorFolder, width: Option<usiz
 pub(super) struct ImportCommand {
     /// Tree made by `terraform providers mirror` or `larder export`; packages may be unpacked, as in
     /// `.terraform/providers`
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     tree: PathBuf,
     /// Accept archives without proof, and keys from the tree that larder has never seen: you vouch for them
     #[arg(long)]

@@ -20,6 +20,7 @@ mod commands_accept;
 mod commands_access;
 mod commands_contract;
 mod commands_first_seen;
+mod commands_generated;
 mod commands_printing;
 mod connections;
 mod crash;
