@@ -67,6 +67,7 @@ mod network_mirror;
 mod older_store;
 mod operator;
 mod outbound;
+mod packages;
 mod plans;
 mod proof_files;
 mod providers;

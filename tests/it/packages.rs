@@ -1,0 +1,80 @@
+//! What packages install: larder reads the configurations, and what one file names another one has.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::larder::Folder;
+use crate::support::process::{command, run};
+
+/// Scripts that change `mirror.toml`, and the line that each of them writes.
+const CHANGED_LINES: &[(&str, &str)] = &[("systemd/package", "path = \"/var/lib/larder\"")];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The words after each `name`, such as the value of `runAsUser:`.
+fn values<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix(name)).map(str::trim).collect()
+}
+
+async fn expect_valid(folder: &Folder, subject: &str, config: &str) {
+    let file = folder.path().join("mirror.toml");
+    std::fs::write(&file, config).unwrap();
+    let output = run(command(folder.path(), &["check", "--config", file.to_str().unwrap()])).await;
+    assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{subject}: {output:?}");
+}
+
+/// The Debian package installs `mirror.toml` with one line changed.
+#[tokio::test]
+async fn larder_reads_the_configurations_that_packages_make_of_the_sample() {
+    let (folder, sample) = (Folder::new(), text("mirror.toml"));
+    for &(file, expected) in CHANGED_LINES {
+        let script = text(file);
+        let line = script.lines().find(|line| line.contains("sed '")).unwrap();
+        let expression = line.split('\'').nth(1).unwrap();
+        let mut sed = Command::new("sed");
+        sed.arg(expression).arg(root().join("mirror.toml"));
+        let made = String::from_utf8(sed.output().unwrap().stdout).unwrap();
+        let changed: Vec<&str> =
+            made.lines().zip(sample.lines()).filter(|(a, b)| a != b).map(|(line, _)| line).collect();
+        assert!(changed.len() == 1 && changed[0].starts_with(expected), "{file}: {changed:?}");
+        expect_valid(&folder, file, &made).await;
+    }
+}
+
+/// The absolute paths of programs and documents that the unit names.
+#[test]
+fn the_debian_package_installs_what_the_unit_names() {
+    let manifest: toml::Table = text("Cargo.toml").parse().unwrap();
+    let assets = manifest["package"]["metadata"]["deb"]["assets"].as_array().unwrap();
+    let installed: Vec<String> = assets
+        .iter()
+        .map(|asset| {
+            let part = |index: usize| asset[index].as_str().unwrap();
+            // A target that ends with a slash is a folder.
+            match part(1).strip_suffix('/') {
+                Some(folder) => format!("/{folder}/{}", part(0).rsplit('/').next().unwrap()),
+                None => format!("/{}", part(1)),
+            }
+        })
+        .collect();
+    let unit = text("systemd/larder.service");
+    let programs = values(&unit, "ExecStart=").into_iter().map(|line| line.split(' ').next().unwrap());
+    let documents = values(&unit, "Documentation=").into_iter().filter_map(|url| url.strip_prefix("file:"));
+    let named: Vec<&str> = programs.chain(documents).collect();
+    assert_eq!(named.len(), 2, "{named:?}");
+    for path in named.into_iter().chain(["/etc/larder/mirror.toml", "/usr/share/man/man1/*.1.gz"]) {
+        assert!(installed.iter().any(|file| file == path), "{path}: {installed:?}");
+    }
+    for asset in assets {
+        let source = asset[0].as_str().unwrap();
+        let folder = source.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let exists = root().join(source).exists() || source.contains('*') && root().join(folder).is_dir();
+        assert!(exists || source.starts_with("target/"), "{source} does not exist");
+    }
+}
