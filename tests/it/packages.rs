@@ -1,4 +1,4 @@
-//! What packages install: larder reads the configurations, and what one file names another one has.
+//! What packages and images install: larder reads the configurations, and what one file names another one has.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,8 @@ use crate::support::larder::Folder;
 use crate::support::process::{command, run};
 
 /// Scripts that change `mirror.toml`, and the line that each of them writes.
-const CHANGED_LINES: &[(&str, &str)] = &[("systemd/package", "path = \"/var/lib/larder\"")];
+const CHANGED_LINES: &[(&str, &str)] =
+    &[("systemd/package", "path = \"/var/lib/larder\""), ("deploy/Containerfile", "listen = \"0.0.0.0:8080\"")];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -29,7 +30,7 @@ async fn expect_valid(folder: &Folder, subject: &str, config: &str) {
     assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{subject}: {output:?}");
 }
 
-/// The Debian package installs `mirror.toml` with one line changed.
+/// The Debian package and the image install `mirror.toml` with one line changed.
 #[tokio::test]
 async fn larder_reads_the_configurations_that_packages_make_of_the_sample() {
     let (folder, sample) = (Folder::new(), text("mirror.toml"));
