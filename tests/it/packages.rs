@@ -1,5 +1,7 @@
-//! What packages and images install: larder reads the configurations, and what one file names another one has.
+//! What packages, images and manifests install: larder reads the configurations, and what one file names another one has.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -18,6 +20,14 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
+/// The lines below `key: |` of a YAML file, without their indentation.
+fn block_scalar(yaml: &str, key: &str) -> String {
+    let mut lines = yaml.lines().skip_while(|line| line.trim() != format!("{key}: |")).skip(1).peekable();
+    let indentation = lines.peek().unwrap().len() - lines.peek().unwrap().trim_start().len();
+    let block = lines.take_while(|line| line.is_empty() || line.starts_with(&" ".repeat(indentation)));
+    block.map(|line| format!("{}\n", line.get(indentation..).unwrap_or_default())).collect()
+}
+
 /// The words after each `name`, such as the value of `runAsUser:`.
 fn values<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.lines().filter_map(|line| line.trim().strip_prefix(name)).map(str::trim).collect()
@@ -28,6 +38,26 @@ async fn expect_valid(folder: &Folder, subject: &str, config: &str) {
     std::fs::write(&file, config).unwrap();
     let output = run(command(folder.path(), &["check", "--config", file.to_str().unwrap()])).await;
     assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{subject}: {output:?}");
+}
+
+#[tokio::test]
+async fn larder_reads_the_configuration_of_the_config_map_as_it_is_and_with_its_comments_as_options() {
+    let (folder, config) = (Folder::new(), block_scalar(&text("deploy/kubernetes/configmap.yaml"), "mirror.toml"));
+    assert!(config.contains("listen = \"0.0.0.0:8080\"") && config.contains("[[upstream]]"), "{config}");
+    expect_valid(&folder, "the ConfigMap", &config).await;
+
+    let token = folder.path().join("admin-token");
+    std::fs::write(&token, "0123456789abcdef0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
+    let is_option =
+        |line: &str| line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '));
+    let lines = config.lines().map(|line| line.strip_prefix("# ").filter(|line| is_option(line)).unwrap_or(line));
+    let all: String = lines.map(|line| format!("{line}\n")).collect();
+    let all = all.replace("/run/secrets/larder/admin-token", token.to_str().unwrap());
+    for option in ["\n[admin]\n", "\ntoken = ", "\n[store]\n", "\nclients = ", "\npublic_url = "] {
+        assert!(all.contains(option), "{option}: {all}");
+    }
+    expect_valid(&folder, "the ConfigMap with its comments", &all).await;
 }
 
 /// The Debian package and the image install `mirror.toml` with one line changed.
@@ -78,4 +108,20 @@ fn the_debian_package_installs_what_the_unit_names() {
         let exists = root().join(source).exists() || source.contains('*') && root().join(folder).is_dir();
         assert!(exists || source.starts_with("target/"), "{source} does not exist");
     }
+}
+
+#[test]
+fn the_stateful_set_runs_the_image_as_the_image_is_made() {
+    let (image, set) = (text("deploy/Containerfile"), text("deploy/kubernetes/statefulset.yaml"));
+    let user = values(&image, "USER ")[0];
+    for (key, id) in ["runAsUser:", "runAsGroup:"].into_iter().zip(user.split(':')) {
+        assert_eq!(values(&set, key), [id], "{key}");
+    }
+    let store = values(&image, "VOLUME ")[0];
+    assert_eq!(values(&image, "ENV STATE_DIRECTORY="), [store]);
+    assert_eq!(values(&set, "mountPath:"), [store, "/etc/larder"]);
+    assert_eq!(values(&set, "containerPort:"), values(&image, "EXPOSE "));
+    assert_eq!(values(&set, "replicas:"), ["1"]);
+    let version = format!("image: larder:{}", env!("CARGO_PKG_VERSION"));
+    assert!(set.contains(&version), "{version}");
 }
