@@ -32,7 +32,7 @@ use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
 use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::route::{Mount, RouteContext};
-use crate::store::{Store, StoreError};
+use crate::store::{ListenerNote, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
 use crate::upstream::clients::ConnectorError;
 use crate::upstream::limits::UpstreamLimits;
@@ -105,6 +105,7 @@ impl App {
         };
         let (main, main_address) = bind("[server]", config.server.listen).await?;
         let (admin, admin_address) = bind("[admin]", config.admin.listen).await?;
+        store.note_listeners(&ListenerNote { main: main_address, admin: admin_address });
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = SharedParts {
@@ -369,7 +370,7 @@ pub fn base_url_of(config: &Config, bound: SocketAddr) -> String {
 }
 
 /// Replaces the unspecified address, which cannot be connected to, by loopback.
-fn loopback_if_unspecified(mut bound: SocketAddr) -> SocketAddr {
+pub fn loopback_if_unspecified(mut bound: SocketAddr) -> SocketAddr {
     if bound.ip().is_unspecified() {
         bound.set_ip(if bound.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
     }

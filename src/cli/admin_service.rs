@@ -7,18 +7,21 @@ use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 
 use super::block_on;
-use crate::app;
+use crate::app::{self, loopback_if_unspecified};
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
 use crate::store::Store;
 
 /// The running larder; `None` where none runs. Where the store's lock is free, another program may listen on the
-/// address, so nothing is sent.
+/// address, so nothing is sent. The larder that has the lock names its address in the lock file; one of an older version
+/// is expected at the configured address.
 pub(super) async fn running_larder(config: &Config) -> Result<Option<AdminClient>, AdminClientError> {
-    let (address, store) = (config.admin.listen, &config.store.path);
+    let store = &config.store.path;
     if Store::is_free(store) {
         return Ok(None);
     }
+    let noted = Store::listeners(store).map(|listeners| loopback_if_unspecified(listeners.admin));
+    let address = noted.unwrap_or(config.admin.listen);
     let configured = config.admin.token.as_ref().map(|token| token.expose_secret().to_owned());
     let token = match configured.or_else(|| Store::read_admin_token(store)) {
         Some(token) => AdminToken::Known(token),

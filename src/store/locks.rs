@@ -1,14 +1,41 @@
-//! The lock of an open store, the check that the store's path still leads to the locked store, and locks for many keys.
+//! The lock of an open store with the note of its owner's listeners, the check that the store's path still leads to the
+//! locked store, and locks for many keys.
 
 use std::fs::{File, TryLockError};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use super::StoreError;
 use super::disk::{self, Identity};
+
+/// Size limit of the note in a lock file, in bytes.
+const MAX_NOTE_BYTES: usize = 4096;
+
+/// The addresses at which the larder that has a store listens. Noted in the lock file, so that other processes of this
+/// machine find it on whatever ports it has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenerNote {
+    /// The main listener.
+    pub main: SocketAddr,
+    /// The admin listener.
+    pub admin: SocketAddr,
+}
+
+impl ListenerNote {
+    /// Reads the note in a lock file; `None` without one.
+    pub(super) fn read(lock_file: &File) -> Option<Self> {
+        let mut note = [0; MAX_NOTE_BYTES];
+        let length = lock_file.read_at(&mut note, 0).ok()?;
+        serde_json::from_slice(note.get(..length)?).ok()
+    }
+}
 
 /// The lock on a store, shared by its readers and writers and released with the last of them.
 ///
@@ -24,7 +51,7 @@ struct LockedFile {
     path: PathBuf,
     identity: Identity,
     is_gone: AtomicBool,
-    _file: File,
+    file: File,
 }
 
 impl StoreLock {
@@ -37,14 +64,30 @@ impl StoreLock {
             Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root.to_owned())),
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", root, source)),
         }
+        // A note of an earlier owner would lead commands, and the admin token, to whatever has its port now. The lock file
+        // of a read-only disk never had one.
+        if let Err(error) = lock_file.set_len(0) {
+            tracing::debug!(%error, "the lock file cannot be emptied");
+        }
         let identity = disk::identity(&lock_file).map_err(|e| StoreError::io("look at", &path, e))?;
         Ok(Self(Arc::new(LockedFile {
             root: root.to_owned(),
             path,
             identity,
             is_gone: AtomicBool::new(false),
-            _file: lock_file,
+            file: lock_file,
         })))
+    }
+
+    /// Notes the listeners of this process. Without the note, commands need the addresses from their configuration.
+    pub(super) fn note_listeners(&self, note: &ListenerNote) {
+        let written = serde_json::to_vec(note).map_err(io::Error::other).and_then(|mut line| {
+            line.push(b'\n');
+            self.0.file.write_all_at(&line, 0)
+        });
+        if let Err(error) = written {
+            tracing::debug!(%error, "the lock file does not name the listeners");
+        }
     }
 
     /// The store's folder.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DIR/admin-token                 the admin listener's bearer token (mode 0600)
-//! DIR/v1/lock                     locked before anything is read, swept or moved
+//! DIR/v1/lock                     locked before anything is read, swept or moved; names the owner's listeners
 //! DIR/v1/format                   the newest format ever written here
 //! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest
 //! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
@@ -40,6 +40,7 @@ pub use self::examine::{LockState, StoreFindings, TokenFile};
 use self::folder::{FolderBlobs, FolderRecords};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 pub use self::key::{DocumentKey, Key, RecordGroup};
+pub use self::locks::ListenerNote;
 use self::locks::StoreLock;
 pub(crate) use self::locks::Striped;
 pub use self::records::{
@@ -82,6 +83,21 @@ impl Store {
         // An unreadable lock may belong to another user.
         let lock = disk::open(&folder.join("v1/lock")).ok().flatten();
         lock.is_some_and(|lock| lock.try_lock_shared().is_ok())
+    }
+
+    /// Returns the listeners of the larder that has the store in `folder` open; `None` where no larder has it, or its
+    /// version notes none.
+    pub fn listeners(folder: &Path) -> Option<ListenerNote> {
+        let lock = disk::open(&folder.join("v1/lock")).ok().flatten()?;
+        match lock.try_lock_shared() {
+            Ok(()) => None,
+            Err(_) => ListenerNote::read(&lock),
+        }
+    }
+
+    /// Notes the listeners of this process, for [`Self::listeners`].
+    pub fn note_listeners(&self, note: &ListenerNote) {
+        self.lock.note_listeners(note);
     }
 
     /// Opens the store in `folder`; creates it if absent.
