@@ -1,6 +1,5 @@
 //! The CLI configuration that points a client to larder, to paste (`host` blocks, provider network mirror protocol).
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -11,6 +10,7 @@ use super::route::{MIRROR_BASE, modules_base, providers_base};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::Mirror;
+use crate::requirements::hcl::quoted;
 use crate::upstream::providers::RawObject;
 
 /// The route by which clients reach larder.
@@ -162,24 +162,6 @@ fn hcl(value: &Value, indent: &str) -> Option<String> {
             Some(format!("{{\n{}{indent}}}", members.collect::<String>()))
         }
     }
-}
-
-/// Formats a string in HCL 1. HCL 1 does not treat `${…}` as text, and doubling the `$` is not an escape, so every unusual
-/// character is written by its code point.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from('"');
-    let mut remaining = text.chars().peekable();
-    while let Some(next) = remaining.next() {
-        match next {
-            '"' | '\\' => quoted.extend(['\\', next]),
-            '$' if remaining.peek() == Some(&'{') => quoted.push_str("\\u0024"),
-            ' '..='~' => quoted.push(next),
-            // Writing to a String does not fail.
-            other => drop(write!(quoted, "\\U{:08x}", u32::from(other))),
-        }
-    }
-    quoted.push('"');
-    quoted
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! A client's CLI configuration, as far as it decides where providers and modules come from: where the client looks for
 //! it, and what it says (`host` blocks, CLI configuration). Secrets, such as the tokens of `credentials` blocks, are
-//! dropped.
+//! dropped, except from a [`CliConfigCopy`], which is for the client alone.
 
+mod copy;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+pub use self::copy::CliConfigCopy;
 use super::ClientKind;
 use super::hcl::{BadHcl, Hcl1Node};
 use crate::address::Hostname;
@@ -231,8 +233,18 @@ impl SearchPaths {
         Self { file: Some(file), named_by: None, folder: Some(folder) }
     }
 
+    /// The files that the client tries to read, in its order: the main file, which may not exist, and those of the folder.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let entries = self.folder.iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten());
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<String> = names.filter(|name| Self::is_read(name)).collect();
+        names.sort_unstable();
+        let in_folder = self.folder.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+        self.file.iter().cloned().chain(in_folder).collect()
+    }
+
     /// Returns true if clients read a file with this name in the folder.
-    pub fn is_read(name: &str) -> bool {
+    fn is_read(name: &str) -> bool {
         name.ends_with(".tfrc") || name.ends_with(".tfrc.json")
     }
 }

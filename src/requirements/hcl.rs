@@ -3,6 +3,7 @@
 //! know each file's meaning.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::str::Chars;
 
 use hcl_edit::expr::{Expression, UnaryOperator};
@@ -107,8 +108,8 @@ const MAX_HCL1_DEPTH: usize = 32;
 enum Token {
     Name(String),
     Text(String),
-    /// A number, or true or false.
-    Scalar,
+    /// A number, or true or false, as written.
+    Scalar(String),
     /// One of `= { } [ ] ,`.
     Punctuation(char),
 }
@@ -180,7 +181,7 @@ impl<'a> Hcl1Reader<'a> {
     fn value(&mut self, first: Option<Token>, depth: usize) -> ParseResult<Hcl1Node> {
         match first {
             Some(Token::Text(text)) => Ok(Hcl1Node::Text(text)),
-            Some(Token::Scalar) => Ok(Hcl1Node::Other),
+            Some(Token::Scalar(scalar)) => Ok(Hcl1Node::Scalar(scalar)),
             Some(Token::Punctuation('{')) => self.body(Some('}'), depth + 1),
             Some(Token::Punctuation('[')) if depth < MAX_HCL1_DEPTH => self.list(depth + 1),
             Some(Token::Punctuation('[')) => Err("the file is nested too deeply here"),
@@ -219,13 +220,13 @@ impl<'a> Hcl1Reader<'a> {
             '<' => Token::Text(self.heredoc()?),
             _ if first.is_alphabetic() || first == '_' => {
                 match self.take_chars_while(|next| next.is_alphanumeric() || matches!(next, '_' | '-' | '.')) {
-                    "true" | "false" => Token::Scalar,
+                    scalar @ ("true" | "false") => Token::Scalar(scalar.to_owned()),
                     name => Token::Name(name.to_owned()),
                 }
             }
             _ if unsigned.starts_with(|next: char| next.is_ascii_digit()) => {
-                self.take_chars_while(|next| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-'));
-                Token::Scalar
+                let accepted = |next: char| next.is_ascii_alphanumeric() || matches!(next, '.' | '+' | '-');
+                Token::Scalar(self.take_chars_while(accepted).to_owned())
             }
             _ => return Err("this character has no meaning here"),
         }))
@@ -345,8 +346,11 @@ const MAX_LABELS: usize = 2;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Hcl1Node {
     Text(String),
+    /// A number, or true or false, as written.
+    Scalar(String),
     List(Vec<Hcl1Node>),
     Members(Vec<(String, Hcl1Node)>),
+    /// A null, or a block with too many labels.
     Other,
 }
 
@@ -376,7 +380,7 @@ impl Hcl1Node {
     pub(super) fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
-            Self::List(_) | Self::Members(_) | Self::Other => None,
+            Self::Scalar(_) | Self::List(_) | Self::Members(_) | Self::Other => None,
         }
     }
 
@@ -393,7 +397,7 @@ impl Hcl1Node {
     pub(super) fn members(&self) -> impl Iterator<Item = (&str, &Self)> {
         let members = self.items().flat_map(|item| match item {
             Self::Members(members) => members.as_slice(),
-            Self::Text(_) | Self::List(_) | Self::Other => &[],
+            Self::Text(_) | Self::Scalar(_) | Self::List(_) | Self::Other => &[],
         });
         members.map(|(name, value)| (name.as_str(), value))
     }
@@ -415,7 +419,53 @@ impl Hcl1Node {
             Value::Object(members) => {
                 Self::Members(members.into_iter().map(|(name, value)| (name, Self::of_json(value))).collect())
             }
-            Value::Null | Value::Bool(_) | Value::Number(_) => Self::Other,
+            Value::Bool(_) | Value::Number(_) => Self::Scalar(value.to_string()),
+            Value::Null => Self::Other,
+        }
+    }
+
+    /// Writes the members in HCL 1, each object as a block: clients take no other form of `provider_installation`, and
+    /// read a block and an object alike elsewhere. A null is left out.
+    pub(super) fn to_hcl(&self) -> String {
+        let mut text = String::new();
+        self.write_members(0, &mut text);
+        text
+    }
+
+    fn write_members(&self, depth: usize, text: &mut String) {
+        let indent = "  ".repeat(depth);
+        for (name, value) in self.members() {
+            match value {
+                Self::Members(_) => value.write_block(name, depth, text),
+                Self::List(items) if items.iter().any(|item| matches!(item, Self::Members(_))) => {
+                    items.iter().for_each(|item| item.write_block(name, depth, text));
+                }
+                value => {
+                    if let Some(value) = value.to_value() {
+                        text.extend([indent.as_str(), &quoted(name), " = ", &value, "\n"]);
+                    }
+                }
+            }
+        }
+    }
+
+    fn write_block(&self, name: &str, depth: usize, text: &mut String) {
+        let indent = "  ".repeat(depth);
+        text.extend([indent.as_str(), &quoted(name), " {\n"]);
+        self.write_members(depth + 1, text);
+        text.extend([indent.as_str(), "}\n"]);
+    }
+
+    /// The value of an argument; `None` for one that HCL 1 cannot express.
+    fn to_value(&self) -> Option<String> {
+        match self {
+            Self::Text(text) => Some(quoted(text)),
+            Self::Scalar(scalar) => Some(scalar.clone()),
+            Self::List(items) => {
+                let items: Vec<String> = items.iter().filter_map(Self::to_value).collect();
+                Some(format!("[{}]", items.join(", ")))
+            }
+            Self::Members(_) | Self::Other => None,
         }
     }
 
@@ -427,6 +477,24 @@ impl Hcl1Node {
         let under_label = |inner, label: &String| Self::Members(vec![(label.clone(), inner)]);
         labels.iter().rev().fold(body, under_label)
     }
+}
+
+/// Formats a string in HCL 1. HCL 1 does not treat `${…}` as text, and doubling the `$` is not an escape, so every unusual
+/// character is written by its code point.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    let mut remaining = text.chars().peekable();
+    while let Some(next) = remaining.next() {
+        match next {
+            '"' | '\\' => quoted.extend(['\\', next]),
+            '$' if remaining.peek() == Some(&'{') => quoted.push_str("\\u0024"),
+            ' '..='~' => quoted.push(next),
+            // Writing to a String does not fail.
+            other => drop(write!(quoted, "\\U{:08x}", u32::from(other))),
+        }
+    }
+    quoted.push('"');
+    quoted
 }
 
 #[cfg(test)]

@@ -11,10 +11,12 @@ pub mod lock_file;
 mod resolve;
 
 use std::fmt::Display;
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use self::cli_config::Environment;
 use self::configuration::keep_deciding_values;
 use self::lock_file::LockedProvider;
 use crate::address::{Address, Artifact, ModulePackage, PackageSelector, Platform, Version};
@@ -92,6 +94,15 @@ impl ClientKind {
             "opentofu" => Some(Self::Opentofu),
             _ => None,
         }
+    }
+
+    /// The clients on the `PATH`, or both where neither is installed.
+    pub fn installed(environment: &Environment) -> Vec<Self> {
+        let folders: Vec<PathBuf> =
+            environment.get("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
+        let is_installed = |client: &Self| folders.iter().any(|folder| folder.join(client.program()).is_file());
+        let installed: Vec<Self> = Self::ALL.into_iter().filter(is_installed).collect();
+        if installed.is_empty() { Self::ALL.to_vec() } else { installed }
     }
 
     /// The program's name.

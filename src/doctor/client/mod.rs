@@ -171,15 +171,8 @@ struct ClientFiles {
 
 /// Reads the files of every client on the `PATH`, or of both where neither is installed.
 fn read_all(environment: &Environment) -> Vec<ClientFiles> {
-    let folders: Vec<PathBuf> =
-        environment.get("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
-    let is_installed = |client: &ClientKind| folders.iter().any(|folder| folder.join(client.program()).is_file());
-    let mut clients: Vec<ClientKind> = ClientKind::ALL.into_iter().filter(is_installed).collect();
-    if clients.is_empty() {
-        clients = ClientKind::ALL.to_vec();
-    }
     let mut all_client_files: Vec<ClientFiles> = Vec::new();
-    for client in clients {
+    for client in ClientKind::installed(environment) {
         let client_files = read_files(client, environment);
         match all_client_files
             .iter_mut()
@@ -199,15 +192,10 @@ fn read_files(client: ClientKind, environment: &Environment) -> ClientFiles {
     let search_paths = SearchPaths::of(client, environment, &|path: &Path| path.exists());
     let mut client_files =
         ClientFiles { clients: vec![client], search_paths: vec![search_paths.clone()], ..ClientFiles::default() };
-    if let Some(file) = search_paths.file {
-        client_files.add(file, search_paths.named_by);
+    for file in search_paths.files() {
+        let named_by = search_paths.named_by.filter(|_| search_paths.file.as_ref() == Some(&file));
+        client_files.add(file, named_by);
     }
-    let folder = search_paths.folder.unwrap_or_default();
-    let entries = std::fs::read_dir(&folder).into_iter().flatten();
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut names: Vec<String> = names.filter(|name| SearchPaths::is_read(name)).collect();
-    names.sort_unstable();
-    names.into_iter().for_each(|name| client_files.add(folder.join(name), None));
     client_files
 }
 

@@ -147,6 +147,82 @@ fn merging_takes_hosts_from_the_later_file_and_the_installation_from_the_first()
     assert_eq!((merged.installation.unwrap().len(), merged.complaints.len()), (1, 1));
 }
 
+fn copy(text: &str) -> CliConfigCopy {
+    CliConfigCopy::read(text.as_bytes()).unwrap()
+}
+
+/// The copy is for the client, so it has the secrets, the numbers and the unknown settings, too.
+#[test]
+fn a_copy_keeps_every_setting_of_hcl_and_json() {
+    let text = copy(EXAMPLE).text();
+    assert_eq!(CliConfig::read(text.as_bytes()), CliConfig::read(EXAMPLE.as_bytes()), "{text}");
+    assert!(text.contains("\"token\" = \"s3cret-s3cret\""), "{text}");
+    let future = copy("future \"a\" \"b\" {\n level = 0x1F\n on = true\n steps = [-1.5e3, \"x\", []]\n}\n").text();
+    for line in ["level\" = 0x1F", "on\" = true", "steps\" = [-1.5e3, \"x\", []]"] {
+        assert!(future.contains(line), "{line}: {future}");
+    }
+    let json = copy(
+        "{\"credentials\":[{\"a.example\":{\"token\":\"t\"}},{\"b.example\":{\"token\":\"${u}\"}}],\"x\":null,\"n\":2}",
+    )
+    .text();
+    let read = CliConfig::read(json.as_bytes()).unwrap();
+    assert_eq!(read.credentials, [host("a.example"), host("b.example")]);
+    assert!(json.contains("\\u0024{u}") && json.contains("\"n\" = 2") && !json.contains("\"x\""), "{json}");
+    assert!(!format!("{:?}", copy(EXAMPLE)).contains("s3cret"), "a token was printed");
+}
+
+/// Order and number of the methods decide what the client installs.
+#[test]
+fn a_copy_keeps_the_order_of_installation_methods() {
+    let methods = "provider_installation {\n dev_overrides {\n  \"a/b\" = \"/x\"\n }\n filesystem_mirror {\n  path = \"/1\"\n }\n \
+        network_mirror {\n  url = \"https://m.example/\"\n }\n filesystem_mirror {\n  path = \"/2\"\n }\n direct {}\n}\n";
+    let text = copy(methods).text();
+    let methods = CliConfig::read(text.as_bytes()).unwrap().installation.unwrap();
+    let names: Vec<&InstallationSource> = methods.iter().map(|method| &method.source).collect();
+    let other = InstallationSource::Other("filesystem_mirror".to_owned());
+    let mirror = InstallationSource::NetworkMirror { url: "https://m.example/".to_owned() };
+    assert_eq!(names, [&other, &mirror, &other, &InstallationSource::Direct]);
+    assert!(text.find("dev_overrides").unwrap() < text.find("filesystem_mirror").unwrap(), "{text}");
+    let twice = copy("provider_installation {\n direct {}\n}\n");
+    let mut merged = twice.clone();
+    merged.merge(twice);
+    assert_eq!(CliConfig::read(merged.text().as_bytes()).unwrap().complaints.len(), 1, "the client reports it");
+}
+
+#[test]
+fn a_copy_merges_files_as_the_client_does() {
+    let block = |host: &str, url: &str| format!("host \"{host}\" {{\n services = {{ \"a.v1\" = \"{url}\" }}\n}}\n");
+    let mut merged = copy(&format!(
+        "plugin_cache_dir = \"/first\"\ndisable_checkpoint = false\ncredentials \"c.example\" {{\n token = \"1\"\n}}\n{}{}",
+        block("a.example", "1"),
+        block("b.example", "1")
+    ));
+    merged.merge(copy(&format!(
+        "plugin_cache_dir = \"/later\"\ndisable_checkpoint = true\ncredentials \"C.example\" {{\n token = \"2\"\n}}\n{}",
+        block("A.example", "2")
+    )));
+    let read = |copy: &CliConfigCopy| CliConfig::read(copy.text().as_bytes()).unwrap();
+    let url = |copy: &CliConfigCopy, name: &str| read(copy).hosts[&host(name)]["a.v1"].clone();
+    let value = |text: &str| ServiceValue::Url(text.to_owned());
+    assert_eq!((url(&merged, "a.example"), url(&merged, "b.example")), (value("2"), value("1")));
+    assert_eq!(read(&merged).plugin_cache_dir.as_deref(), Some("/first"));
+    let text = merged.text();
+    assert!(text.contains("\"disable_checkpoint\" = true") && !text.contains("= false"), "{text}");
+    assert!(text.contains("\"token\" = \"2\"") && !text.contains("\"token\" = \"1\""), "{text}");
+
+    merged.add_missing(copy(&format!(
+        "plugin_cache_dir = \"/other\"\n{}{}",
+        block("a.example", "3"),
+        block("c.example", "3")
+    )));
+    assert_eq!((url(&merged, "a.example"), url(&merged, "c.example")), (value("2"), value("3")));
+    let mut larder = copy(&format!("{}{}", block("a.example", "larder"), block("b.example", "larder")));
+    larder.remove_host(&host("a.example"));
+    merged.set_hosts(larder);
+    assert_eq!((url(&merged, "a.example"), url(&merged, "b.example")), (value("2"), value("larder")));
+    assert_eq!(read(&merged).plugin_cache_dir.as_deref(), Some("/first"));
+}
+
 #[test]
 fn each_client_has_its_own_search_paths() {
     let environment = |set: &[(&str, &str)]| -> Environment {
@@ -197,6 +273,15 @@ proptest! {
         if !url.contains(['$', '%']) {
             prop_assert_eq!(read(hcl).unwrap(), ServiceValue::Url(url));
         }
+    }
+
+    /// A text and a label come back from the copy as they were written.
+    #[test]
+    fn a_copy_keeps_any_text(label in "\\PC{1,10}", text in "\\PC{0,20}|([a\"\\\\${}%n\t\n]){0,9}") {
+        let quoted = crate::requirements::hcl::quoted;
+        let written = format!("credentials {} {{\n token = {}\n}}\n", quoted(&label), quoted(&text));
+        let copied = copy(&written).text();
+        prop_assert_eq!(Hcl1Node::read(copied.as_bytes()), Hcl1Node::read(written.as_bytes()));
     }
 
     #[test]
