@@ -1,7 +1,8 @@
 //! A demonstration without internet: a registry with real zips and signatures and a larder in front of it, in one
 //! process. Runs the real `terraform init` cold, then warm with the registry stopped.
 //!
-//! `cargo run --example demo`; with `-- --keep` both serve until Ctrl-C.
+//! `cargo run --example demo`; with `-- --keep` both serve until Ctrl-C. With `-- --registry` only the registry serves, until
+//! its standard input ends, and prints the `[[upstream]]` that leads to it: `docs/transcript` uses that.
 #![expect(clippy::disallowed_methods, reason = "a demonstration is not a module of larder, whose calls are limited")]
 #![expect(clippy::print_stdout, reason = "a demonstration prints its results")]
 
@@ -47,6 +48,9 @@ struct InitRun {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let mut registry = FakeUpstream::start().await;
+    if std::env::args().any(|argument| argument == "--registry") {
+        return serve_registry(&registry).await;
+    }
     for (name, version, size) in PROVIDERS {
         let provider = Provider::new("acme", name).version(version).size(size);
         registry.publish(provider.platform("linux_amd64").platform("darwin_arm64").platform("windows_amd64"));
@@ -86,6 +90,16 @@ async fn main() -> anyhow::Result<()> {
 
     stop.cancel();
     serving.await??;
+    Ok(())
+}
+
+/// The provider of `examples/first`, for every machine that runs it.
+async fn serve_registry(registry: &FakeUpstream) -> anyhow::Result<()> {
+    let provider = Provider::new("hashicorp", "random").version("3.6.3").size(5_000_000);
+    let platforms = ["linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64"];
+    registry.publish(platforms.iter().fold(provider, |provider, platform| provider.platform(platform)));
+    println!("[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"", registry.origin());
+    tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await??;
     Ok(())
 }
 

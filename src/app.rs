@@ -25,7 +25,7 @@ use crate::http::connection_slots::{ConnectionSlots, PeerClass};
 use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerTarget, LivenessError};
-use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics};
+use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics, RunAccess, Runs};
 use crate::jobs::{self, Jobs, Recurring};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
@@ -49,6 +49,7 @@ pub struct App {
     admin_limits: listener::Limits,
     base: String,
     scrub: Option<Duration>,
+    lifetime: Lifetime,
 }
 
 /// Handle to a serving larder, for a service manager and for reloads of the configuration.
@@ -74,6 +75,7 @@ struct SharedParts {
     made_token: OnceLock<SecretString>,
     started: Timestamp,
     requests: RequestMetrics,
+    runs: Runs,
     supervisor: Supervisor,
     registry: Arc<Registry>,
     clock: Clock,
@@ -116,6 +118,7 @@ impl App {
             supervisor: metrics.supervisor.clone(),
             jobs,
             requests: metrics.requests.clone(),
+            runs: Runs::default(),
             registry: metrics.registry(Arc::clone(&mirror), started, settings.clock.clone()),
             started,
             mirror,
@@ -141,6 +144,7 @@ impl App {
             admin_limits: settings.connections,
             base,
             scrub,
+            lifetime: settings.lifetime,
         })
     }
 
@@ -181,8 +185,10 @@ impl App {
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { running, main, admin, main_limits, admin_limits, scrub, .. } = self;
-        running.parts.jobs.resume_interrupted();
+        let Self { running, main, admin, main_limits, admin_limits, scrub, lifetime, .. } = self;
+        if lifetime == Lifetime::Service {
+            running.parts.jobs.resume_interrupted();
+        }
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
         let tls = running.tls.clone();
         let (main_slots, admin_slots) = (running.main_slots.clone(), running.admin_slots.clone());
@@ -300,7 +306,7 @@ impl SharedParts {
         ));
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
-        let main = MainListener::new(protocols, self.requests.clone(), clients, self.clock.clone());
+        let main = MainListener::new(protocols, self.requests.clone(), clients, self.runs.clone(), self.clock.clone());
         let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
         let process = AdminProcess::Larder {
             access: Access::new(token, self.admin_address.ip()),
@@ -314,6 +320,10 @@ impl SharedParts {
             registry: Arc::clone(&self.registry),
             requests: self.requests.clone(),
             base: base_url_of(config, self.main_address),
+            runs: Some(RunAccess {
+                runs: self.runs.clone(),
+                listener: config.server.tls.is_none().then(|| loopback_if_unspecified(self.main_address)),
+            }),
             clock: self.clock.clone(),
             default_host: config.default_host(),
             bundles: config.bundle.clone(),
@@ -346,6 +356,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         registry: metrics.registry(Arc::clone(&mirror), clock.now(), clock.clone()),
         mirror,
         base: base_url_of(config, config.server.listen),
+        runs: None,
         clock,
         default_host: config.default_host(),
         bundles: config.bundle.clone(),
@@ -390,6 +401,17 @@ pub struct StartSettings {
     pub connections: listener::Limits,
     /// The longest wait for a thread of the blocking pool before the liveness check fails.
     pub pool_within: Duration,
+    /// How long this larder is meant to run.
+    pub lifetime: Lifetime,
+}
+
+/// How long a larder is meant to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Until it is stopped. Interrupted jobs continue.
+    Service,
+    /// As long as a client does. Jobs stay as they are, for the next service.
+    OneRun,
 }
 
 impl Default for StartSettings {
@@ -400,6 +422,7 @@ impl Default for StartSettings {
             upstream_limits: UpstreamLimits::default(),
             connections: listener::Limits::default(),
             pool_within: watchdog::POOL_TIMEOUT,
+            lifetime: Lifetime::Service,
         }
     }
 }

@@ -8,7 +8,7 @@ use super::Arguments;
 
 /// Commands by group, in the order of the help text.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Run", &["serve", "check", "status", "version"]),
+    ("Run", &["run", "serve", "check", "status", "version"]),
     ("Client", &["client-config", "doctor"]),
     ("Content", &["plan", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"]),
     ("Air gap", &["bundle", "inventory", "export", "import"]),
@@ -20,6 +20,7 @@ const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help
 
 /// Command lines to begin with, and their purpose.
 pub(super) const EXAMPLES: &[(&str, &str)] = &[
+    ("larder run -- terraform init", "one init through larder; changes no configuration"),
     ("larder serve", "run the mirror; prints the client configuration"),
     ("larder plan .", "will `terraform init` work here offline?"),
     ("larder warm . --platform linux_amd64", "fetch what `init` will need"),
@@ -28,6 +29,9 @@ pub(super) const EXAMPLES: &[(&str, &str)] = &[
 
 /// Command lines with their purpose, in the order of the commands.
 const EXAMPLES_OF_COMMANDS: &[(&str, &str)] = &[
+    ("larder run -- terraform init", "uses the larder that runs here, else one that lasts as long as init"),
+    ("larder run --offline -- tofu init -input=false", "from the store alone"),
+    ("larder run -- ./ci/plan.sh", "every terraform, tofu and terragrunt that the script runs"),
     ("larder serve", "on 127.0.0.1:8080, for the two public registries"),
     ("larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081", "where the usual ports are taken"),
     ("larder check -c /etc/larder/mirror.toml", "before a reload"),
@@ -77,6 +81,7 @@ pub(super) const EXIT_CODES: &[(&str, &str)] = &[
     ("3", "not ready: plan or verify found something"),
     ("78", "wrong configuration"),
     ("130", "interrupted"),
+    ("run", "the code of its client; 127 where there is none, 128 + N after signal N"),
 ];
 
 /// Builds the clap command with the extended help.

@@ -10,6 +10,7 @@ mod man;
 mod operate;
 mod order;
 mod plan;
+mod run;
 mod serve;
 mod status;
 mod terminal;
@@ -71,6 +72,8 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a client, such as terraform, through larder
+    Run(run::Run),
     /// Run the mirror; needs no configuration
     Serve(serve::Serve),
     /// Read the configuration, report every problem at once
@@ -183,6 +186,8 @@ impl Arguments {
     fn log_directives(&self) -> &'static str {
         match self.command {
             Command::Serve(_) => "info",
+            // The client prints why a request failed, and the last line names an upstream that did not answer.
+            Command::Run(_) => "warn,larder::http=error,larder::upstream=error",
             Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
             // Import prints a line for each archive itself.
             Command::Import(_) => "warn,larder::mirror::transfer::tree=error",
@@ -211,6 +216,10 @@ impl Command {
             _ => 1,
         };
         let result = match self {
+            Command::Run(run) => match run.run(common) {
+                Ok(code) => return ExitCode::from(code),
+                Err(error) => Err(error),
+            },
             Command::Serve(serve) => serve.run(common).map(|()| true),
             Command::Check => return doctor::check(common),
             Command::ClientConfig(client_config) => client_config.run(common).map(|()| true),
@@ -261,7 +270,9 @@ impl Command {
 
 fn exit_code_of(error: &anyhow::Error) -> u8 {
     let is_refused = matches!(error.downcast_ref(), Some(StartError::Refused(_)));
-    if is_refused || error.downcast_ref::<Problems>().is_some() {
+    if let Some(run::NotStarted { code, .. }) = error.downcast_ref() {
+        *code
+    } else if is_refused || error.downcast_ref::<Problems>().is_some() {
         BAD_CONFIGURATION
     } else if error.downcast_ref::<Interrupted>().is_some() {
         INTERRUPTED
@@ -304,6 +315,14 @@ fn print_json(value: &impl Serialize) {
 fn print_error(text: &str) {
     let lines: Vec<String> = text.split('\n').map(escape_for_terminal).collect();
     let _ = with_bars_hidden(|| writeln!(std::io::stderr(), "larder: {}", lines.join("\n")));
+}
+
+/// Prints a report as one line of JSON on standard error, where standard output belongs to another program.
+fn print_error_json(value: &impl Serialize) {
+    match serde_json::to_string(value) {
+        Ok(line) => drop(with_bars_hidden(|| writeln!(std::io::stderr(), "{line}"))),
+        Err(error) => print_error(&error.to_string()),
+    }
 }
 
 /// An error with its causes. A cause that is already part of the text is skipped.

@@ -30,7 +30,7 @@ pub(super) fn base(config: &Config) -> Option<Url> {
 }
 
 /// True for a URL of this configuration's main listener, also through another name for loopback.
-pub(super) fn is_own_listener(url: &Url, config: &Config) -> bool {
+pub(crate) fn is_own_listener(url: &Url, config: &Config) -> bool {
     let (listening, Some(base)) = (config.server.listen, base(config)) else { return false };
     if url.origin() == base.origin() {
         return url.path().starts_with(base.path());

@@ -13,6 +13,7 @@ use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 use serde::Serialize;
 
+pub(crate) use self::listener::is_own_listener;
 use self::machine::{AnnouncedTimes, LarderState, RunningLarder};
 use self::upstreams::UpstreamCheck;
 use crate::app::{self, StartError};

@@ -12,6 +12,7 @@ pub mod listener;
 pub mod probe_client;
 mod requests;
 pub mod response;
+mod runs;
 pub mod tls;
 pub mod watchdog;
 
@@ -23,17 +24,20 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-pub use self::admin::{Admin, AdminProcess};
+pub use self::admin::{Admin, AdminProcess, RunAccess};
 pub use self::body::Body;
 pub use self::requests::RequestMetrics;
+pub use self::runs::Runs;
 
 use self::clients::{Clients, RequestClient, origin};
 use self::listener::Peer;
 use self::requests::{Content, Refusal, RequestOutcome};
+use self::runs::{RunContent, RunRequest};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::protocol::route::{Api, Route, RouteKind, is_probe};
+use crate::protocol::run::RunId;
 use crate::protocol::{self, Protocols, RequestFailure};
 
 /// The main listener: access, routes, metrics and the access log.
@@ -43,13 +47,20 @@ pub struct MainListener {
     requests: RequestMetrics,
     /// The clients that are answered.
     pub clients: Clients,
+    runs: Runs,
     clock: Clock,
 }
 
 impl MainListener {
     /// Creates the main listener's handler for one configuration.
-    pub fn new(protocols: Arc<Protocols>, requests: RequestMetrics, clients: Clients, clock: Clock) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clients, clock })
+    pub fn new(
+        protocols: Arc<Protocols>,
+        requests: RequestMetrics,
+        clients: Clients,
+        runs: Runs,
+        clock: Clock,
+    ) -> Arc<Self> {
+        Arc::new(Self { protocols, requests, clients, runs, clock })
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
@@ -58,6 +69,7 @@ impl MainListener {
         let request_number = self.requests.next_number();
         let is_head = request.method() == Method::HEAD;
         let client = self.clients.client(peer.address.ip(), request.headers());
+        let (run, _) = RunId::split(request.uri().path());
         let mut log = RequestLog {
             requests: self.requests.clone(),
             request_number,
@@ -66,10 +78,11 @@ impl MainListener {
             client: client.address,
             start,
             route: RouteKind::NoRoute,
+            run: run.map(|run| self.runs.begin(run)),
             answer: None,
             sent: (0, false),
         };
-        let (response, outcome) = self.answer(&request, request_number, &peer, &client, start, &mut log.route).await;
+        let (response, outcome) = self.answer(&request, &peer, &client, &mut log).await;
         log.answer = Some((response.status(), outcome));
         let response = if is_head { without_body(response) } else { response };
         response.map(|body| {
@@ -84,19 +97,20 @@ impl MainListener {
     async fn answer(
         &self,
         request: &Request<Incoming>,
-        request_number: u64,
         peer: &Peer,
         client: &RequestClient,
-        start: Instant,
-        route_kind: &mut RouteKind,
+        log: &mut RequestLog,
     ) -> (Response<Body>, RequestOutcome) {
+        let (request_number, start) = (log.request_number, log.start);
         let host = match host_of(request) {
             Ok(host) => host,
             Err(bad_host) => return self.refuse(Refusal::Malformed, StatusCode::BAD_REQUEST, bad_host.to_string()),
         };
         let cdn_loop = request.headers().get_all("cdn-loop").into_iter();
+        let (run, path) = RunId::split(request.uri().path());
         let mut parsed_request = protocol::Request {
-            path: request.uri().path(),
+            path,
+            run,
             query: request.uri().query(),
             host,
             cdn_loop: CdnLoop::received(cdn_loop.filter_map(|value| value.to_str().ok())),
@@ -132,7 +146,7 @@ impl MainListener {
                 return (response::failure(&failure, api), end);
             }
         };
-        *route_kind = route.kind();
+        log.route = route.kind();
         if route.has_links() {
             let is_trusted_proxy = self.clients.is_trusted_proxy(peer.address.ip());
             let is_upstream = |host: &str| self.protocols.is_upstream(host);
@@ -148,6 +162,9 @@ impl MainListener {
                 }
                 if outcome == RequestOutcome::Hit {
                     self.requests.record_hit(content, start.elapsed());
+                }
+                if let Some(run) = &mut log.run {
+                    run.answered_with(RunContent::of(&route));
                 }
                 (response, outcome)
             }
@@ -258,6 +275,8 @@ struct RequestLog {
     client: IpAddr,
     start: Instant,
     route: RouteKind,
+    /// The request's part in the counts of its run.
+    run: Option<RunRequest>,
     /// The status of the answer, and the outcome of the request.
     answer: Option<(StatusCode, RequestOutcome)>,
     /// The body bytes sent, and true if larder truncated the body itself.
@@ -275,6 +294,9 @@ impl Drop for RequestLog {
         };
         let end = if *is_truncated { RequestOutcome::Error } else { outcome };
         self.requests.record_end(*route, end, outcome.source(), *bytes);
+        if let Some(run) = &mut self.run {
+            run.end(end, *bytes);
+        }
         tracing::info!(
             target: "larder::request",
             request = *request_number,

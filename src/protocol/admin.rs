@@ -17,6 +17,7 @@ use subtle::ConstantTimeEq;
 pub use self::operation::Operation;
 
 use super::client_config::ClientRoute;
+use super::run::RunId;
 use super::{Reply, ReplyContent};
 use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
@@ -39,6 +40,8 @@ pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
 pub const STATUS: &str = "/admin/v1/status";
 /// Path of client configurations.
 pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
+/// Path of runs. Each run is below it.
+pub const RUNS: &str = "/admin/v1/runs";
 /// Path of verifications.
 pub const VERIFY: &str = "/admin/v1/verify";
 /// Path of plan requests.
@@ -73,6 +76,10 @@ pub enum AdminRoute {
     Status,
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
     ClientConfig(ClientRoute),
+    /// `/admin/v1/runs/ID`: what one `larder run` was sent.
+    Run(RunId),
+    /// `/admin/v1/runs/ID/client-config`: the CLI configuration for the client of that run.
+    RunClientConfig(RunId),
     /// `/admin/v1/refresh`, `purge`, `accept`, `pin` and `unpin`.
     Operation(Operation),
     /// `/admin/v1/verify`
@@ -123,7 +130,7 @@ impl AdminRoute {
             JOBS => Self::Jobs,
             path => match Operation::ALL.into_iter().find(|operation| operation.path() == path) {
                 Some(operation) => Self::Operation(operation),
-                None => job_of(path)?,
+                None => job_of(path).or_else(|| run_of(path))?,
             },
         })
     }
@@ -136,6 +143,8 @@ impl AdminRoute {
             | Self::Metrics
             | Self::Status
             | Self::ClientConfig(_)
+            | Self::Run(_)
+            | Self::RunClientConfig(_)
             | Self::Inventory
             | Self::Jobs
             | Self::JobEvents(_) => &["GET", "HEAD"],
@@ -157,6 +166,14 @@ fn job_of(path: &str) -> Option<AdminRoute> {
     Some(match path.strip_suffix("/events") {
         Some(id) => AdminRoute::JobEvents(JobId::parse(id)?),
         None => AdminRoute::Job(JobId::parse(path)?),
+    })
+}
+
+fn run_of(path: &str) -> Option<AdminRoute> {
+    let path = path.strip_prefix(RUNS)?.strip_prefix('/')?;
+    Some(match path.strip_suffix("/client-config") {
+        Some(id) => AdminRoute::RunClientConfig(RunId::parse(id)?),
+        None => AdminRoute::Run(RunId::parse(path)?),
     })
 }
 

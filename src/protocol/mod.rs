@@ -7,12 +7,14 @@ pub mod pages;
 pub mod registry;
 pub mod rendered;
 pub mod route;
+pub mod run;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
+use self::run::RunId;
 use crate::address::Address;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -26,8 +28,10 @@ const LARGE_BODY_BYTES: usize = 64 * 1024;
 /// The parts of a request that protocols use.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// The path as received, percent-encoded.
+    /// The path as received, percent-encoded, without the prefix of a run.
     pub path: &'a str,
+    /// The `larder run` whose client sent the request.
+    pub run: Option<RunId>,
     /// The query as received, without its question mark.
     pub query: Option<&'a str>,
     /// The Host header, or the authority.
@@ -169,6 +173,11 @@ impl Protocols {
     /// Answers a route.
     pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, RequestFailure> {
         self.mirror.runtime.refuse_loops(&request.cdn_loop)?;
+        if let Some(run) = request.run.filter(|_| route.has_links()) {
+            // The links are paths below those of the run, whatever the public URL: its client asks the listener itself. They
+            // are of use to one run alone, so the answer is not kept.
+            return Box::pin(self.answer_from_mirror(route, request, &run.base(), None)).await;
+        }
         let base = match route.has_links() {
             true => self.mount.base(&request.cdn_loop, request.origin.as_deref()),
             false => "",
@@ -183,16 +192,16 @@ impl Protocols {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
-        Box::pin(self.answer_from_mirror(route, request, base, revision)).await
+        Box::pin(self.answer_from_mirror(route, request, base, Some(revision))).await
     }
 
-    /// Answers from the mirror when no rendered answer is in memory.
+    /// Answers from the mirror when no rendered answer is in memory. Keeps the answer, unless it has no `revision`.
     async fn answer_from_mirror(
         &self,
         route: &Route,
         request: &Request<'_>,
         base: &str,
-        revision: u64,
+        revision: Option<u64>,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (mirror, config, cdn_loop) = (&self.mirror, Arc::clone(&self.runtime_config), request.cdn_loop.clone());
@@ -231,6 +240,7 @@ impl Protocols {
         };
         // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
         if now < answer.fresh_until
+            && let Some(revision) = revision
             && let Some(value) = FinishedReply::of(&answer.value)
         {
             let Answer { outcome, fresh_until, checked, .. } = answer;

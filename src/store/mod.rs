@@ -316,6 +316,13 @@ impl StoreError {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 
+    /// Returns true if this user cannot write here at all: for lack of permission, or because the disk is read-only.
+    pub fn is_unwritable(&self) -> bool {
+        let is_read_only =
+            matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::ReadOnlyFilesystem);
+        is_read_only || self.is_denied()
+    }
+
     /// The remedy for the operator.
     pub fn remedy(&self) -> &'static str {
         use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};

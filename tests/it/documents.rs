@@ -10,6 +10,7 @@ use crate::support::larder::{Folder, HOST};
 use crate::support::module_fixture::tar_gz;
 use crate::support::ports::free_port;
 use crate::support::process::{CommandOutput, Process, command, run};
+use crate::support::programs::find;
 use crate::support::upstream::{FakeUpstream, Module, Provider};
 
 const PLATFORMS: [&str; 2] = ["linux_amd64", "darwin_arm64"];
@@ -204,6 +205,7 @@ impl DocumentedLarder {
     async fn run(&self, work: &Path, text: &str) -> CommandOutput {
         let token = format!("cat '{}'", self.home.path().join("admin-token").display());
         let text = text
+            .replace("cargo run -- ", "larder ")
             .replace("127.0.0.1:8080", &format!("127.0.0.1:{}", self.listen))
             .replace("127.0.0.1:8081", &format!("127.0.0.1:{}", self.admin))
             .replace("sudo cat /var/lib/larder/admin-token", &token);
@@ -220,6 +222,7 @@ impl DocumentedLarder {
                 None => shell.env_remove(name),
             };
         }
+        shell.env_remove("TF_CLI_CONFIG_FILE").env("CHECKPOINT_DISABLE", "1");
         shell.current_dir(work).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         run(shell).await
     }
@@ -246,6 +249,9 @@ fn write_configurations(work: &Path) {
         std::fs::write(work.join(folder).join("main.tf"), CONFIGURATION).unwrap();
     }
     std::fs::write(work.join(".terraform.lock.hcl"), LOCK_FILE).unwrap();
+    let first = Path::new("examples/first/main.tf");
+    std::fs::create_dir_all(work.join(first).parent().unwrap()).unwrap();
+    std::fs::copy(root().join(first), work.join(first)).unwrap();
 }
 
 /// Runs the commands of a page in order, each outside or inside the air gap.
@@ -263,6 +269,9 @@ async fn run_page_commands(path: &str) {
             inside.serve("http://127.0.0.1:9", "offline = true").await;
         }
         let larder = if block.comment_above == "on: inside" { &inside } else { &outside };
+        if block.text.contains("terraform") && block.text.contains(" run -- ") && find("terraform").is_none() {
+            continue;
+        }
         if block.text.contains("larder missing") {
             // A client inside requests a package that is not stored, so that a package is missing.
             let providers = format!("http://127.0.0.1:{}/registry/{HOST}/v1/providers", inside.listen);
@@ -284,6 +293,19 @@ async fn run_page_commands(path: &str) {
 #[tokio::test]
 async fn the_commands_of_the_readme_run() {
     run_page_commands("README.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_runs_run() {
+    run_page_commands("docs/run.md").await;
+}
+
+/// The page of the README begins with the main job, in one command.
+#[test]
+fn the_first_command_of_the_readme_runs_a_client_through_larder() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let first = blocks(&readme).into_iter().find(|block| block.language == "sh").unwrap();
+    assert!(first.text.starts_with("cargo run -- run -- terraform ") && first.comment_above.is_empty(), "{first:?}");
 }
 
 #[tokio::test]

@@ -77,6 +77,7 @@ mod reload;
 mod request_variety;
 mod requirements_client;
 mod resume;
+mod run_command;
 mod sealed;
 mod sealed_client;
 mod sealed_missing;

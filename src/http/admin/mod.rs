@@ -4,6 +4,7 @@ mod bodies;
 mod transfers;
 
 use std::fmt::Display;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use http::header::{self, HeaderValue};
@@ -14,7 +15,7 @@ use serde::Serialize;
 
 use self::bodies::ReceivedOrder;
 use super::body::Body;
-use super::{RequestMetrics, host_of, requests, response};
+use super::{RequestMetrics, Runs, host_of, requests, response};
 use crate::address::{Hostname, PackageSelector};
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
@@ -28,6 +29,7 @@ use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
     Access, AccessHeaders, AdminRefusal, AdminRoute, JOBS, Operation, SinceStart, StatusReport,
 };
+use crate::protocol::client_config::ClientRoute;
 use crate::protocol::route::Api;
 use crate::protocol::{RequestFailure, client_config};
 use crate::store::StoreError;
@@ -55,12 +57,24 @@ pub struct Admin {
     pub requests: RequestMetrics,
     /// The URL at which clients reach the main listener, for client configurations.
     pub base: String,
+    /// The runs of this larder; `None` for a service within a command, which has no main listener.
+    pub runs: Option<RunAccess>,
     /// The clock.
     pub clock: Clock,
     /// The registry for addresses that name no host.
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
     pub bundles: BundleKeys,
+}
+
+/// The counts of runs, and the way of their clients to the main listener.
+#[derive(Debug)]
+pub struct RunAccess {
+    /// The counts.
+    pub runs: Runs,
+    /// The main listener on this machine, without the prefix of a run; `None` where it ends TLS, because its certificate
+    /// names no loopback address: then clients use the same URL as all others, and are not counted.
+    pub listener: Option<SocketAddr>,
 }
 
 /// The process that an admin service is part of.
@@ -145,6 +159,16 @@ impl Admin {
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
             AdminRoute::ClientConfig(client_route) => {
                 match client_config::text(&self.mirror, &self.base, client_route).await {
+                    Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
+                    Err(error) => Err(internal(&error.to_string())),
+                }
+            }
+            AdminRoute::Run(id) => Ok(json(&self.runs()?.runs.report(id).await)),
+            AdminRoute::RunClientConfig(id) => {
+                let listener = self.runs()?.listener;
+                let base =
+                    listener.map_or_else(|| self.base.clone(), |listener| format!("http://{listener}{}", id.base()));
+                match client_config::text(&self.mirror, &base, ClientRoute::HostOverride).await {
                     Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
                     Err(error) => Err(internal(&error.to_string())),
                 }
@@ -277,6 +301,11 @@ impl Admin {
     /// The job with this ID; 404 where there is none.
     fn job(&self, id: JobId) -> Answer<Arc<RunningJob>> {
         self.jobs.find(id).ok_or_else(|| unknown_job(id))
+    }
+
+    /// The runs; 404 within a command.
+    fn runs(&self) -> Answer<&RunAccess> {
+        self.runs.as_ref().ok_or_else(|| errors(StatusCode::NOT_FOUND, vec!["no larder runs here".to_owned()]))
     }
 
     fn job_context(&self) -> RequestContext {

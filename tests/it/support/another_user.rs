@@ -45,6 +45,11 @@ impl AnotherUser {
         Self::set_mode(path, if rustix::process::geteuid().is_root() { 0o700 } else { 0o000 });
     }
 
+    /// Makes a folder that this user may read and not write.
+    pub(crate) fn make_unwritable(path: &Path) {
+        Self::set_mode(path, if rustix::process::geteuid().is_root() { 0o755 } else { 0o555 });
+    }
+
     /// `larder ARGUMENTS`, run by this user.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = command_of(&self.path("larder"), self.folder.path(), arguments);

@@ -27,6 +27,7 @@ pub(crate) mod provider_trees;
 pub(crate) mod published_module;
 pub(crate) mod reports;
 pub(crate) mod rows;
+pub(crate) mod run_setup;
 pub(crate) mod sealed;
 pub(crate) mod small_disk;
 pub(crate) mod terraform;

@@ -126,7 +126,12 @@ impl Drop for KillOnDrop {
 impl KillOnDrop {
     /// Sends the process a signal.
     pub(crate) fn send(&self, signal: Signal) {
-        kill_process(Pid::from_raw(self.0.id().try_into().unwrap()).unwrap(), signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// The process id.
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id().try_into().unwrap()).unwrap()
     }
 
     /// Waits until the process ends by itself; returns its exit code.

@@ -1,0 +1,221 @@
+//! `larder run`: runs a client through larder, without touching the client's configuration. Uses the larder that has the
+//! store, else one within this process, and leaves no file and no process behind.
+
+mod client;
+mod client_files;
+mod larder;
+mod temp_folder;
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::Context;
+use bytesize::ByteSize;
+use clap::Args;
+use serde_json::json;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+
+use self::client::ClientSignals;
+use self::client_files::ClientFiles;
+use self::larder::LarderOfRun;
+use self::temp_folder::TempFolder;
+use super::terminal::plural;
+use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_error_json, runtime};
+use crate::config::{self, Config};
+use crate::protocol::run::{RunAmount, RunReport, RunSources};
+
+pub(super) use self::client::NotStarted;
+
+#[derive(Debug, Args)]
+pub(super) struct Run {
+    /// Contact no upstream; serve what is stored
+    #[arg(long)]
+    offline: bool,
+    /// The client and its arguments, after `--`
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl Run {
+    /// Runs the client; returns its exit code.
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<u8> {
+        let (config, warnings) = common.load()?;
+        for warning in warnings {
+            print_error(&warning.to_string());
+        }
+        let runtime = runtime().context("the runtime would not start")?;
+        let result = runtime.block_on(self.run_through_larder(&config, common));
+        // A background read or hash may still run; the next start repeats it.
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        result
+    }
+
+    async fn run_through_larder(&self, config: &Config, common: &CommonOptions) -> anyhow::Result<u8> {
+        let began = Instant::now();
+        let mut signals = ClientSignals::catch()?;
+        let _file_size_signal = catch_file_size_signal()?;
+        let starting = LarderOfRun::find_or_start(config, common, self.offline);
+        let larder = tokio::select! {
+            started = starting => started?,
+            () = signals.stop() => return Err(Interrupted::with_text("stopped before the client began")),
+        };
+        let exit = self.run_client(config, &larder, &mut signals).await;
+        let report = match &exit {
+            Ok(_) => larder.report().await,
+            Err(_) => None,
+        };
+        let closing = larder.close();
+        tokio::select! {
+            closed = closing => closed?,
+            // Only other clients can still be served now.
+            () = signals.stop() => {}
+        }
+        if exit.is_ok() {
+            print_summary(report.as_ref(), began.elapsed(), common);
+        }
+        exit
+    }
+
+    /// Runs the client with a copy of the user's configuration, which leads to larder.
+    async fn run_client(
+        &self,
+        config: &Config,
+        larder: &LarderOfRun,
+        signals: &mut ClientSignals,
+    ) -> anyhow::Result<u8> {
+        let host_blocks = larder.host_blocks().await?;
+        let (program, config) = (self.command.first().cloned().unwrap_or_default(), config.clone());
+        // The home folder may be a slow network disk.
+        let preparing = spawn_blocking(move || {
+            let files = ClientFiles::read(&program, &config::environment());
+            let (text, notes) = files.with_hosts(&host_blocks, &config)?;
+            anyhow::Ok((TempFolder::with_file("cli.tfrc", &text)?, notes))
+        });
+        let (folder, notes) = preparing.await.context("the client's configuration was not read")??;
+        for note in notes.iter().chain(larder.note()) {
+            print_error(note);
+        }
+        let exit = client::run(&self.command, &folder.file("cli.tfrc"), signals).await;
+        folder.remove();
+        Ok(exit?)
+    }
+}
+
+/// Prints one line: what came from where, and how long it took.
+fn print_summary(report: Option<&RunReport>, took: Duration, common: &CommonOptions) {
+    let seconds = took.as_secs_f64();
+    if common.json {
+        return print_error_json(&json!({ "run": report, "seconds": (seconds * 1000.0).round() / 1000.0 }));
+    }
+    let counts = report.map_or_else(|| "done, not counted".to_owned(), summary);
+    print_error(&format!("{counts}; {seconds:.1} s"));
+}
+
+fn summary(report: &RunReport) -> String {
+    let RunReport { packages, documents, stale, failed } = report;
+    let mut text = match (total(packages), total(documents)) {
+        (0, 0) if *failed == 0 => "the client asked for nothing".to_owned(),
+        (0, _) => "no packages".to_owned(),
+        _ => package_sources(packages),
+    };
+    if packages.upstream.is_empty() && total(documents) + total(packages) > 0 && *failed == 0 {
+        text.push_str(&document_sources(documents));
+    }
+    if !stale.is_empty() {
+        let registries: Vec<&str> = stale.iter().map(String::as_str).collect();
+        let _ = write!(text, "; {} did not answer, stored documents were used", registries.join(" and "));
+    }
+    if *failed > 0 {
+        let _ = write!(text, "; {} failed", plural(*failed, "request"));
+    }
+    text
+}
+
+fn total(sources: &RunSources) -> u64 {
+    sources.store.count + sources.upstream.values().map(|amount| amount.count).sum::<u64>()
+}
+
+/// `3 packages from the store (412 MB), 1 from registry.terraform.io (90 MB)`.
+fn package_sources(packages: &RunSources) -> String {
+    let store = Some(("the store", &packages.store)).filter(|(_, amount)| amount.count > 0);
+    let upstream = packages.upstream.iter().map(|(registry, amount)| (registry.as_str(), amount));
+    let parts = store.into_iter().chain(upstream).enumerate().map(|(index, (source, RunAmount { count, bytes }))| {
+        let subject = if index == 0 { plural(*count, "package") } else { count.to_string() };
+        format!("{subject} from {source} ({})", ByteSize(*bytes).display().si())
+    });
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// The rest of a line that names no package from upstream.
+fn document_sources(documents: &RunSources) -> String {
+    if documents.upstream.is_empty() {
+        return ", nothing from upstream".to_owned();
+    }
+    let parts = documents
+        .upstream
+        .iter()
+        .map(|(registry, amount)| format!(", {} from {registry}", plural(amount.count, "document")));
+    parts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(store: (u64, u64), upstream: &[(&str, u64, u64)]) -> RunSources {
+        let amount = |count, bytes| RunAmount { count, bytes };
+        RunSources {
+            store: amount(store.0, store.1),
+            upstream: upstream
+                .iter()
+                .map(|(host, count, bytes)| ((*host).to_owned(), amount(*count, *bytes)))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn the_summary_names_the_source_of_every_package() {
+        let registry = "registry.terraform.io";
+        for (packages, documents, expected) in [
+            (
+                sources((3, 412_000_000), &[(registry, 1, 90_000_000)]),
+                sources((4, 100), &[(registry, 8, 100)]),
+                "3 packages from the store (412.0 MB), 1 from registry.terraform.io (90.0 MB)",
+            ),
+            (
+                sources((0, 0), &[("a.example", 1, 1_000), (registry, 2, 5_000_000)]),
+                sources((0, 0), &[(registry, 8, 100)]),
+                "1 package from a.example (1.0 kB), 2 from registry.terraform.io (5.0 MB)",
+            ),
+            (
+                sources((1, 90_000_000), &[]),
+                sources((4, 100), &[]),
+                "1 package from the store (90.0 MB), nothing from upstream",
+            ),
+            (
+                sources((1, 90_000_000), &[]),
+                sources((4, 100), &[(registry, 1, 100)]),
+                "1 package from the store (90.0 MB), 1 document from registry.terraform.io",
+            ),
+            (sources((0, 0), &[]), sources((4, 100), &[]), "no packages, nothing from upstream"),
+            (sources((0, 0), &[]), sources((0, 0), &[]), "the client asked for nothing"),
+        ] {
+            let report = RunReport { packages, documents, ..RunReport::default() };
+            assert_eq!(summary(&report), expected);
+        }
+        let report = RunReport {
+            documents: sources((1, 10), &[]),
+            stale: ["a.example".to_owned()].into(),
+            failed: 2,
+            ..RunReport::default()
+        };
+        assert_eq!(
+            summary(&report),
+            "no packages; a.example did not answer, stored documents were used; 2 requests failed"
+        );
+        let failed = RunReport { failed: 1, ..RunReport::default() };
+        assert_eq!(summary(&failed), "no packages; 1 request failed");
+    }
+}

@@ -1,0 +1,138 @@
+//! The client's process: inherits the terminal, gets the signals that only larder received, and gives its exit code.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::ExitStatus;
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Command;
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+
+use crate::config::text;
+
+/// Names the client's configuration file, to Terraform, OpenTofu and every program that calls them.
+const CONFIG_VARIABLE: &str = "TF_CLI_CONFIG_FILE";
+
+/// A client that could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("{program}: {reason}")]
+pub(in crate::cli) struct NotStarted {
+    program: String,
+    reason: String,
+    /// The exit code that shells give: 127 if the program was not found, 126 otherwise.
+    pub(in crate::cli) code: u8,
+}
+
+impl NotStarted {
+    fn of(program: &OsString, error: &io::Error) -> Self {
+        let program = program.to_string_lossy().into_owned();
+        match error.kind() {
+            io::ErrorKind::NotFound => {
+                let reason = match program.contains('/') {
+                    true => "there is no such program".to_owned(),
+                    false => "command not found: no folder of PATH has it; install it, or write its path".to_owned(),
+                };
+                Self { program, reason, code: 127 }
+            }
+            _ => Self { program, reason: format!("could not be started: {error}"), code: 126 },
+        }
+    }
+}
+
+/// Runs the client to its end; returns its exit code, or 128 and the number of the signal that ended it.
+pub(super) async fn run(
+    command: &[OsString],
+    config_file: &Path,
+    signals: &mut ClientSignals,
+) -> Result<u8, NotStarted> {
+    let Some((program, arguments)) = command.split_first() else { return Ok(0) };
+    let started = Command::new(program).args(arguments).env(CONFIG_VARIABLE, config_file).spawn();
+    let mut client = started.map_err(|error| NotStarted::of(program, &error))?;
+    loop {
+        tokio::select! {
+            status = client.wait() => return status.map(exit_code).map_err(|error| NotStarted::of(program, &error)),
+            signal = signals.next_to_forward() => {
+                let client = client.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+                // A client that has ended meanwhile needs no signal.
+                let _ = client.map(|client| kill_process(client, signal));
+            }
+        }
+    }
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    let signal_code = status.signal().map(|signal| 128 + signal);
+    // Every code of a process fits: the system keeps eight bits.
+    status.code().or(signal_code).and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// The signals that would end this process before its client. One that was ignored when this process began stays ignored,
+/// for the client too, as `nohup` means it.
+#[derive(Debug)]
+pub(super) struct ClientSignals {
+    /// Ctrl-C. The terminal sends it to the client itself, and a client that gets it twice gives up its work.
+    interrupt: Option<Signals>,
+    /// Ctrl-\, as `interrupt`.
+    quit: Option<Signals>,
+    terminate: Option<Signals>,
+    hangup: Option<Signals>,
+}
+
+impl ClientSignals {
+    pub(super) fn catch() -> anyhow::Result<Self> {
+        let ignored = ignored_signals();
+        let catch = |number: Signal, name: &str| {
+            let is_ignored = ignored & (1 << (number.as_raw() - 1)) != 0;
+            let caught = (!is_ignored).then(|| signal(SignalKind::from_raw(number.as_raw())));
+            caught.transpose().with_context(|| format!("{name} cannot be caught"))
+        };
+        Ok(Self {
+            interrupt: catch(Signal::INT, "SIGINT")?,
+            quit: catch(Signal::QUIT, "SIGQUIT")?,
+            terminate: catch(Signal::TERM, "SIGTERM")?,
+            hangup: catch(Signal::HUP, "SIGHUP")?,
+        })
+    }
+
+    /// Waits for a signal that the client does not get by itself.
+    async fn next_to_forward(&mut self) -> Signal {
+        loop {
+            tokio::select! {
+                () = next(&mut self.terminate) => return Signal::TERM,
+                () = next(&mut self.hangup) => return Signal::HUP,
+                () = next(&mut self.interrupt) => {}
+                () = next(&mut self.quit) => {}
+            }
+        }
+    }
+
+    /// Waits for any of the signals, while no client runs.
+    pub(super) async fn stop(&mut self) {
+        tokio::select! {
+            () = next(&mut self.interrupt) => {}
+            () = next(&mut self.quit) => {}
+            () = next(&mut self.terminate) => {}
+            () = next(&mut self.hangup) => {}
+        }
+    }
+}
+
+async fn next(signals: &mut Option<Signals>) {
+    match signals {
+        Some(signals) => drop(signals.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+const MAX_STATUS_BYTES: u64 = 64 * 1024;
+
+/// The signals that this process ignores since its start: bit N - 1 stands for signal N (proc(5), `SigIgn`). None where the
+/// system has no such file.
+fn ignored_signals() -> u64 {
+    let status = text(Path::new("/proc/self/status"), MAX_STATUS_BYTES).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
+}

@@ -1,0 +1,448 @@
+//! `larder run`: the real client through larder, with a user's own configuration, and nothing left behind.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::support::another_user::AnotherUser;
+use crate::support::command_setup::json;
+use crate::support::larder::HOST;
+use crate::support::module_fixture::tar_gz;
+use crate::support::ports::free_port;
+use crate::support::process::{CapturedOutput, KillOnDrop, Process, run, spawn_captured};
+use crate::support::run_setup::{INIT, RunSetup};
+use crate::support::terraform::host_override;
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Module, Provider, RecordedRequest, Target};
+
+const SIZE: usize = 200_000;
+
+/// An upstream with acme/null 1.2.0 for two platforms.
+async fn upstream() -> FakeUpstream {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").platform("linux_amd64").platform("darwin_arm64").size(SIZE));
+    upstream
+}
+
+fn is_download(request: &RecordedRequest) -> bool {
+    request.method == "GET" && request.target == Target::Archive
+}
+
+/// The last line of standard error: the summary.
+fn summary(err: &str) -> &str {
+    err.lines().last().unwrap_or_default()
+}
+
+/// Larder's own lines, without the summary.
+fn notes(err: &str) -> Vec<&str> {
+    let mut notes: Vec<&str> = err.lines().filter(|line| line.starts_with("larder: ")).collect();
+    notes.pop();
+    notes
+}
+
+fn assert_summary(err: &str, expected: &str) {
+    let line = summary(err);
+    let counts = line.strip_prefix("larder: ").and_then(|line| line.rsplit_once("; ")).map(|(counts, _)| counts);
+    assert_eq!(counts, Some(expected), "{err}");
+    assert!(line.ends_with(" s"), "{line}");
+}
+
+/// A laptop without larder: one command, and the second one uses no network.
+#[tokio::test]
+async fn the_first_run_fetches_and_the_second_uses_no_network() {
+    let mut upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let package = format!("1 package from {HOST} (200.3 kB)");
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert_summary(&err, &package);
+    let sums = String::from_utf8(upstream.sums_bytes("acme", "null", "1.2.0")).unwrap();
+    assert_eq!(setup.locked_hashes(), (1, sums.lines().count()), "the lock file is complete");
+
+    upstream.forget_requests();
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+    let err = setup.init(&[]).await;
+    assert_summary(&err, "no packages, nothing from upstream");
+
+    upstream.stop().await;
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    let err = setup.require(&["acme/null"]).init(&["--offline"]).await;
+    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    assert_eq!(setup.locked_hashes(), (1, sums.lines().count()), "the lock file is complete");
+}
+
+/// Offline, the client shows why it fails, and the run has the client's exit code.
+#[tokio::test]
+async fn an_offline_run_without_the_package_fails_with_the_cause() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let output = setup.require(&["acme/null"]).run(&["--offline"], &INIT).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let text = output.err.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
+    assert!(text.contains("503 larder: ") && text.contains("offline"), "{output:?}");
+    assert!(summary(&output.err).contains("request"), "{output:?}");
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+#[tokio::test]
+async fn modules_are_counted_too() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let archive = tar_gz(&[("main.tf", b"variable \"name\" { default = \"x\" }\n")]);
+    upstream.serve_file("/modules/vpc.tar.gz", "application/gzip", archive);
+    let location = format!("{}/modules/vpc.tar.gz", upstream.origin());
+    upstream.publish_module(Module::new("acme", "vpc", "aws").version("5.1.0").at(&location));
+    setup.require(&["acme/null"]).write(
+        "work/modules.tf",
+        "module \"a\" {\n  source = \"acme/vpc/aws\"\n}\nmodule \"b\" {\n  source = \"acme/vpc/aws\"\n}\n",
+    );
+    let err = setup.init(&[]).await;
+    assert!(summary(&err).starts_with(&format!("larder: 2 packages from {HOST} (")), "{err}");
+    upstream.forget_requests();
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert!(summary(&err).starts_with("larder: 2 packages from the store ("), "{err}");
+    assert!(summary(&err).contains(", nothing from upstream; "), "{err}");
+    assert_eq!(upstream.count_of(Target::Everything), 0);
+}
+
+/// The user's tokens, caches, other hosts and unknown settings reach the client, whatever the file, in a copy that only the
+/// user can read.
+#[tokio::test]
+async fn the_client_gets_a_private_copy_of_every_setting() {
+    let setup = RunSetup::new(&upstream().await);
+    setup.write(
+        "home/.terraformrc",
+        "plugin_cache_dir = \"$HOME/plugins\"\ndisable_checkpoint = true\ncredentials \"app.example\" {\n  token = \"t0ken-é\\\"$\"\n}\n\
+         credentials_helper \"vault\" {\n  args = [\"--path\", \"x\"]\n}\nfuture_setting {\n  level = 3\n}\n\
+         host \"other.example\" {\n  services = {\n    \"modules.v1\" = \"https://other.example/m/\"\n    \"login.v1\" = { client = \"x\", ports = [1, 2] }\n  }\n}\n",
+    );
+    setup.write(
+        "home/.terraform.d/credentials.tfrc.json",
+        "{\"credentials\":{\"login.example\":{\"token\":\"by-login\"}}}",
+    );
+    let script =
+        "cat \"$TF_CLI_CONFIG_FILE\"; stat -c %a \"$TF_CLI_CONFIG_FILE\" \"$(dirname \"$TF_CLI_CONFIG_FILE\")\"";
+    let output = setup.run(&[], &["sh", "-c", script]).await;
+    assert_eq!((output.code, notes(&output.err).len()), (Some(0), 0), "{output:?}");
+    let (text, modes) = output.out.trim_end().rsplit_once("}\n").unwrap();
+    assert_eq!(modes, "600\n700");
+    let text = format!("{text}}}\n");
+    for line in [
+        "\"plugin_cache_dir\" = \"$HOME/plugins\"",
+        "\"disable_checkpoint\" = true",
+        "    \"token\" = \"t0ken-\\U000000e9\\\"$\"",
+        "    \"token\" = \"by-login\"",
+        "    \"args\" = [\"--path\", \"x\"]",
+        "  \"level\" = 3",
+        "      \"modules.v1\" = \"https://other.example/m/\"",
+        "        \"ports\" = [1, 2]",
+    ] {
+        assert!(text.lines().any(|written| written == line), "{line}: {text}");
+    }
+    assert!(text.contains(&format!("/registry/{HOST}/v1/providers/")), "{text}");
+    assert_eq!(setup.read("home/.terraformrc").matches("http://").count(), 0, "the user's file is as it was");
+}
+
+#[tokio::test]
+async fn the_plugin_cache_of_the_user_is_used() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let cache = setup.path("home/plugin cache");
+    std::fs::create_dir(&cache).unwrap();
+    setup.write("home/.terraformrc", &format!("plugin_cache_dir = {:?}\n", cache.to_str().unwrap()));
+    setup.require(&["acme/null"]).init(&[]).await;
+    assert!(cache.join(HOST).join("acme/null/1.2.0/linux_amd64").is_dir());
+    // Terraform takes from its cache what the lock file confirms.
+    std::fs::remove_dir_all(setup.path("work/.terraform")).unwrap();
+    let err = setup.init(&[]).await;
+    assert!(summary(&err).starts_with("larder: no packages, "), "{err}");
+}
+
+/// Another registry, with its own services and token, is asked as without larder.
+#[tokio::test]
+async fn other_hosts_and_their_credentials_stay() {
+    let (upstream, other) = (upstream().await, FakeUpstream::builder().token("s3cret").start().await);
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    other.publish(Provider::new("corp", "tool").platform("linux_amd64"));
+    setup.write("home/.terraformrc", &host_override("other.example", &other.providers_url(), &other.modules_url()));
+    setup.write("home/.terraform.d/tokens.tfrc", "credentials \"other.example\" {\n  token = \"s3cret\"\n}\n");
+    let err = setup.require(&["acme/null", "other.example/corp/tool"]).init(&[]).await;
+    assert_eq!(notes(&err), Vec::<&str>::new(), "{err}");
+    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+    let asked = |request: &RecordedRequest| request.header("authorization") == Some("Bearer s3cret");
+    assert!(other.count_where(asked) > 0);
+    assert_eq!(upstream.count_where(|request| request.header("authorization").is_some()), 0);
+}
+
+/// Where the user's configuration decides already, it wins, and one line says so.
+#[tokio::test]
+async fn the_users_own_host_block_and_installation_methods_win() {
+    let (upstream, direct) = (upstream().await, upstream().await);
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let file = setup.write("home/.terraformrc", &host_override(HOST, &direct.providers_url(), &direct.modules_url()));
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    let note =
+        format!("larder: {} has a host block for {HOST}, which stays: larder is not asked for {HOST}", file.display());
+    assert_eq!(notes(&err), [note.as_str()], "{err}");
+    assert_summary(&err, "the client asked for nothing");
+    assert_eq!((upstream.count_of(Target::Everything), direct.count_where(is_download)), (0, 1));
+
+    let mirror = setup.path("home/packages");
+    std::fs::create_dir(&mirror).unwrap();
+    let methods = "provider_installation {\n  filesystem_mirror {\n    path = \"MIRROR\"\n    include = [\"acme/other\"]\n  }\n  direct {\n    exclude = [\"acme/other\"]\n  }\n}\n";
+    setup.write("home/.terraformrc", &methods.replace("MIRROR", mirror.to_str().unwrap()));
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert!(notes(&err).len() == 1 && notes(&err)[0].contains("has provider_installation, which stays"), "{err}");
+    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+    let output = setup.require(&["acme/other"]).run(&[], &INIT).await;
+    assert_eq!((output.code, upstream.count("/v1/providers/acme/other/versions")), (Some(1), 0), "{output:?}");
+}
+
+/// The lines that `larder serve` prints are larder's own: a run uses them with its own ports.
+#[tokio::test]
+async fn lines_that_lead_to_larder_are_not_a_contradiction() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let lines = run({
+        let mut command = crate::support::process::command(&setup.path("home"), &["client-config"]);
+        setup.adjust(&mut command);
+        command
+    })
+    .await;
+    setup.write("home/.terraformrc", &lines.out);
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert_eq!(notes(&err), Vec::<&str>::new(), "{err}");
+    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+}
+
+#[tokio::test]
+async fn a_file_that_the_client_could_not_read_is_named() {
+    let setup = RunSetup::new(&upstream().await);
+    setup.write("home/.terraformrc", "host {{{\n");
+    let output = setup.script("true").await;
+    assert!(
+        notes(&output.err)[0].contains(".terraformrc does not parse, so the client goes without it: line 1"),
+        "{output:?}"
+    );
+    let mut command = setup.command(&[], &["true"]);
+    command.env("TF_CLI_CONFIG_FILE", "/nowhere/ci.tfrc");
+    let output = run(command).await;
+    assert_eq!(notes(&output.err), ["larder: TF_CLI_CONFIG_FILE names /nowhere/ci.tfrc, which does not exist"]);
+}
+
+/// The client has the terminal: its input and output are not larder's, and its exit code is that of the run.
+#[tokio::test]
+async fn input_output_and_exit_codes_are_the_clients() {
+    let setup = RunSetup::new(&upstream().await);
+    let mut command = setup.command(&[], &["sh", "-c", "cat; echo error >&2; exit 7"]);
+    let input = setup.write("work/input", "typed\n");
+    command.stdin(Stdio::from(std::fs::File::open(input).unwrap()));
+    let output = run(command).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(7), "typed\n"), "{output:?}");
+    assert_eq!(output.err.lines().next(), Some("error"), "{output:?}");
+    setup.assert_nothing_left();
+    for (script, code) in [("exit 0", 0), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143)] {
+        assert_eq!(setup.script(script).await.code, Some(code), "{script}");
+    }
+    let output = setup.run(&["--json"], &["sh", "-c", "echo out"]).await;
+    let report = json(&output.err);
+    assert_eq!(
+        (output.out.as_str(), report["run"]["packages"]["store"]["count"].as_u64()),
+        ("out\n", Some(0)),
+        "{output:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_start_is_127_or_126() {
+    let setup = RunSetup::new(&upstream().await);
+    let output = setup.run(&[], &["terrafrom", "init"]).await;
+    assert_eq!(output.code, Some(127), "{output:?}");
+    assert_eq!(
+        output.err,
+        "larder: terrafrom: command not found: no folder of PATH has it; install it, or write its path\n"
+    );
+    let output = setup.run(&[], &["./terraform"]).await;
+    assert_eq!((output.code, output.err.as_str()), (Some(127), "larder: ./terraform: there is no such program\n"));
+    setup.write("work/plain file", "text");
+    let output = setup.run(&[], &["./plain file"]).await;
+    assert!(output.code == Some(126) && output.err.contains("could not be started: Permission denied"), "{output:?}");
+    let output = setup.run(&[], &[]).await;
+    assert_eq!(output.code, Some(2), "{output:?}");
+}
+
+/// Starts a run in a process group of its own, as a shell does.
+fn spawn_in_group(mut command: Command) -> (KillOnDrop, CapturedOutput, CapturedOutput, Pid) {
+    command.process_group(0);
+    let (child, out, err) = spawn_captured(command);
+    let group = child.pid();
+    (child, out, err, group)
+}
+
+/// Ctrl-C reaches the client by the terminal, once; the run waits for the client and cleans up.
+#[tokio::test]
+async fn ctrl_c_reaches_the_client_once_and_nothing_is_left() {
+    let setup = RunSetup::new(&upstream().await);
+    let script = "trap 'echo got INT; n=1' INT; echo ready; until [ \"$n\" ]; do sleep 0.01; done; kill -0 $$; echo done; exit 5";
+    let (mut larder, out, err, group) = spawn_in_group(setup.command(&[], &["sh", "-c", script]));
+    out.line_with("ready").await;
+    kill_process_group(group, Signal::INT).unwrap();
+    assert_eq!(larder.wait_for_exit().await, Some(5), "{}", err.text());
+    out.line_with("done").await;
+    assert_eq!(out.text().matches("got INT").count(), 1, "{}", out.text());
+    err.line_with(" s").await;
+    setup.assert_nothing_left();
+}
+
+/// A client that Ctrl-C ends: 128 and the number of the signal.
+#[tokio::test]
+async fn a_client_ended_by_ctrl_c_gives_130() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let gate = upstream.hold_body(Target::Archive);
+    let (mut larder, _, err, group) = spawn_in_group(setup.require(&["acme/null"]).command(&[], &INIT));
+    upstream.wait_for(Target::Archive, 1).await;
+    kill_process_group(group, Signal::INT).unwrap();
+    let code = larder.wait_for_exit().await;
+    assert!(matches!(code, Some(1 | 130)), "{code:?}: {}", err.text());
+    gate.open();
+    setup.assert_nothing_left();
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert!(summary(&err).contains("1 package from "), "{err}");
+}
+
+/// SIGTERM and SIGHUP come from a service manager, for larder alone.
+#[tokio::test]
+async fn sigterm_and_sighup_are_forwarded() {
+    let setup = RunSetup::new(&upstream().await);
+    for (signal, name) in [(Signal::TERM, "TERM"), (Signal::HUP, "HUP")] {
+        let script = format!("trap 'echo got {name}; exit 6' {name}; echo ready; while :; do sleep 0.01; done");
+        let (mut larder, out, err, _) = spawn_in_group(setup.command(&[], &["sh", "-c", &script]));
+        out.line_with("ready").await;
+        larder.send(signal);
+        assert_eq!(larder.wait_for_exit().await, Some(6), "{name}: {}", err.text());
+        out.line_with(&format!("got {name}")).await;
+        setup.assert_nothing_left();
+    }
+}
+
+/// Two at once share one store and one larder, and each counts its own.
+#[tokio::test]
+async fn two_runs_at_once_share_one_store() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    upstream.publish(Provider::new("acme", "other").platform("linux_amd64").size(SIZE));
+    let first_work = setup.path("work/first");
+    std::fs::create_dir(&first_work).unwrap();
+    let mut first = setup.command(&[], &["sh", "-c", "echo ready; until [ -e go ]; do sleep 0.01; done"]);
+    first.current_dir(&first_work);
+    let (mut first, out, first_err) = spawn_captured(first);
+    out.line_with("ready").await;
+    let second = run(setup.require(&["acme/null"]).command(&[], &INIT)).await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    assert_summary(&second.err, &format!("1 package from {HOST} (200.3 kB)"));
+    let third = run(setup.require(&["acme/null", "acme/other"]).command(&[], &INIT)).await;
+    let expected = format!("1 package from the store (200.3 kB), 1 from {HOST} (200.3 kB)");
+    assert_summary(&third.err, &expected);
+    std::fs::write(first_work.join("go"), "").unwrap();
+    assert_eq!(first.wait_for_exit().await, Some(0));
+    until("the summary", async || first_err.text().ends_with(" s\n")).await;
+    assert_summary(&first_err.text(), "the client asked for nothing");
+    setup.assert_nothing_left();
+}
+
+/// Runs that begin at the same moment: one of them has the store, and the others find it.
+#[tokio::test]
+async fn runs_that_begin_together_all_succeed() {
+    let setup = RunSetup::new(&upstream().await);
+    let runs = (0..4).map(|_| run(setup.command(&[], &["sh", "-c", "grep -c registry/ \"$TF_CLI_CONFIG_FILE\""])));
+    for output in futures_util::future::join_all(runs).await {
+        assert_eq!((output.code, output.out.as_str()), (Some(0), "2\n"), "{output:?}");
+    }
+    setup.assert_nothing_left();
+}
+
+/// The larder that runs here is used: it has the store, whatever its ports.
+#[tokio::test]
+async fn a_running_larder_is_used() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let config = setup.read("home/config/larder/mirror.toml");
+    let upstream_section = &config[config.find("[[upstream]]").unwrap()..];
+    let listeners = "[server]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"\n";
+    let served = format!("{listeners}[store]\npath = {:?}\n{upstream_section}", setup.store());
+    let larder = Process::serve(&served, &setup.path("home")).unwrap_or_else(|error| panic!("{error:?}"));
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+    let archive = larder.archive_path("null").await;
+    larder.get(&archive).await.expect(200);
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    let output = setup.run(&["--offline"], &["true"]).await;
+    assert!(output.code == Some(1) && output.err.contains("--offline does not change that"), "{output:?}");
+    assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// A home that cannot be written, such as in a container: the run works and says that nothing stays.
+#[tokio::test]
+async fn a_home_that_cannot_be_written_gets_a_temporary_store() {
+    let (upstream, user) = (upstream().await, AnotherUser::new());
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let config = user.file(
+        "mirror.toml",
+        &format!(
+            "[admin]\nlisten = \"127.0.0.1:{}\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
+            free_port(),
+            upstream.origin()
+        ),
+    );
+    let work = user
+        .file("work/main.tf", &std::fs::read_to_string(setup.require(&["acme/null"]).path("work/main.tf")).unwrap());
+    let tmp = user.file("tmp/.keep", "");
+    let read_only = user.path("read-only");
+    std::fs::create_dir(&read_only).unwrap();
+    AnotherUser::make_unwritable(&read_only);
+    let init = |options: &[&str]| {
+        let arguments = [&["run", "--config", config.to_str().unwrap()], options, &["--"], &INIT[..]].concat();
+        let mut command = user.command(&arguments);
+        setup.adjust(&mut command);
+        command
+            .env("HOME", &read_only)
+            .env("XDG_CACHE_HOME", read_only.join("cache"))
+            .env("XDG_CONFIG_HOME", &read_only);
+        command.current_dir(work.parent().unwrap()).env("TMPDIR", tmp.parent().unwrap());
+        run(command)
+    };
+    let output = init(&[]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(notes(&output.err)[0].contains("Permission denied"), "{output:?}");
+    assert!(
+        notes(&output.err)[0].ends_with("this run has a temporary store, so nothing stays for the next one"),
+        "{output:?}"
+    );
+    assert_summary(&output.err, &format!("1 package from {HOST} (200.3 kB)"));
+    assert_eq!(entries(tmp.parent().unwrap()), [".keep"]);
+    let output = init(&["--offline"]).await;
+    assert!(output.code == Some(1) && output.err.contains("Permission denied"), "{output:?}");
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Nothing of larder's log disturbs the client's terminal, unless `LARDER_LOG` asks for it.
+#[tokio::test]
+async fn the_log_is_silent_unless_it_is_asked_for() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert_eq!(err.lines().count(), 1, "{err}");
+    let mut command = setup.require(&["acme/null"]).command(&[], &INIT);
+    command.env("LARDER_LOG", "info");
+    let output = run(command).await;
+    assert!(output.err.contains("INFO") && output.err.contains("GET /run/"), "{output:?}");
+}
