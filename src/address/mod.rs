@@ -2,6 +2,7 @@
 //! other part of larder may use this module, which uses none of them. It contains no URLs and no paths.
 
 mod constraint;
+mod filter;
 mod selector;
 mod version;
 
@@ -12,6 +13,7 @@ use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
 use serde::{Deserialize, Serialize};
 
 pub use self::constraint::{Constraint, ModuleConstraint};
+pub use self::filter::AddressFilter;
 pub use self::selector::{BadSelector, PackageRef, PackageSelector, Selection, Versions};
 pub use self::version::Version;
 

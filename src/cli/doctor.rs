@@ -8,13 +8,15 @@ use anyhow::Context;
 use clap::Args;
 
 use super::admin_service::{StoreNeed, running_larder, with_larder};
-use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stderr, width_of_stdout};
+use super::terminal::{
+    TextPage, escape_for_terminal, plural, stdout_has_colour, styled, width_of_stderr, width_of_stdout,
+};
 use super::{BAD_CONFIGURATION, CommonOptions, block_on, print_error, print_json, print_line};
+use crate::app;
 use crate::doctor::{self, Check, CheckResult};
 use crate::protocol::admin::CLIENT_CONFIG;
 use crate::protocol::client_config::{ClientRoute, default_text, own_host_name};
 use crate::store::Store;
-use crate::{app, config};
 
 /// Runs every check; returns true if none failed.
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
@@ -57,13 +59,9 @@ struct CheckRenderer {
 }
 
 impl CheckRenderer {
-    /// Wraps and colours on a terminal; does neither elsewhere. `NO_COLOR` and `TERM=dumb` disable colours.
+    /// Wraps and colours on a terminal; does neither elsewhere.
     fn of_the_terminal() -> Self {
-        let environment = config::environment();
-        let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());
-        let is_dumb = environment.get("TERM").is_some_and(|term| term == "dumb");
-        let width = width_of_stdout().map(|columns| columns.min(MAX_WIDTH));
-        Self { width, has_colour: width.is_some() && !is_set("NO_COLOR") && !is_dumb }
+        Self { width: width_of_stdout().map(|columns| columns.min(MAX_WIDTH)), has_colour: stdout_has_colour() }
     }
 
     /// Renders a check, with its advice below.
@@ -81,7 +79,7 @@ impl CheckRenderer {
         let paste = check.paste.iter().flat_map(|paste| paste.trim_end().lines());
         paste.for_each(|line| page.push(format!("         {}", escape_for_terminal(line))));
         let text = page.text();
-        if self.has_colour { text.replacen(result_text, &format!("{style}{result_text}{style:#}"), 1) } else { text }
+        if self.has_colour { styled(&text, result_text, style) } else { text }
     }
 }
 

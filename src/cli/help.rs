@@ -10,7 +10,7 @@ use super::Arguments;
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Run", &["run", "serve", "check", "status", "version"]),
     ("Client", &["client-config", "doctor"]),
-    ("Content", &["plan", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"]),
+    ("Content", &["list", "plan", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"]),
     ("Air gap", &["bundle", "inventory", "export", "import"]),
     ("Maintain", &["verify", "completions", "man"]),
 ];
@@ -36,6 +36,12 @@ const EXAMPLES_OF_COMMANDS: &[(&str, &str)] = &[
     ("larder serve --listen 127.0.0.1:9080 --admin-listen 127.0.0.1:9081", "where the usual ports are taken"),
     ("larder check -c /etc/larder/mirror.toml", "before a reload"),
     ("larder status --json", "for scripts: alarms, what is stored, requests"),
+    ("larder list", "everything that is stored"),
+    (
+        "larder list hashicorp/aws",
+        "the versions of one provider; a host, a namespace or an address with @VERSION will do too",
+    ),
+    ("larder list --json", "for scripts: digests, proofs, times"),
     ("larder version", ""),
     ("larder client-config >> ~/.terraformrc", "host overrides: for every terraform command; sources stay as they are"),
     ("larder client-config --mirror", "a network mirror: providers only, over https"),

@@ -5,6 +5,7 @@ mod bundle;
 mod completions;
 mod doctor;
 mod help;
+mod list;
 mod logging;
 mod man;
 mod operate;
@@ -84,6 +85,8 @@ enum Command {
     Doctor,
     /// Show what is stored and served, and the traffic saved
     Status,
+    /// List stored packages: versions, sizes, proofs, last use
+    List(list::List),
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
     /// List what was requested while offline and is not stored
@@ -225,6 +228,7 @@ impl Command {
             Command::ClientConfig(client_config) => client_config.run(common).map(|()| true),
             Command::Doctor => doctor::run(common),
             Command::Status => status::run(common).map(|()| true),
+            Command::List(list) => list.run(common).map(|()| true),
             Command::Plan(plan) => plan.run(common),
             Command::Missing(missing) => missing.run(common).map(|()| true),
             Command::Warm(warm) => warm.run(common),

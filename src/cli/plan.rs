@@ -5,7 +5,7 @@ use clap::Args;
 
 use super::admin_service::ask;
 use super::order::OrderArgs;
-use super::terminal::{TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::terminal::{Column, TextPage, escape_for_terminal, plural, width_of_stdout};
 use super::{CommonOptions, print_json, print_line};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, PlannedItem};
@@ -115,7 +115,7 @@ fn rows(page: &mut TextPage, items: &[&PlannedItem], host: &Hostname, verbose: b
     };
     let rows: Vec<_> = items.iter().map(row).collect();
     if !rows.is_empty() {
-        page.columns(["", "size"], &rows);
+        page.columns([Column::Left(""), Column::Right("size")], &rows);
     }
 }
 

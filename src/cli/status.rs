@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 
 use super::admin_service::ask;
 use super::terminal::{
-    TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout,
+    Column, TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout,
 };
 use super::{CommonOptions, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
@@ -148,7 +148,8 @@ fn upstreams(page: &mut TextPage, upstreams: &[UpstreamState]) {
         ([host.clone(), requests, failed, refused, ByteSize(*bytes).to_string()], state)
     };
     let rows: Vec<_> = upstreams.iter().map(row).collect();
-    page.columns(["", "requests", "failed", "refused", "received"], &rows);
+    let [requests, failed, refused, received] = ["requests", "failed", "refused", "received"].map(Column::Right);
+    page.columns([Column::Left(""), requests, failed, refused, received], &rows);
 }
 
 fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {

@@ -5,12 +5,14 @@ use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use anstyle::Style;
 use indicatif::{ProgressBar, ProgressBarIter, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 use tokio::task::spawn_blocking;
 
 use crate::clock::Timestamp;
+use crate::config;
 
 /// Wrapping to fewer columns would not help a reader.
 const MIN_WIDTH: usize = 40;
@@ -29,6 +31,36 @@ pub(super) fn width_of_stderr() -> Option<usize> {
 
 fn columns_of(stream: impl AsFd) -> Option<usize> {
     tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col))
+}
+
+/// Returns true if text on standard output may have colours: on a terminal, unless `NO_COLOR` or `TERM=dumb` is set.
+pub(super) fn stdout_has_colour() -> bool {
+    let environment = config::environment();
+    let is_set = |name: &str| environment.get(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = environment.get("TERM").is_some_and(|term| term == "dumb");
+    width_of_stdout().is_some() && !is_set("NO_COLOR") && !is_dumb
+}
+
+/// Gives the first occurrence of `part` in a laid out text a style. Text is laid out without styles, which have no width.
+pub(super) fn styled(text: &str, part: &str, style: Style) -> String {
+    text.replacen(part, &format!("{style}{part}{style:#}"), 1)
+}
+
+/// The heading of a column of a table, by the side to which its cells are aligned.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Column<'a> {
+    /// Text.
+    Left(&'a str),
+    /// Numbers.
+    Right(&'a str),
+}
+
+impl<'a> Column<'a> {
+    fn heading(self) -> &'a str {
+        match self {
+            Self::Left(heading) | Self::Right(heading) => heading,
+        }
+    }
 }
 
 /// Collects lines of output.
@@ -81,28 +113,31 @@ impl TextPage {
         self.lines.push(line);
     }
 
-    /// A table. The first column is left-aligned, the others right-aligned. The note of a row follows its cells, or
-    /// goes below them where it would not fit.
-    pub(super) fn columns<const N: usize>(&mut self, header: [&str; N], rows: &[([String; N], String)]) {
+    /// A table, without a header line if no column has a heading. The note of a row follows its cells, or goes below
+    /// them where it would not fit.
+    pub(super) fn columns<const N: usize>(&mut self, columns: [Column<'_>; N], rows: &[([String; N], String)]) {
         let widths: [usize; N] = std::array::from_fn(|index| {
             let cells = rows.iter().map(|(cells, _)| cells[index].chars().count());
-            cells.chain([header[index].len()]).max().unwrap_or_default()
+            cells.chain([columns[index].heading().len()]).max().unwrap_or_default()
         });
         let line = |cells: [&str; N]| {
-            let aligned = cells.iter().zip(widths).enumerate().map(|(index, (cell, width))| match index {
-                0 => format!("{cell:width$}"),
-                _ => format!("{cell:>width$}"),
+            let aligned = cells.iter().zip(columns).zip(widths).map(|((cell, column), width)| match column {
+                Column::Left(_) => format!("{cell:width$}"),
+                Column::Right(_) => format!("{cell:>width$}"),
             });
             format!("  {}", aligned.collect::<Vec<_>>().join("  "))
         };
-        self.lines.push(line(header).trim_end().to_owned());
+        let header = columns.map(Column::heading);
+        if header.iter().any(|heading| !heading.is_empty()) {
+            self.lines.push(line(header).trim_end().to_owned());
+        }
         for (cells, note) in rows {
             let row = line(cells.each_ref().map(String::as_str));
             let joined_length = row.chars().count() + 2 + note.chars().count();
             if note.is_empty() || self.width.is_none_or(|width| joined_length <= width) {
                 self.lines.push(format!("{row}  {note}").trim_end().to_owned());
             } else {
-                self.lines.push(row);
+                self.lines.push(row.trim_end().to_owned());
                 self.push_with_prefix("    ", note);
             }
         }
@@ -173,6 +208,15 @@ pub(super) fn format_seconds(seconds: u64) -> String {
         60..3_600 => format!("{} min", seconds / 60),
         3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
         _ => plural(seconds / 86_400, "day"),
+    }
+}
+
+/// Formats the time since a moment, in its largest unit: `5 min ago`.
+pub(super) fn format_age(age: Duration) -> String {
+    match age.as_secs() {
+        0..60 => "just now".to_owned(),
+        seconds @ 3_600..86_400 => format!("{} h ago", seconds / 3_600),
+        seconds => format!("{} ago", format_seconds(seconds)),
     }
 }
 

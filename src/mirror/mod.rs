@@ -48,6 +48,7 @@ pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
+pub use crate::mirror::operate::list::{PackageArchive, StoredPackage, StoredPage, VerifiedBy};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
 pub use crate::mirror::operate::rehash::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};

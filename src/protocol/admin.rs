@@ -1,6 +1,7 @@
 //! The admin API: routes, access rules, probes, and the status report.
 
 pub mod bundle;
+pub mod list;
 pub mod operation;
 pub mod order;
 
@@ -38,6 +39,8 @@ pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
 
 /// Path of the status.
 pub const STATUS: &str = "/admin/v1/status";
+/// Path of the list of what is stored.
+pub const LIST: &str = "/admin/v1/list";
 /// Path of client configurations.
 pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
 /// Path of runs. Each run is below it.
@@ -74,6 +77,8 @@ pub enum AdminRoute {
     Metrics,
     /// `/admin/v1/status`
     Status,
+    /// `/admin/v1/list`, with a filter and a place in its query.
+    List,
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
     ClientConfig(ClientRoute),
     /// `/admin/v1/runs/ID`: what one `larder run` was sent.
@@ -116,6 +121,7 @@ impl AdminRoute {
             "/readyz" => Self::Ready,
             "/metrics" => Self::Metrics,
             STATUS => Self::Status,
+            LIST => Self::List,
             CLIENT_CONFIG if query == Some("mirror") => Self::ClientConfig(ClientRoute::NetworkMirror),
             CLIENT_CONFIG => Self::ClientConfig(ClientRoute::HostOverride),
             VERIFY => Self::Verify,
@@ -142,6 +148,7 @@ impl AdminRoute {
             | Self::Ready
             | Self::Metrics
             | Self::Status
+            | Self::List
             | Self::ClientConfig(_)
             | Self::Run(_)
             | Self::RunClientConfig(_)

@@ -5,6 +5,7 @@ mod entries;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +15,12 @@ use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entries::{
-    ARCHIVE, DOCUMENT, EvictableEntry, NAME, PAGE, archive_key, artifact, counted_bytes, document_key, listed_key,
-    listed_prefix, name_key,
+    ARCHIVE, DOCUMENT, EvictableEntry, NAME, NAMES_FOLDER, PAGE, archive_key, artifact, counted_bytes, document_key,
+    key_below_names, listed_key, listed_prefix, name_key, names_prefix,
 };
 pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 use super::{Change, IndexEntry, Key, StoreError};
-use crate::address::Artifact;
+use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -525,6 +526,57 @@ impl Index {
             }
         })?;
         Ok(chosen)
+    }
+}
+
+/// A place in the order of all names: that of one name. A page of names begins after it. The order is that of their
+/// paths, so all names of one registry, of one address and of one version are neighbours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameCursor(String);
+
+impl NameCursor {
+    /// The most bytes of a cursor: the path of the longest name has fewer.
+    const MAX_BYTES: usize = 1024;
+
+    /// The place of this name.
+    pub fn of(artifact: &Artifact) -> Self {
+        let path = Key::Name(artifact.clone()).path();
+        let below_names = path.strip_prefix(NAMES_FOLDER).unwrap_or(&path);
+        Self(below_names.to_string_lossy().into_owned())
+    }
+
+    /// Parses a cursor that an earlier page ended with. The name may have been removed since: the next one follows.
+    /// `None` if the text is too long.
+    pub fn parse(text: &str) -> Option<Self> {
+        (text.len() <= Self::MAX_BYTES).then(|| Self(text.to_owned()))
+    }
+
+    /// The text that [`NameCursor::parse`] reads.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Index {
+    /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit`
+    /// breaks.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn names_after(
+        &self,
+        host: Option<&Hostname>,
+        after: Option<&NameCursor>,
+        mut visit: impl FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        let prefix = names_prefix(host);
+        let after = after.map_or_else(Vec::new, |after| key_below_names(&after.0));
+        self.entries.read().each_after(&prefix, &after, |key, value| {
+            match artifact(&key[1..]).zip(IndexedName::decode(value)) {
+                Some((artifact, name)) => visit(artifact, name),
+                None => ControlFlow::Continue(()),
+            }
+        })
     }
 }
 

@@ -38,7 +38,7 @@ pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadBudget, Rea
 pub use self::disk::DiskSpace;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
 use self::folder::{FolderBlobs, FolderRecords};
-pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
+pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
 pub use self::key::{DocumentKey, Key, RecordGroup};
 pub use self::locks::ListenerNote;
 use self::locks::StoreLock;

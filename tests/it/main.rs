@@ -47,6 +47,7 @@ mod jobs_restart;
 mod keeping;
 mod lifecycle;
 mod links;
+mod listing;
 mod many_clients;
 mod metrics;
 mod modules_api;

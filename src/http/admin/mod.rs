@@ -24,6 +24,7 @@ use crate::jobs::{
     JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
 };
 use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
+use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, OperationReport, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
@@ -157,6 +158,7 @@ impl Admin {
             // The metrics and the status read the disk, which may block.
             AdminRoute::Metrics => self.on_blocking_thread(Self::metrics).await,
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
+            AdminRoute::List => self.list(request.uri().query()).await,
             AdminRoute::ClientConfig(client_route) => {
                 match client_config::text(&self.mirror, &self.base, client_route).await {
                     Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
@@ -195,6 +197,14 @@ impl Admin {
             AdminRoute::Bundle => self.bundle(request).await,
             AdminRoute::ApplyBundle => self.apply(request).await,
         }
+    }
+
+    /// Lists a page of what is stored.
+    async fn list(&self, query: Option<&str>) -> Answer {
+        let ListRequest { filter, after, max_archives } =
+            ListRequest::parse(query, &self.default_host).map_err(refused)?;
+        let page = self.mirror.operations.list(filter, after, max_archives).await;
+        Ok(json(&page.map_err(|error| self.failure(error))?))
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Answer {

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, TryLockError};
 use std::io;
+use std::ops::{Bound, ControlFlow};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
@@ -78,6 +79,36 @@ impl IndexBackend {
                 let map = map.lock();
                 let entries = map.range(prefix.to_vec()..);
                 entries.take_while(|(key, _)| key.starts_with(prefix)).for_each(|(key, value)| visit(key, value));
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits the entries with a key prefix, in order, from the first one whose key is greater than `after`, until
+    /// `visit` breaks. Concurrent changes may or may not be seen.
+    pub(super) fn each_after(
+        &self,
+        prefix: &[u8],
+        after: &[u8],
+        mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        // No entry's key is the prefix alone.
+        let range = (Bound::Excluded(prefix.max(after)), Bound::Unbounded);
+        match self {
+            Self::OnDisk(db) => {
+                for pair in db.range::<&[u8], _>(range) {
+                    let (key, value) = pair.map_err(store_error)?;
+                    if !key.starts_with(prefix) || visit(&key, &value).is_break() {
+                        break;
+                    }
+                }
+            }
+            Self::InMemory(map) => {
+                for (key, value) in map.lock().range::<[u8], _>(range) {
+                    if !key.starts_with(prefix) || visit(key, value).is_break() {
+                        break;
+                    }
+                }
             }
         }
         Ok(())

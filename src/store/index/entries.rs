@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::{FORMAT, Key};
-use crate::address::Artifact;
+use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -246,6 +246,22 @@ impl IndexedName {
 
 pub(super) fn name_key(artifact: &Artifact) -> Vec<u8> {
     [&[NAME], Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
+}
+
+/// The folder of all names, as their paths begin.
+pub(super) const NAMES_FOLDER: &str = "names";
+
+/// The beginning of the keys of the names of one registry, or of all.
+pub(super) fn names_prefix(host: Option<&Hostname>) -> Vec<u8> {
+    match host {
+        Some(host) => key_below_names(&format!("{host}/")),
+        None => key_below_names(""),
+    }
+}
+
+/// The key of a name by its path below the folder of all names.
+pub(super) fn key_below_names(path: &str) -> Vec<u8> {
+    [&[NAME], NAMES_FOLDER.as_bytes(), b"/", path.as_bytes()].concat()
 }
 
 pub(super) fn listed_prefix(digest: &Digest) -> Vec<u8> {
