@@ -171,6 +171,8 @@ pub enum Error {
     Store(StoreError),
     /// One of larder's tasks ended early, or panicked.
     Interrupted(String),
+    /// Only a dry run has this error: larder would ask upstream now, and no earlier answer is known.
+    WouldAsk(String),
 }
 
 impl std::error::Error for Error {}
@@ -252,6 +254,9 @@ impl Error {
             Self::Interrupted(subject) => {
                 Explanation::of("the work on it was interrupted").about(subject).remedied_by(RETRY_LATER)
             }
+            Self::WouldAsk(subject) => {
+                Explanation::of("not stored; larder asks upstream when a client asks").about(subject)
+            }
         }
     }
 }
@@ -281,6 +286,7 @@ impl Error {
             | Self::HeldBack { .. }
             | Self::NotStored(_)
             | Self::Interrupted(_)
+            | Self::WouldAsk(_)
             | Self::Store(StoreError::NoRoom { .. } | StoreError::Unavailable) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Looped => StatusCode::LOOP_DETECTED,
             Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,

@@ -7,6 +7,7 @@ mod archives;
 mod counters;
 mod documents;
 mod freshness;
+mod last_answers;
 mod library;
 mod modules;
 mod offline;
@@ -48,6 +49,9 @@ pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
+pub use crate::mirror::operate::explain::{
+    AnswerFacts, ExplainedObject, ObjectFacts, SetProof, StoredCopy, StoredVersion, UpstreamRules, VersionFacts,
+};
 pub use crate::mirror::operate::list::{PackageArchive, StoredPackage, StoredPage, VerifiedBy};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};

@@ -12,7 +12,9 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::archives::unattended::ClientAddress;
+use crate::mirror::documents::DocumentRequest;
 use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
+use crate::mirror::last_answers::Failure;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Connectivity, Runtime, RuntimeConfig, WarmedDocument};
 use crate::store::Key;
@@ -56,6 +58,9 @@ pub enum Urgency {
     /// A step of a plan, which reports the present state. Like a job's step, but where an upstream asked for a delay it
     /// accepts the stored copy.
     Plan,
+    /// A look at the answer that a client would get. Nothing is fetched, started, recorded or counted. Where a request
+    /// would ask upstream, its last answer counts.
+    DryRun,
 }
 
 /// The reason of a fetch. Fetches of different reasons never share a flight.
@@ -145,8 +150,14 @@ impl RequestContext {
         matches!(self.urgency, Urgency::Job | Urgency::Plan)
     }
 
-    pub(super) fn is_plan_step(&self) -> bool {
-        self.urgency == Urgency::Plan
+    /// True for a request that looks at what is stored and changes no record of what clients requested.
+    pub(super) fn only_looks(&self) -> bool {
+        matches!(self.urgency, Urgency::Plan | Urgency::DryRun)
+    }
+
+    /// True for a dry run, which has no effect.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.urgency == Urgency::DryRun
     }
 
     /// The present: the time of arrival, and what has passed since.
@@ -172,12 +183,37 @@ impl RequestContext {
 
     /// Remembers for a while that upstream does not have a document, and returns the error.
     pub(super) fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
+        if self.is_dry_run() {
+            return Error::NotFound(reason);
+        }
         self.config.not_found.insert(key, reason.clone(), self.now.after(lifetime), self.now);
         Error::NotFound(reason)
     }
 
+    /// Records upstream's answer about an object, with the time that this request has taken. A good answer that came
+    /// within `patience` needs no record.
+    pub(super) fn record_answer<T>(&self, key: &Key, patience: Duration, result: &Result<T, Error>) {
+        let (answers, took, now) = (&self.config.last_answers, self.started.elapsed(), self.present());
+        match result {
+            Ok(_) => answers.record_success(key, took, patience, now),
+            Err(error) => {
+                let failure = Failure { error: error.clone(), broke_off: false };
+                answers.record_failure(key, failure, took, now);
+            }
+        }
+    }
+
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
         self.config.upstream(host)
+    }
+
+    /// Permission to revalidate at these origins; `None` while the circuit breaker of one is open.
+    pub(super) fn permit_to_revalidate(&self, origins: &[Origin]) -> Option<RevalidationPermit> {
+        let (backoff, permit) = (&self.config.outbound.backoff, &self.revalidation_permit);
+        match self.is_dry_run() {
+            true => backoff.may_revalidate(origins, permit, self.now).then(|| permit.clone()),
+            false => backoff.revalidation_permit(origins, permit, self.now),
+        }
     }
 
     /// A request to an upstream on behalf of this one.
@@ -215,6 +251,11 @@ impl Runtime {
         RequestContext { urgency, ..self.job_context(now) }
     }
 
+    /// A context for a look at the answer that a client would get now, under the configuration that would admit it.
+    pub fn dry_run_context(&self, now: Timestamp, config: Arc<RuntimeConfig>) -> RequestContext {
+        RequestContext { urgency: Urgency::DryRun, ..self.request_context(now, config, CdnLoop::default(), None, true) }
+    }
+
     /// A context for a request that arrives now, under the configuration that admitted it.
     pub fn request_context(
         &self,
@@ -246,7 +287,7 @@ impl Runtime {
             now: call.present(),
             started,
             deadline: started + call.config.outbound.give_up_after(),
-            urgency: Urgency::Flight,
+            urgency: if call.is_dry_run() { Urgency::DryRun } else { Urgency::Flight },
             ..call.clone()
         }
     }
@@ -256,7 +297,7 @@ impl Runtime {
         self.limits.waiting.saturating_sub(self.waiting_permits.available_permits()) as u64
     }
 
-    /// Takes a place among the waiting requests, until it is dropped. Flights and jobs need none.
+    /// Takes a place among the waiting requests, until it is dropped. Flights, jobs and dry runs need none.
     ///
     /// # Errors
     /// [`Error::Busy`] where all places are taken.
@@ -266,7 +307,7 @@ impl Runtime {
         call: &RequestContext,
     ) -> Result<Option<OwnedSemaphorePermit>, Error> {
         match call.urgency {
-            Urgency::Flight | Urgency::Job | Urgency::Plan => Ok(None),
+            Urgency::Flight | Urgency::Job | Urgency::Plan | Urgency::DryRun => Ok(None),
             Urgency::Request => {
                 let permit = Arc::clone(&self.waiting_permits).try_acquire_owned();
                 permit.map(Some).map_err(|_| too_many_waiting(subject))
@@ -283,32 +324,34 @@ impl Runtime {
         requests: u32,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        match fetch_reason {
-            FetchReason::NotStored | FetchReason::ExpiredUrl => Ok(()),
-            FetchReason::Revalidate
-                if call.config.outbound.backoff.spend(host, BudgetPurpose::Revalidation, requests, call.now) =>
-            {
-                Ok(())
-            }
-            FetchReason::Revalidate => Err(Error::RevalidationSkipped(subject.to_owned())),
-        }
+        let (backoff, purpose) = (&call.config.outbound.backoff, BudgetPurpose::Revalidation);
+        let is_within = match fetch_reason {
+            FetchReason::NotStored | FetchReason::ExpiredUrl => true,
+            FetchReason::Revalidate if call.is_dry_run() => backoff.can_spend(host, purpose, requests, call.now),
+            FetchReason::Revalidate => backoff.spend(host, purpose, requests, call.now),
+        };
+        if is_within { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
     }
 
     /// Limits a flight of several requests to the deadline of one document.
     pub(super) async fn with_deadline<T>(
         self: &Arc<Self>,
-        subject: &str,
-        host: &Hostname,
+        request: &DocumentRequest,
+        call: &RequestContext,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         let limit = self.config().outbound.give_up_after();
         match tokio::time::timeout(limit, work).await {
             Ok(done) => done,
-            Err(_) => Err(Error::from(UpstreamError {
-                subject: subject.to_owned(),
-                origin: host.to_string(),
-                fault: Fault::Slow(format!("no whole answer within {} s", limit.as_secs())),
-            })),
+            Err(_) => {
+                let late = Err(Error::from(UpstreamError {
+                    subject: request.subject.clone(),
+                    origin: request.upstream.settings.host.to_string(),
+                    fault: Fault::Slow(format!("no whole answer within {} s", limit.as_secs())),
+                }));
+                call.record_answer(&request.key, request.rule.patience, &late);
+                late
+            }
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::address::{Address, Artifact, Hostname, ModuleAddress, ModulePackage, 
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::error::Error;
+use crate::mirror::last_answers::LastAnswers;
 use crate::mirror::library::installable::RequiredPlatforms;
 use crate::mirror::tasks::Tasks;
 use crate::mirror::{Connectivity, Counters, RequestContext};
@@ -132,6 +133,8 @@ pub struct RuntimeConfig {
     pub(super) pending_subdirs: TtlCache<ModulePackage, Option<String>>,
     /// The modules whose trees were rechecked a moment ago.
     pub(super) recently_rechecked: TtlCache<ModulePackage, ()>,
+    /// Upstream's last failures and late answers, for dry runs. They end with a reload, as cached 404s do.
+    pub(super) last_answers: LastAnswers,
 }
 
 /// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
@@ -158,6 +161,7 @@ impl RuntimeConfig {
             refetched_locations: TtlCache::default(),
             pending_subdirs: TtlCache::default(),
             recently_rechecked: TtlCache::default(),
+            last_answers: LastAnswers::default(),
         }
     }
 
@@ -296,16 +300,22 @@ impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
         map.get(key).filter(|entry| entry.holds(now)).map(|entry| entry.value.clone())
     }
 
-    /// Stores a value until `until`. A full map takes no more: a client that requests ten thousand absent objects has
-    /// them asked for upstream.
-    pub(super) fn insert(&self, key: K, value: V, until: Timestamp, now: Timestamp) {
+    /// Stores a value until `until`. A full map takes no more, and the result is false: a client that requests ten
+    /// thousand absent objects has them asked for upstream.
+    pub(super) fn insert(&self, key: K, value: V, until: Timestamp, now: Timestamp) -> bool {
         let mut map = self.0.lock();
         if map.len() >= MAX_TTL_ENTRIES && !map.contains_key(&key) {
             map.retain(|_, entry| entry.holds(now));
         }
-        if map.len() < MAX_TTL_ENTRIES || map.contains_key(&key) {
+        let has_room = map.len() < MAX_TTL_ENTRIES || map.contains_key(&key);
+        if has_room {
             map.insert(key, TtlEntry { since: now, until, value });
         }
+        has_room
+    }
+
+    pub(super) fn remove(&self, key: &K) {
+        self.0.lock().remove(key);
     }
 
     pub(super) fn remove_if(&self, is_selected: impl Fn(&K) -> bool) {

@@ -207,6 +207,7 @@ impl VersionAnswer<'_> {
                 // A missing or unverified platform is not listed, and the others are unaffected.
                 Err(Error::NotFound(_)) => self.limit_to_not_found(),
                 Err(Error::Unverified { .. } | Error::Unaccepted { .. }) => self.limit_freshness(Duration::ZERO),
+                Err(error @ Error::WouldAsk(_)) => return Err(error),
                 // It is unknown whether the platform exists. The failure must not hide the other platforms.
                 Err(error) => {
                     tracing::warn!(provider = %self.address, %platform, %error, "a platform is missing from the list of its version for now");

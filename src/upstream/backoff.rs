@@ -127,6 +127,13 @@ impl UpstreamBackoff {
         Some(RevalidationPermit(enclosing.0.iter().cloned().chain(taken).collect()))
     }
 
+    /// Returns true if [`revalidation_permit`](Self::revalidation_permit) would return a permit now. Takes no probe.
+    pub fn may_revalidate(&self, origins: &[Origin], enclosing: &RevalidationPermit, now: Timestamp) -> bool {
+        let own_probes: Vec<Probe> = enclosing.0.iter().map(|owned| owned.probe.clone()).collect();
+        let state = self.0.state.lock();
+        origins.iter().all(|origin| state.breakers.admits(origin, &own_probes, now))
+    }
+
     /// The end of the longest Retry-After of these origins, or of any other origin that this upstream led to.
     pub fn retry_after_until(&self, upstream: &Hostname, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
         let is_relevant = |origin: &Origin, host: &Hostname| host == upstream || origins.contains(origin);
@@ -135,15 +142,26 @@ impl UpstreamBackoff {
 
     /// Takes requests from an upstream's rate limit. Takes none and returns false if too few are left.
     pub fn spend(&self, upstream: &Hostname, purpose: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
-        let rate = match purpose {
-            BudgetPurpose::Revalidation => self.0.revalidation_rate,
-            BudgetPurpose::Job => self.0.job_rate,
-        };
+        let rate = self.rate(purpose);
         let mut state = self.0.state.lock();
         // The map has at most one bucket for each configured upstream and purpose.
         let bucket =
             state.token_buckets.entry((upstream.clone(), purpose)).or_insert_with(|| TokenBucket::full(rate, now));
         bucket.spend(requests, rate, now)
+    }
+
+    /// Returns true if [`spend`](Self::spend) would return true now. Takes nothing.
+    pub fn can_spend(&self, upstream: &Hostname, purpose: BudgetPurpose, requests: u32, now: Timestamp) -> bool {
+        let rate = self.rate(purpose);
+        let bucket = self.0.state.lock().token_buckets.get(&(upstream.clone(), purpose)).copied();
+        bucket.unwrap_or(TokenBucket::full(rate, now)).spend(requests, rate, now)
+    }
+
+    fn rate(&self, purpose: BudgetPurpose) -> Rate {
+        match purpose {
+            BudgetPurpose::Revalidation => self.0.revalidation_rate,
+            BudgetPurpose::Job => self.0.job_rate,
+        }
     }
 
     /// The upstreams and origins with an open breaker, and the end of each pause.
@@ -394,12 +412,10 @@ impl Breakers {
     fn admit(&mut self, origins: &[Origin], own_probes: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
         let mut taken = Vec::new();
         for origin in origins {
-            let Some(breaker) = self.by_origin.get(origin) else { continue };
-            let may_probe =
-                breaker.probe.is_none_or(|number| own_probes.contains(&Probe { origin: origin.clone(), number }));
-            if breaker.is_open_at(now) || !may_probe {
+            if !self.admits(origin, own_probes, now) {
                 return None;
             }
+            let Some(breaker) = self.by_origin.get(origin) else { continue };
             if breaker.probe.is_none() && !taken.contains(origin) {
                 taken.push(origin.clone());
             }
@@ -412,6 +428,14 @@ impl Breakers {
             Probe { origin, number: self.last_probe_number }
         });
         Some(probes.collect())
+    }
+
+    /// Returns true if this origin may be revalidated by a caller with these probes.
+    fn admits(&self, origin: &Origin, own_probes: &[Probe], now: Timestamp) -> bool {
+        self.by_origin.get(origin).is_none_or(|breaker| {
+            let is_own = |number| own_probes.contains(&Probe { origin: origin.clone(), number });
+            !breaker.is_open_at(now) && breaker.probe.is_none_or(is_own)
+        })
     }
 
     /// The end of the longest Retry-After among the origins that match. Pauses without a Retry-After do not count.

@@ -3,21 +3,24 @@
 //! last bytes are withheld until the archive is verified and committed (promise 3).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
+use crate::mirror::SMALL_ARCHIVE_BYTES;
 use crate::mirror::archives::archive_request::{ArchiveRequest, FileRequest};
 use crate::mirror::archives::download::{Download, FillProgress};
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::counters::ObjectKind;
+use crate::mirror::last_answers::Failure;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::{Reservation, StoredArchive};
 use crate::mirror::request_context::ProxyPath;
-use crate::store::{Staged, StoreError};
+use crate::store::{Key, Staged, StoreError};
 use crate::verify::Verified;
 
 /// Extra bytes to reserve next time, after an archive of unknown length did not fit.
@@ -40,6 +43,7 @@ impl Fill {
         let library = Arc::clone(&self.request.archives.library);
         let counted = FillGauge::new(&library.runtime.counters.fills);
         let ended = self.fill().await;
+        self.record_answer(&ended);
         drop(counted);
         drop(self.listed_fill.take());
         drop(guard);
@@ -67,6 +71,24 @@ impl Fill {
         }
         self.progress.send_replace(state);
         stored
+    }
+
+    /// Records the end of the download for dry runs.
+    fn record_answer(&self, ended: &Result<FillProgress, Error>) {
+        let (package, call) = (&self.request.package, &self.request.file.call);
+        let has_begun = match &*self.progress.borrow() {
+            FillProgress::Streaming { written, length, .. } => length.unwrap_or(*written) > SMALL_ARCHIVE_BYTES,
+            _ => false,
+        };
+        let (answers, name, now) = (&call.config.last_answers, Key::Name(package.into()), call.present());
+        // No late download needs a record: its archive is stored, and clients wait for an archive.
+        match ended {
+            Ok(_) => answers.record_success(&name, Duration::ZERO, Duration::MAX, now),
+            Err(error) => {
+                let failure = Failure { error: error.clone(), broke_off: has_begun };
+                answers.record_failure(&name, failure, Duration::ZERO, now);
+            }
+        }
     }
 
     fn log_not_stored(&self, reason: &StoreError, subject: &str) {

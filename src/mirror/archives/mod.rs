@@ -313,7 +313,7 @@ impl Archives {
         let flight = self.proof_sets.join_set_flight(package, seen, FetchReason::NotStored, call);
         let fetched = timeout_at(call.deadline, flight).await.map_err(|_| Error::Slow(subject))??;
         let stored = UsableProofSet { stored_set: fetched.value, fallback: None };
-        if stored.find(wanted.digest, call.now).is_none() {
+        if stored.find(wanted.digest, call.now).is_none() && !call.is_dry_run() {
             let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
             call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
         }
@@ -359,6 +359,11 @@ impl Archives {
         }
         if self.runtime.connectivity() == Connectivity::Offline && !self.library.has_archive(digest).await? {
             return Err(self.library.missing_error(package, subject, call).await);
+        }
+        if call.is_dry_run() {
+            let key = Key::Name(package.into());
+            call.config.last_answers.replay(&key, &subject, Duration::MAX, call.now)?;
+            return Err(Error::WouldAsk(subject));
         }
         let _place = self.runtime.take_waiting_place(&subject, call)?;
         let progress = self.join_fill(package, stored_set, set, call)?;

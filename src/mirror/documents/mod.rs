@@ -10,6 +10,7 @@ pub(in crate::mirror) mod version_lists;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use url::{ParseError, Url};
 
 use crate::address::{Address, Hostname};
@@ -24,11 +25,11 @@ use crate::mirror::request_context::{ConfigAndProxyPath, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
 use crate::store::Key;
-use crate::upstream::Upstream;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
 use crate::upstream::request::{AcceptedCoding, Document, Fetched};
+use crate::upstream::{CredentialScope, Upstream};
 
 /// The number of retries of a fetch when nothing is stored.
 pub(in crate::mirror) const RETRIES: usize = 2;
@@ -130,7 +131,7 @@ pub(in crate::mirror) struct DocumentRequest {
 }
 
 impl DocumentRequest {
-    fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
+    pub(in crate::mirror) fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
         let upstream = Arc::clone(call.upstream(kind.host())?);
         let rule = upstream.freshness_rule(K::lifetime);
         Ok(Self { subject: kind.label(), key: kind.key(&call.config), upstream, rule })
@@ -181,6 +182,16 @@ impl DocumentFetch<'_> {
         }
     }
 
+    /// The result of asking upstream, if it answers as it last did.
+    fn replay(&self) -> DocumentFlightResult {
+        let Self { documents, request, call, before, .. } = self;
+        let DocumentRequest { subject, key, rule, .. } = request;
+        let patience = if before.is_some() { rule.patience } else { documents.runtime.limits.answer_within };
+        call.config.last_answers.replay(key, subject, patience, call.now)?;
+        let before = before.as_ref().ok_or_else(|| Error::WouldAsk(subject.clone()))?;
+        Ok(before.confirmed_at(call.now, before.metadata.gone).into())
+    }
+
     pub(in crate::mirror) async fn store(&self, document: StoredDocument) -> DocumentFlightResult {
         self.documents.library.store_document(self.request.key.clone(), document).await
     }
@@ -227,7 +238,8 @@ impl Documents {
         let seen = stored.as_ref().map(|stored| stored.confirmed);
         let start_flight =
             |fetch_reason, call: &RequestContext| self.join_flight(kind, &request, seen, fetch_reason, call);
-        let answer = self.serve_or_fetch(&request.subject, kind.host(), call, &rule, stored, start_flight).await;
+        let served = DocumentRequest { rule, ..request.clone() };
+        let answer = self.serve_or_fetch(&served, call, stored, start_flight).await;
         answer.inspect_err(|error| kind.record_missing(&self.library, error, call))
     }
 
@@ -272,18 +284,22 @@ impl Documents {
     ) -> SharedResult<DocumentFlightResult> {
         let flight = (request.key.clone(), fetch_reason, call.config_and_proxy_path());
         let if_task_dies = Err(Error::Interrupted(request.subject.clone()));
-        self.flights.join_or_spawn(&self.runtime.tasks, flight, if_task_dies, || {
+        let work = || {
             let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));
             let (kind, request) = (kind.clone(), request.clone());
             async move {
                 let fetch = documents.fetch(&kind, &request, seen, fetch_reason, &call);
                 match kind.service() {
-                    Some(_) => documents.runtime.with_deadline(&request.subject, kind.host(), fetch).await,
+                    Some(_) => documents.runtime.with_deadline(&request, &call, fetch).await,
                     // One request, which has a deadline of its own.
                     None => fetch.await,
                 }
             }
-        })
+        };
+        if call.is_dry_run() {
+            return work().boxed().shared();
+        }
+        self.flights.join_or_spawn(&self.runtime.tasks, flight, if_task_dies, work)
     }
 
     async fn fetch<K: DocumentKind>(
@@ -320,8 +336,25 @@ impl Documents {
         };
         fetch.listed = kind.listing(&fetch).await?;
         let url = kind.url(&base, &fetch).map_err(|e| fetch.unusable(e.to_string()))?;
+        if call.is_dry_run() {
+            return fetch.replay();
+        }
+        let answer = self.ask(kind, &fetch, url, &credentials).await;
+        call.record_answer(&request.key, rule.patience, &answer);
+        answer
+    }
+
+    /// Asks upstream, and stores the document that its answer leads to.
+    async fn ask<K: DocumentKind>(
+        self: &Arc<Self>,
+        kind: &K,
+        fetch: &DocumentFetch<'_>,
+        url: Url,
+        credentials: &CredentialScope,
+    ) -> DocumentFlightResult {
+        let DocumentFetch { request, call, .. } = fetch;
         let retries = if fetch.before.is_some() { 0 } else { RETRIES };
-        let ask = call.upstream_request(subject, &url, kind.host(), &credentials, retries);
+        let ask = call.upstream_request(&request.subject, &url, kind.host(), credentials, retries);
         let validators = fetch.before.as_ref().filter(|before| before.metadata.asked == url);
         let validators = validators.map(|before| &before.metadata.validators);
         let answer = call
@@ -330,14 +363,14 @@ impl Documents {
             .document(AcceptedCoding::Any, ask, validators, K::max_bytes(&self.runtime.limits))
             .await;
         let document = match (answer, &fetch.before) {
-            (Ok(Fetched::New(answer)), _) => kind.check_answer(&fetch, answer, url).await?,
+            (Ok(Fetched::New(answer)), _) => kind.check_answer(fetch, answer, url).await?,
             (Ok(Fetched::Unchanged), Some(before)) => {
-                kind.confirm_copy(&fetch, before.confirmed_at(call.now, false)).await?
+                kind.confirm_copy(fetch, before.confirmed_at(call.now, false)).await?
             }
             (Ok(Fetched::Unchanged), None) => return Err(fetch.unusable("304 to an unconditional request").into()),
-            (Err(error), _) if matches!(error.fault, Fault::Absent(_)) => kind.handle_not_found(&fetch, error).await?,
+            (Err(error), _) if matches!(error.fault, Fault::Absent(_)) => kind.handle_not_found(fetch, error).await?,
             (Err(error), _) => return Err(error.into()),
         };
-        kind.store_answer(&fetch, document).await
+        kind.store_answer(fetch, document).await
     }
 }

@@ -1,16 +1,14 @@
 //! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
 
 use crate::mirror::Documents;
+use crate::mirror::documents::DocumentRequest;
 use std::sync::Arc;
 
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
-use crate::address::Hostname;
 use crate::error::Error;
-use crate::mirror::freshness::{
-    Confirmation, FreshnessDecision, FreshnessRule, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
-};
+use crate::mirror::freshness::{Confirmation, FreshnessDecision, RevalidationTarget, STORED_ANSWER_LIFETIME, decide};
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::Urgency;
 use crate::mirror::single_flight::SharedResult;
@@ -42,7 +40,7 @@ pub(in crate::mirror) trait Revalidatable {
 async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: SharedResult<T>) -> Result<T, Elapsed> {
     match call.urgency {
         Urgency::Request | Urgency::Flight => timeout_at(until, flight).await,
-        Urgency::Job | Urgency::Plan => Ok(flight.await),
+        Urgency::Job | Urgency::Plan | Urgency::DryRun => Ok(flight.await),
     }
 }
 
@@ -50,13 +48,13 @@ impl Documents {
     /// Answers from the stored copy or from a flight, as freshness decides. The caller records what is refused offline.
     pub(in crate::mirror) async fn serve_or_fetch<T: Revalidatable + Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
-        subject: &str,
-        host: &Hostname,
+        request: &DocumentRequest,
         call: &RequestContext,
-        rule: &FreshnessRule,
         stored: Option<Confirmed<T>>,
         flight: impl FnOnce(FetchReason, &RequestContext) -> SharedResult<FlightResult<T>>,
     ) -> Result<Answer<T>, Error> {
+        let DocumentRequest { subject, key, upstream, rule } = request;
+        let host = &upstream.settings.host;
         let verdict =
             decide(stored.as_ref().map(|stored| stored.confirmed), rule, self.runtime.connectivity(), call.now);
         let until = |Confirmed { value, confirmed }, outcome, fresh_until| {
@@ -78,11 +76,9 @@ impl Documents {
                 let origins = match rule.target {
                     RevalidationTarget::SameLocation => stored.value.origins(),
                     // The backoff of the old location does not apply to the new one.
-                    RevalidationTarget::NewLocation => vec![Origin::of(&call.upstream(host)?.settings.url)],
+                    RevalidationTarget::NewLocation => vec![Origin::of(&upstream.settings.url)],
                 };
-                let Some(permit) =
-                    call.config.outbound.backoff.revalidation_permit(&origins, &call.revalidation_permit, call.now)
-                else {
+                let Some(permit) = call.permit_to_revalidate(&origins) else {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
                     return Ok(stale(stored));
                 };
@@ -95,6 +91,7 @@ impl Documents {
                 match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
+                    Ok(Err(_)) if call.is_dry_run() => Ok(stale(stored)),
                     Ok(Err(error @ Error::RevalidationSkipped(_))) if call.urgency == Urgency::Job => Err(error),
                     Ok(Err(error @ Error::RevalidationSkipped(_))) => {
                         tracing::debug!(subject, %error, "the stored copy is served");
@@ -107,17 +104,22 @@ impl Documents {
                     Err(_) => {
                         tracing::warn!(subject, "upstream is slow to revalidate; the stored copy is served meanwhile");
                         let now = call.now.after(call.started.elapsed());
+                        call.record_answer::<()>(key, rule.patience, &Err(Error::Slow(subject.clone())));
                         call.config.outbound.backoff.record_client_timeout(host, &origins, rule.patience, now);
                         Ok(stale(stored))
                     }
                 }
             }
-            (FreshnessDecision::Refuse, _) => Err(self.library.offline_error(subject.to_owned()).await),
+            (FreshnessDecision::Refuse, _) => Err(self.library.offline_error(subject.clone()).await),
             (_, None) | (FreshnessDecision::Fetch, _) => {
                 let _place = self.runtime.take_waiting_place(subject, call)?;
                 match await_flight(call, call.deadline, flight(FetchReason::NotStored, call)).await {
                     Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
-                    Err(_) => Err(Error::Slow(subject.to_owned())),
+                    Err(_) => {
+                        let late = Err(Error::Slow(subject.clone()));
+                        call.record_answer(key, rule.patience, &late);
+                        late
+                    }
                 }
             }
         }

@@ -260,18 +260,18 @@ impl Library {
 
     /// Records a request for a non-package, in words, for this run only.
     pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
-        if let (Error::Offline(subject), false) = (error, call.is_plan_step()) {
+        if let (Error::Offline(subject), false) = (error, call.only_looks()) {
             self.missing.requests.lock().record_text(subject);
         }
     }
 
-    /// Records a package as missing, unless the request only looks (a plan): then no client was refused.
+    /// Records a package as missing, unless the request only looks (a plan, a dry run): then no client was refused.
     pub(in crate::mirror) fn record_missing(
         self: &Arc<Self>,
         missing: impl Into<MissingPackage>,
         call: &RequestContext,
     ) {
-        if call.is_plan_step() {
+        if call.only_looks() {
             return;
         }
         self.missing.requests.lock().record(missing.into(), call.now);

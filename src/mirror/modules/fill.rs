@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::address::ModulePackage;
+use crate::address::{Artifact, ModulePackage};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
@@ -23,7 +23,7 @@ use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::single_flight::shareable;
 use crate::mirror::{Connectivity, Library, Modules, RequestContext};
 use crate::packaging::{PACKER, PackResult, TreeError, pack, resolve};
-use crate::store::StoreError;
+use crate::store::{Key, StoreError};
 use crate::upstream::error::Fault;
 use crate::upstream::request::{AcceptedCoding, Fetched, RequestPriority};
 use crate::upstream::source::PackageSource;
@@ -74,6 +74,20 @@ impl Modules {
         filled?.await
     }
 
+    /// The error of a fill for a dry run: that of the last one, [`Error::Slow`] if that took longer than `patience`, and
+    /// [`Error::WouldAsk`] if none is known.
+    pub(in crate::mirror) fn replay_fill(
+        &self,
+        package: &ModulePackage,
+        patience: Duration,
+        call: &RequestContext,
+    ) -> Error {
+        let subject = format!("the archive of {package}");
+        let name = Key::Name(Artifact::Module(call.config.key_of_package(package)));
+        let replayed = call.config.last_answers.replay(&name, &subject, patience, call.now);
+        replayed.err().unwrap_or(Error::WouldAsk(subject))
+    }
+
     /// Fetches, packs and commits a version. On a full disk it evicts increasing amounts and retries.
     pub(in crate::mirror) async fn fill_module(
         self: &Arc<Self>,
@@ -97,6 +111,9 @@ impl Modules {
                 filled => break filled,
             }
         };
+        let name = Key::Name(Artifact::Module(call.config.key_of_package(package)));
+        // No late fill needs a record: its archive is stored.
+        call.record_answer(&name, Duration::MAX, &filled);
         match &filled {
             Ok(_) => self.library.count_stored(ObjectKind::Archive),
             Err(Error::Store(reason)) => self.library.count_not_stored(ObjectKind::Archive, reason),
@@ -229,6 +246,7 @@ impl Modules {
         // Upstream has deleted the version, so its old location proves nothing.
         if self.runtime.connectivity() == Connectivity::Offline
             || location.confirmed.gone
+            || call.is_dry_run()
             || call.config.recently_rechecked.get(key, call.now).is_some()
         {
             return;

@@ -9,6 +9,7 @@ pub(in crate::mirror) use crate::mirror::library::module_history::ModuleFirstSee
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use tokio::time::timeout_at;
 
@@ -141,7 +142,7 @@ impl Modules {
                 }
                 None => match refusal? {
                     Some(refusal) => return Err(refusal),
-                    None => self.external_location(package, source)?,
+                    None => self.external_location(package, source, call)?,
                 },
             };
             return Ok(answer.map(|_| value));
@@ -154,9 +155,13 @@ impl Modules {
         if is_offline {
             return Err(self.library.missing_error(&key, subject, call).await);
         }
-        let _place = self.runtime.take_waiting_place(&subject, call)?;
-        if let Ok(filled) = timeout_at(call.deadline, self.module_fill(package, call)).await {
-            let archive = filled?;
+        if call.is_dry_run() {
+            match self.replay_fill(package, self.runtime.limits.answer_within, call) {
+                // The client's deadline comes before the end of the fill.
+                Error::Slow(_) => {}
+                error => return Err(error),
+            }
+        } else if let Some(archive) = self.fill_in_time(package, &subject, call).await? {
             return Ok(Answer { outcome: Outcome::Miss, ..answer.map(|_| local_location(package, &archive)) });
         }
         let subdir = match &location.parsed.source {
@@ -172,6 +177,17 @@ impl Modules {
         Ok(Answer { outcome: Outcome::Pending, ..answer.map(|_| pending) })
     }
 
+    /// Fills a version; `None` if that outlasts the client's deadline.
+    async fn fill_in_time(
+        self: &Arc<Self>,
+        package: &ModulePackage,
+        subject: &str,
+        call: &RequestContext,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let _place = self.runtime.take_waiting_place(subject, call)?;
+        timeout_at(call.deadline, self.module_fill(package, call)).await.map_or(Ok(None), |filled| filled.map(Some))
+    }
+
     /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
     /// for a client without a stored archive. `None` if no tree of the version was ever recorded.
     async fn check_external_move(
@@ -183,19 +199,28 @@ impl Modules {
     ) -> Result<Option<Error>, Error> {
         let (owned_key, now, kind) = (key.clone(), call.now, source.kind_name());
         let (source, upstream_has) = (source.describe(), format!("upstream has it at {}", source.describe()));
+        let is_dry_run = call.is_dry_run();
         let record = move |library: &Library| {
-            let recorded = module_history::record_external_move(library, &owned_key, kind);
+            let recorded = match is_dry_run {
+                true => module_history::read_first_seen(library, &owned_key),
+                false => module_history::record_external_move(library, &owned_key, kind),
+            };
             let before = match default_if_store_unavailable(recorded)? {
                 ReadOutcome::Absent => return Ok(None),
                 ReadOutcome::Intact(seen) => format!("the first-seen tree has digest {}", seen.tree.packed.tree_digest),
                 ReadOutcome::Damaged => "the first-seen record is damaged".to_owned(),
             };
+            if is_dry_run {
+                return Ok(Some(before));
+            }
             let detail = format!("{upstream_has}; {before}");
             library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), detail, now);
             Ok(Some(before))
         };
         let Some(before) = self.library.on_disk(record).await? else { return Ok(None) };
-        tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        if !is_dry_run {
+            tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
+        }
         let verdict = format!("upstream has moved it to {source}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
@@ -212,11 +237,12 @@ impl Modules {
         let keep_gone = call.upstream(&package.module.host)?.settings.keep_gone;
         let outcome = match &error {
             Error::NotFound(_) if !keep_gone => return Err(error),
+            Error::WouldAsk(_) => return Err(error),
             Error::NotFound(_) => Outcome::Gone,
             _ => Outcome::Stale,
         };
         let Some(archive) = self.library.stored_module(key).await? else { return Err(error) };
-        if self.runtime.connectivity() == Connectivity::Online {
+        if self.runtime.connectivity() == Connectivity::Online && !call.is_dry_run() {
             tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
         }
         Ok(Answer {
@@ -228,7 +254,12 @@ impl Modules {
     }
 
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
-    fn external_location(&self, package: &ModulePackage, source: &Unsupported) -> Result<ModuleLocation, Error> {
+    fn external_location(
+        &self,
+        package: &ModulePackage,
+        source: &Unsupported,
+        call: &RequestContext,
+    ) -> Result<ModuleLocation, Error> {
         let refused = |reason: &str| {
             let reason = format!("{} is a source that larder cannot fetch, and {reason}", source.describe());
             UpstreamError::unusable(location_label(package), &package.module.host, reason)
@@ -238,8 +269,10 @@ impl Modules {
         }
         let text =
             source.for_client().ok_or_else(|| refused("its address may hold secrets, so clients do not get it"))?;
-        self.runtime.counters.elsewhere.inc();
-        tracing::warn!(%package, source = source.describe(), "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
+        if !call.is_dry_run() {
+            self.runtime.counters.elsewhere.inc();
+            tracing::warn!(%package, source = source.describe(), "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
+        }
         Ok(ModuleLocation::External(text.to_owned()))
     }
 }
@@ -287,6 +320,8 @@ impl Modules {
             // accepted that the version was republished: upstream's location leads to it then.
             let confirmation = self.documents.get(package, call).await.ok().map(|answer| answer.value.confirmation());
             self.documents.fetch_now(package, confirmation, call).await?;
+        } else if call.is_dry_run() {
+            return Err(self.replay_fill(package, Duration::MAX, call));
         } else {
             self.module_fill(package, call).await?;
         }
@@ -294,7 +329,10 @@ impl Modules {
             Some(archive) => Ok(Answer::of_now(archive, Outcome::Miss, call)),
             None => {
                 let rule = call.upstream(&package.module.host)?.freshness_rule(|fresh| fresh.download);
-                call.config.refetched_locations.insert(key, (), call.now.after(rule.not_found_lifetime()), call.now);
+                if !call.is_dry_run() {
+                    let until = call.now.after(rule.not_found_lifetime());
+                    call.config.refetched_locations.insert(key, (), until, call.now);
+                }
                 Err(no_such_archive(wanted))
             }
         }

@@ -97,7 +97,7 @@ impl Offline {
             return Ok(Answer::of_store(value, call.now, call));
         }
         let answer = self.documents.get(page, call).await?;
-        if matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
+        if !call.is_dry_run() && matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
             let (key, now) = (page.key(&call.config), call.now);
             let record_use = move |library: &Library| {
                 library.store.index.document_used(&key, now);

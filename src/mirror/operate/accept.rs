@@ -19,7 +19,7 @@ use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
 };
 use crate::mirror::proof_sets::fetch::SetBasis;
-use crate::mirror::proof_sets::{describe_set, is_absent};
+use crate::mirror::proof_sets::is_absent;
 use crate::mirror::{AlarmKind, Library, Operations, Outcome, RequestContext};
 use crate::store::ReadOutcome;
 use crate::upstream::discovery::Service;
@@ -190,6 +190,7 @@ impl Operations {
             Ok((changed, recorded.keys_before, (before, after), resolved))
         });
         let (changed, keys_before, (before, after), resolved) = recording.await?;
+        call.config.last_answers.forget(&(&selection.of).into());
         let mut accepted = withdrawn_or_failed(selection, others, unlisted, &withdrawn, &resolved)?;
         for ((package, set), changes) in changed {
             let key = set.proof().how.fingerprint().map(str::to_owned);
@@ -283,7 +284,7 @@ impl Operations {
     /// whole.
     async fn current_set(&self, package: &Package, call: &RequestContext) -> Result<ProofSet, Error> {
         let work = self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call);
-        self.runtime.with_deadline(&describe_set(package), &package.provider.host, work).await
+        self.runtime.with_deadline(&self.proof_sets.set_request(package, call)?, call, work).await
     }
 }
 
@@ -350,6 +351,7 @@ impl Operations {
                     if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } }
                 }
             };
+            call.config.last_answers.forget(&(&key.module).into());
             accepted.push(AcceptResult { package: (&key).into(), outcome });
         }
         Ok(accepted)

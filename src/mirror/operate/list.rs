@@ -150,7 +150,7 @@ fn page(
 
 impl Library {
     /// Reads what is stored of a package; `None` if no archive of it is stored any more.
-    fn stored_package(&self, artifact: &Artifact) -> Result<Option<StoredPackage>, StoreError> {
+    pub(in crate::mirror) fn stored_package(&self, artifact: &Artifact) -> Result<Option<StoredPackage>, StoreError> {
         let name = self.catalog.name_record(artifact)?;
         let mut archives = Vec::with_capacity(name.archives.len());
         for archive in name.archives.into_iter().rev() {

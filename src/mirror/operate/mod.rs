@@ -1,6 +1,7 @@
 //! The commands of an operator, and the steps of jobs.
 
 pub(in crate::mirror) mod accept;
+pub(in crate::mirror) mod explain;
 pub(in crate::mirror) mod list;
 pub(in crate::mirror) mod purge;
 pub(in crate::mirror) mod refresh;

@@ -56,12 +56,24 @@ impl ProofSets {
         basis: SetBasis<'_>,
         call: &RequestContext,
     ) -> Result<ProofSet, Error> {
-        let (subject, upstream) =
-            (&*format!("the download document of {package}"), &**call.upstream(&package.provider.host)?);
-        let (trust, build_on, retries) = match basis {
-            SetBasis::Nothing | SetBasis::Rejudged => (DiscoveryTrust::AnyStored, None, RETRIES),
-            SetBasis::Expired => (DiscoveryTrust::ConfirmedOnly, None, 0),
-            SetBasis::Stored(before) => (DiscoveryTrust::ConfirmedOnly, Some(before), 0),
+        let located = self.locate_set(package, basis, call).await?;
+        self.fetch_located_set(package, basis, located, call).await
+    }
+
+    /// Finds the URL of a package's download document.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] for a version that is not stored and that upstream's list does not name.
+    pub(in crate::mirror) async fn locate_set(
+        self: &Arc<Self>,
+        package: &Package,
+        basis: SetBasis<'_>,
+        call: &RequestContext,
+    ) -> Result<LocatedSet, Error> {
+        let upstream = &**call.upstream(&package.provider.host)?;
+        let trust = match basis {
+            SetBasis::Nothing | SetBasis::Rejudged => DiscoveryTrust::AnyStored,
+            SetBasis::Expired | SetBasis::Stored(_) => DiscoveryTrust::ConfirmedOnly,
         };
         let (base, credential_scope) =
             self.documents.resolve_service(Service::Providers, upstream, trust, call).await?;
@@ -76,7 +88,28 @@ impl ProofSets {
         };
         let spelled = listed.upstream_spelling().unwrap_or(package.version.as_str());
         let url = download_url(&base, &package.provider, spelled, &package.platform)
-            .map_err(|e| UpstreamError::unusable(subject, origin(&base), e.to_string()))?;
+            .map_err(|e| UpstreamError::unusable(describe_document(package), origin(&base), e.to_string()))?;
+        Ok(LocatedSet { url, credential_scope, listed })
+    }
+
+    /// Fetches and verifies a set whose download document is at a known URL.
+    ///
+    /// # Errors
+    /// Those of [`fetch_verified_set`](Self::fetch_verified_set).
+    pub(in crate::mirror) async fn fetch_located_set(
+        self: &Arc<Self>,
+        package: &Package,
+        basis: SetBasis<'_>,
+        located: LocatedSet,
+        call: &RequestContext,
+    ) -> Result<ProofSet, Error> {
+        let LocatedSet { url, credential_scope, listed } = located;
+        let (subject, upstream) = (&*describe_document(package), &**call.upstream(&package.provider.host)?);
+        let (build_on, retries) = match basis {
+            SetBasis::Nothing | SetBasis::Rejudged => (None, RETRIES),
+            SetBasis::Expired => (None, 0),
+            SetBasis::Stored(before) => (Some(before), 0),
+        };
         let fetch =
             ProofSetFetch { subject, url: &url, upstream, credential_scope: &credential_scope, package, call, retries };
         let fetched = match self.fetch_and_verify_set(&fetch, build_on).await {
@@ -216,6 +249,19 @@ impl ProofSets {
             }
         }
     }
+}
+
+/// The place of a download document, and the state of its version in upstream's list.
+#[derive(Debug)]
+pub(in crate::mirror) struct LocatedSet {
+    url: Url,
+    credential_scope: CredentialScope,
+    listed: ListingState,
+}
+
+/// Names the download document of a package, for messages.
+fn describe_document(package: &Package) -> String {
+    format!("the download document of {package}")
 }
 
 /// The parameters of fetching one proof set.

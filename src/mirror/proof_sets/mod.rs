@@ -4,11 +4,14 @@ pub(in crate::mirror) mod fetch;
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
+use crate::mirror::documents::DocumentRequest;
 use crate::mirror::documents::revalidate::{Confirmed, FlightResult};
 use crate::mirror::freshness::{Confirmation, FreshnessDecision, decide};
 use crate::mirror::library::Signer;
@@ -62,13 +65,13 @@ impl ProofSets {
         package: &Package,
         call: &RequestContext,
     ) -> Result<Answer<Arc<ProofSet>>, Error> {
-        let upstream = call.upstream(&package.provider.host)?;
-        let subject = describe_set(package);
-        let mut rule = upstream.freshness_rule(|fresh| fresh.download);
+        let mut request = self.set_request(package, call)?;
         let stored = self.usable_set(package, call).await?;
         if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.confirmed.gone) {
             let url = &stored.stored_set.current.metadata.asked;
-            rule = self.documents.rule_if_service_moved(Service::Providers, url, upstream, rule).await?;
+            let documents = &self.documents;
+            let rule = documents.rule_if_service_moved(Service::Providers, url, &request.upstream, request.rule);
+            request.rule = rule.await?;
         }
         let fallback = stored.as_ref().and_then(|stored| stored.fallback.clone());
         if stored.is_none() {
@@ -80,7 +83,7 @@ impl ProofSets {
                 None => false,
             };
             if !has_archive {
-                return Err(self.offline_package_error(package, subject, call).await);
+                return Err(self.offline_package_error(package, request.subject, call).await);
             }
         }
         let seen = stored.as_ref().map(|stored| stored.stored_set.confirmed);
@@ -94,8 +97,7 @@ impl ProofSets {
         });
         let start_flight =
             |fetch_reason, call: &RequestContext| self.join_set_flight(package, seen, fetch_reason, call);
-        let answer =
-            self.documents.serve_or_fetch(&subject, &package.provider.host, call, &rule, fetched, start_flight).await;
+        let answer = self.documents.serve_or_fetch(&request, call, fetched, start_flight).await;
         let answer = answer.inspect_err(|error| self.library.record_if_offline(error, call, || package.into()))?;
         let outcome = answer.outcome;
         let answer = answer.map(|stored| Arc::clone(&stored.current));
@@ -108,6 +110,17 @@ impl ProofSets {
             // While only the predecessor's archive is stored, every request revalidates.
             Some(_) => Answer { fresh_until: call.now, ..answer },
         })
+    }
+
+    /// The request for the set of a package.
+    pub(in crate::mirror) fn set_request(
+        &self,
+        package: &Package,
+        call: &RequestContext,
+    ) -> Result<DocumentRequest, Error> {
+        let upstream = Arc::clone(call.upstream(&package.provider.host)?);
+        let rule = upstream.freshness_rule(|fresh| fresh.download);
+        Ok(DocumentRequest { subject: describe_set(package), key: Key::ProofSet(package.clone()), upstream, rule })
     }
 
     /// The error for a package that is not stored while offline.
@@ -152,32 +165,36 @@ impl ProofSets {
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SharedResult<SetFlightResult> {
-        let subject = describe_set(package);
         let key = (package.clone(), fetch_reason, call.config_and_proxy_path());
-        self.flights.join_or_spawn(&self.runtime.tasks, key, Err(Error::Interrupted(subject.clone())), || {
+        let work = || {
             let (proof_sets, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             async move {
-                let work = proof_sets.fetch_set(&subject, &package, seen, fetch_reason, &call);
-                proof_sets.runtime.with_deadline(&subject, &package.provider.host, work).await
+                let request = proof_sets.set_request(&package, &call)?;
+                let work = proof_sets.fetch_set(&request, &package, seen, fetch_reason, &call);
+                proof_sets.runtime.with_deadline(&request, &call, work).await
             }
-        })
+        };
+        if call.is_dry_run() {
+            return work().boxed().shared();
+        }
+        let if_task_dies = Err(Error::Interrupted(describe_set(package)));
+        self.flights.join_or_spawn(&self.runtime.tasks, key, if_task_dies, work)
     }
 
     async fn fetch_set(
         self: &Arc<Self>,
-        subject: &str,
+        request: &DocumentRequest,
         package: &Package,
         seen: Option<Confirmation>,
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> SetFlightResult {
+        let DocumentRequest { subject, key, rule, .. } = request;
         let before = self.usable_set(package, call).await?.map(|stored| stored.stored_set);
         let is_expired = fetch_reason == FetchReason::ExpiredUrl;
         if let Some(before) = before.as_ref().filter(|before| !is_expired && seen != Some(before.confirmed)) {
             // Another flight has stored a newer set since the caller read the store.
-            let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
-            if decide(Some(before.confirmed), &rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
-            {
+            if decide(Some(before.confirmed), rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
                 return Ok(Confirmed { confirmed: before.confirmed, value: Arc::clone(before) });
             }
         }
@@ -193,7 +210,28 @@ impl ProofSets {
             Some(_) if is_expired => SetBasis::Expired,
             Some(before) => SetBasis::Stored(before),
         };
-        let set = match self.fetch_verified_set(package, basis, call).await {
+        let located = self.locate_set(package, basis, call).await?;
+        if call.is_dry_run() {
+            let patience = if before.is_some() { rule.patience } else { self.runtime.limits.answer_within };
+            call.config.last_answers.replay(key, subject, patience, call.now)?;
+            let value = before.ok_or_else(|| Error::WouldAsk(subject.clone()))?;
+            return Ok(Confirmed { confirmed: Confirmation { checked: call.now, ..value.confirmed }, value });
+        }
+        let fetched = self.fetch_located_set(package, basis, located, call).await;
+        let judged = self.judge_fetched_set(package, fetched, before.clone(), call).await;
+        call.record_answer(key, rule.patience, &judged);
+        judged
+    }
+
+    /// Judges a set that was just fetched by the history of its version, and stores it.
+    async fn judge_fetched_set(
+        self: &Arc<Self>,
+        package: &Package,
+        fetched: Result<ProofSet, Error>,
+        before: Option<Arc<StoredProofSet>>,
+        call: &RequestContext,
+    ) -> SetFlightResult {
+        let set = match fetched {
             Ok(set) => set,
             Err(error) if is_absent(&error) => return self.set_is_gone(package, before, &error, call).await,
             Err(error) => return Err(error),

@@ -1,0 +1,180 @@
+//! Upstream's last answers that a client would notice: failures, and answers that came late. A dry run reads them as the
+//! result of asking again. They are in memory, and their number and age are limited.
+
+use std::time::Duration;
+
+use crate::address::Address;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::mirror::runtime::TtlCache;
+use crate::store::Key;
+
+/// The time after which an answer is forgotten.
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
+/// Upstream's last answer about one object.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct LastAnswer {
+    /// The time of the answer.
+    pub(in crate::mirror) at: Timestamp,
+    /// The time that it took.
+    pub(in crate::mirror) took: Duration,
+    /// The failure; `None` for a good answer, which was late.
+    pub(in crate::mirror) failure: Option<Failure>,
+}
+
+/// A failed answer.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct Failure {
+    /// The error.
+    pub(in crate::mirror) error: Error,
+    /// True if clients had a status line by then: they saw a body that broke off.
+    pub(in crate::mirror) broke_off: bool,
+}
+
+/// The last answers, by the record of the object: a document, a proof set, or the name of an archive.
+#[derive(Debug, Default)]
+pub(in crate::mirror) struct LastAnswers(TtlCache<Key, LastAnswer>);
+
+impl LastAnswers {
+    /// Records a failed answer, which took this long.
+    pub(in crate::mirror) fn record_failure(&self, key: &Key, failure: Failure, took: Duration, now: Timestamp) {
+        // Other errors say nothing about upstream.
+        if is_of_upstream(&failure.error) {
+            self.insert(key, LastAnswer { at: now, took, failure: Some(failure) }, now);
+        }
+    }
+
+    /// Records a good answer, which took this long. It removes an earlier one, unless a client that waits for `patience`
+    /// would not have seen it.
+    pub(in crate::mirror) fn record_success(&self, key: &Key, took: Duration, patience: Duration, now: Timestamp) {
+        if took < patience {
+            self.0.remove(key);
+        } else {
+            self.insert(key, LastAnswer { at: now, took, failure: None }, now);
+        }
+    }
+
+    /// Keeps an answer. A full memory starts anew: the latest answers are the ones that a person asks about.
+    fn insert(&self, key: &Key, answer: LastAnswer, now: Timestamp) {
+        let until = now.after(LIFETIME);
+        if !self.0.insert(key.clone(), answer.clone(), until, now) {
+            self.0.remove_if(|_| true);
+            self.0.insert(key.clone(), answer, until, now);
+        }
+    }
+
+    /// Forgets the answers about an address in its canonical spelling, after an operator accepted what it has now.
+    pub(in crate::mirror) fn forget(&self, address: &Address) {
+        self.0.remove_if(|key| match key {
+            Key::Name(artifact) => Address::from(artifact) == *address,
+            key => key.is_document_of(address, |_| true),
+        });
+    }
+
+    /// Upstream's last answer about this object, if it failed or was late.
+    pub(in crate::mirror) fn get(&self, key: &Key, now: Timestamp) -> Option<LastAnswer> {
+        self.0.get(key, now)
+    }
+
+    /// The result of asking upstream again for an object that `subject` names, if it answers as it last did and a client
+    /// waits for `patience`. A body that broke off had a good status.
+    ///
+    /// # Errors
+    /// The failure, or [`Error::Slow`] for an answer that would come later.
+    pub(in crate::mirror) fn replay(
+        &self,
+        key: &Key,
+        subject: &str,
+        patience: Duration,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        match self.get(key, now) {
+            Some(LastAnswer { took, .. }) if took >= patience => Err(Error::Slow(subject.to_owned())),
+            Some(LastAnswer { failure: Some(Failure { error, broke_off: false }), .. }) => Err(error),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// True for an error that upstream's answer caused, or its silence.
+fn is_of_upstream(error: &Error) -> bool {
+    match error {
+        Error::NotFound(_)
+        | Error::Upstream(_)
+        | Error::Unverified { .. }
+        | Error::Unaccepted { .. }
+        | Error::Slow(_) => true,
+        Error::UnknownHost(_)
+        | Error::Offline(_)
+        | Error::Sealed(_)
+        | Error::Busy { .. }
+        | Error::TooManyUnattendedFills { .. }
+        | Error::RevalidationSkipped(_)
+        | Error::HeldBack { .. }
+        | Error::NotStored(_)
+        | Error::Unreadable { .. }
+        | Error::Looped
+        | Error::Store(_)
+        | Error::Interrupted(_)
+        | Error::WouldAsk(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::Hostname;
+
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    fn failed(broke_off: bool) -> Option<Failure> {
+        Some(Failure { error: Error::NotFound("it is not there".to_owned()), broke_off })
+    }
+
+    fn replayed(answers: &LastAnswers, key: &Key, now: Timestamp) -> &'static str {
+        match answers.replay(key, "it", PATIENCE, now) {
+            Ok(()) => "good",
+            Err(Error::Slow(_)) => "slow",
+            Err(_) => "failed",
+        }
+    }
+
+    #[test]
+    fn a_request_is_expected_to_end_as_the_last_one_did() {
+        let (key, now) = (Key::discovery(&Hostname::parse("registry.example").unwrap()), Timestamp(1_000));
+        let (fast, slow) = (Duration::from_millis(5), Duration::from_secs(3));
+        for (failure, took, expected) in [
+            (None, fast, "good"),
+            (None, slow, "slow"),
+            (failed(false), fast, "failed"),
+            (failed(false), slow, "slow"),
+            (failed(true), fast, "good"),
+            (Some(Failure { error: Error::Looped, broke_off: false }), fast, "good"),
+        ] {
+            let answers = LastAnswers::default();
+            match failure {
+                Some(failure) => answers.record_failure(&key, failure, took, now),
+                None => answers.record_success(&key, took, PATIENCE, now),
+            }
+            assert_eq!(replayed(&answers, &key, now), expected, "{took:?}");
+            assert_eq!(replayed(&answers, &key, now.after(LIFETIME)), "good", "an old answer counts");
+            answers.record_success(&key, fast, PATIENCE, now);
+            assert!(answers.get(&key, now).is_none(), "a good answer did not replace {expected}");
+        }
+    }
+
+    /// Promise 11: requests for many objects that do not exist neither fill the memory nor hide the next failure.
+    #[test]
+    fn the_latest_failure_is_known_however_many_there_were() {
+        let (answers, now) = (LastAnswers::default(), Timestamp(1_000));
+        let key = |number: usize| Key::discovery(&Hostname::parse(&format!("r{number}.example")).unwrap());
+        for number in 0..25_000 {
+            let failure = Failure { error: Error::NotFound("it is not there".to_owned()), broke_off: false };
+            answers.record_failure(&key(number), failure, Duration::ZERO, now);
+        }
+        assert_eq!(replayed(&answers, &key(24_999), now), "failed");
+        let known = (0..25_000).filter(|number| answers.get(&key(*number), now).is_some()).count();
+        assert!(known <= 10_000, "{known}");
+    }
+}

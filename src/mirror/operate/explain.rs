@@ -1,0 +1,283 @@
+//! The facts behind an answer: what is stored of one object, what upstream last answered about it, and whether its
+//! upstream is left alone. Nothing here has an effect.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::{Address, Artifact, Hostname, ModulePackage, Package, Platform, Version};
+use crate::clock::Timestamp;
+use crate::config::FreshnessLifetimes;
+use crate::error::{Error, safe_text};
+use crate::mirror::documents::revalidate::{Confirmed, Revalidatable};
+use crate::mirror::documents::{DocumentKind, DocumentRequest};
+use crate::mirror::freshness::FreshnessRule;
+use crate::mirror::library::installable::StoredVersions;
+use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::operate::list::{PackageArchive, VerifiedBy};
+use crate::mirror::operate::status::OriginBackoff;
+use crate::mirror::{Connectivity, Library, Operations, RequestContext, RuntimeConfig, default_if_store_unavailable};
+use crate::store::{Key, StoreError};
+use crate::upstream::Upstream;
+use crate::upstream::backoff::Origin;
+use crate::upstream::discovery::Service;
+use crate::upstream::pages::PageRef;
+
+/// An object that a request is about.
+#[derive(Debug, Clone)]
+pub enum ExplainedObject {
+    /// The discovery document of an upstream.
+    Discovery(Hostname),
+    /// The version list of a provider or a module.
+    Versions(Address),
+    /// The download document of a package, with its SHA256SUMS and signature.
+    ProofSet(Package),
+    /// The location of a module version.
+    Location(ModulePackage),
+    /// A page of the registry HTTP API.
+    Page(PageRef),
+    /// The archive of a package.
+    Archive(Artifact),
+}
+
+/// The facts about one object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectFacts {
+    /// The stored copy of a document or proof set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredCopy>,
+    /// The stored archives, the one that was stored last first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub archives: Vec<PackageArchive>,
+    /// Upstream's last answer, if it failed or was late.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_answer: Option<AnswerFacts>,
+    /// The origin that is left alone after failures, if one of the object's is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_alone: Option<OriginBackoff>,
+}
+
+/// The stored copy of a document or a proof set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredCopy {
+    /// The time when upstream sent it, in seconds since 1970.
+    pub fetched: Timestamp,
+    /// The time when upstream last confirmed it, in seconds since 1970.
+    pub checked: Timestamp,
+    /// The end of its freshness, in seconds since 1970. Not after `checked` if its upstream has moved since.
+    pub fresh_until: Timestamp,
+    /// True if upstream said then that it no longer exists.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gone: bool,
+    /// True if a bundle brought it, and upstream has not confirmed it since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub from_bundle: bool,
+    /// For a proof set: how it was verified.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof: Option<SetProof>,
+}
+
+/// The proof of a stored proof set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetProof {
+    /// How it was verified.
+    #[serde(flatten)]
+    pub verified: VerifiedBy,
+    /// Findings that did not prevent the proof, such as an expired key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+    /// True while the set before it is served instead, because only that one's archive is stored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub predecessor_served: bool,
+}
+
+/// An answer of upstream that failed or was late.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerFacts {
+    /// The time of the answer, in seconds since 1970.
+    pub at: Timestamp,
+    /// The time that it took, in milliseconds.
+    pub milliseconds: u64,
+    /// The failure; absent for an answer that was only late.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// True if clients had the status line by then, and saw a body that broke off.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub broke_off: bool,
+}
+
+/// What is known of the versions of a provider or a module.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionFacts {
+    /// The versions that can be installed from the store, the newest first.
+    pub stored: Vec<StoredVersion>,
+    /// The versions that upstream has dropped from its list and that stay listed, the newest first.
+    pub dropped: Vec<String>,
+}
+
+/// A version that can be installed from the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredVersion {
+    /// The version.
+    pub version: String,
+    /// Its platforms; none for a module.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub platforms: Vec<String>,
+}
+
+/// The settings of an upstream that decide about answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpstreamRules {
+    /// `verification`
+    pub verification: String,
+    /// `keep_gone`
+    pub keep_gone: bool,
+    /// `[network] offline`, or `larder serve --offline`
+    pub offline: bool,
+    /// `[network] sealed_platforms`
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sealed_platforms: Vec<String>,
+}
+
+impl Operations {
+    /// Returns the settings of an upstream that decide about answers; `None` if the host is not an upstream.
+    pub fn upstream_rules(&self, host: &Hostname, call: &RequestContext) -> Option<UpstreamRules> {
+        let settings = &call.config.upstreams.get(host)?.settings;
+        Some(UpstreamRules {
+            verification: settings.verification.to_string(),
+            keep_gone: settings.keep_gone,
+            offline: self.runtime.connectivity() == Connectivity::Offline,
+            sealed_platforms: self.runtime.sealed_platforms().iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    /// Returns the facts about an object.
+    ///
+    /// # Errors
+    /// The host is not an upstream, or the store failed.
+    pub async fn facts(&self, object: &ExplainedObject, call: &RequestContext) -> Result<ObjectFacts, Error> {
+        match object {
+            ExplainedObject::Discovery(host) => self.document_facts(host, call).await,
+            ExplainedObject::Versions(address) => self.document_facts(address, call).await,
+            ExplainedObject::Location(package) => self.document_facts(package, call).await,
+            ExplainedObject::Page(page) => self.document_facts(page, call).await,
+            ExplainedObject::ProofSet(package) => self.set_facts(package, call).await,
+            ExplainedObject::Archive(artifact) => self.archive_facts(artifact, call).await,
+        }
+    }
+
+    async fn document_facts<K: DocumentKind>(&self, kind: &K, call: &RequestContext) -> Result<ObjectFacts, Error> {
+        let request = DocumentRequest::of(kind, call)?;
+        let stored = self.library.stored_document(&request.key).await?;
+        let rule = match (kind.service(), &stored) {
+            (Some(service), Some(stored)) if !stored.confirmed.gone => {
+                let url = &stored.value.metadata.asked;
+                self.documents.rule_if_service_moved(service, url, &request.upstream, request.rule).await?
+            }
+            _ => request.rule,
+        };
+        let copy = stored.as_ref().map(|stored| copy_of(stored, &rule));
+        let origins = origins_of(stored.as_ref().map(|stored| &stored.value), &request.upstream);
+        Ok(ObjectFacts { stored: copy, ..self.upstream_facts(&request.key, &origins, call) })
+    }
+
+    async fn set_facts(&self, package: &Package, call: &RequestContext) -> Result<ObjectFacts, Error> {
+        let upstream = call.upstream(&package.provider.host)?;
+        let mut rule = upstream.freshness_rule(|fresh: &FreshnessLifetimes| fresh.download);
+        let usable = self.proof_sets.usable_set(package, call).await?;
+        if let Some(usable) = usable.as_ref().filter(|usable| !usable.stored_set.confirmed.gone) {
+            let url = &usable.stored_set.current.metadata.asked;
+            rule = self.documents.rule_if_service_moved(Service::Providers, url, upstream, rule).await?;
+        }
+        let origins = origins_of(usable.as_ref().map(|usable| &usable.stored_set), upstream);
+        let stored = usable.map(|usable| {
+            let (set, proof) = (&usable.stored_set, usable.stored_set.current.proof());
+            StoredCopy {
+                fetched: set.current.fetched(),
+                checked: set.confirmed.checked,
+                fresh_until: rule.fresh_until(set.confirmed),
+                gone: set.confirmed.gone,
+                from_bundle: false,
+                proof: Some(SetProof {
+                    verified: VerifiedBy::from(&proof.how),
+                    warnings: proof.warnings.clone(),
+                    predecessor_served: usable.fallback.is_some(),
+                }),
+            }
+        });
+        Ok(ObjectFacts { stored, ..self.upstream_facts(&Key::ProofSet(package.clone()), &origins, call) })
+    }
+
+    async fn archive_facts(&self, artifact: &Artifact, call: &RequestContext) -> Result<ObjectFacts, Error> {
+        let upstream = call.upstream(artifact.host())?;
+        let artifact = self.runtime.canonical(artifact.clone());
+        let key = Key::Name(artifact.clone());
+        let stored = self.library.on_disk(move |library| library.stored_package(&artifact)).await?;
+        let archives = stored.map(|stored| stored.archives).unwrap_or_default();
+        Ok(ObjectFacts { archives, ..self.upstream_facts(&key, &[Origin::of(&upstream.settings.url)], call) })
+    }
+
+    fn upstream_facts(&self, key: &Key, origins: &[Origin], call: &RequestContext) -> ObjectFacts {
+        let last_answer = call.config.last_answers.get(key, call.now).map(|last| AnswerFacts {
+            at: last.at,
+            milliseconds: u64::try_from(last.took.as_millis()).unwrap_or(u64::MAX),
+            broke_off: last.failure.as_ref().is_some_and(|failure| failure.broke_off),
+            failure: last.failure.map(|failure| safe_text(&failure.error.explain().cause)),
+        });
+        let open = call.config.outbound.backoff.open_breakers(call.now);
+        let of_it = open.into_iter().filter(|(_, origin, _)| origins.contains(origin));
+        let left_alone = of_it.max_by_key(|(_, _, until)| *until).map(|(_, origin, until)| OriginBackoff {
+            origin: origin.to_string(),
+            seconds: until.since(call.now).as_secs(),
+        });
+        ObjectFacts { last_answer, left_alone, ..ObjectFacts::default() }
+    }
+
+    /// Returns what is known of the versions of an address.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn version_facts(&self, address: &Address, call: &RequestContext) -> Result<VersionFacts, Error> {
+        let (canonical, config) = (call.config.canonical(address), Arc::clone(&call.config));
+        let list = self.library.stored_document(&Key::version_list(&canonical)).await?;
+        let dropped = list.map(|list| list.value.dropped_versions(address.into())).unwrap_or_default();
+        let mut dropped: Vec<Version> = dropped.into_iter().map(|listed| listed.version).collect();
+        dropped.sort_by(|one, other| other.cmp(one));
+        let read = move |library: &Library| library.stored_version_facts(&canonical, &config);
+        let stored = self.library.on_disk(read).await?;
+        Ok(VersionFacts { stored, dropped: dropped.iter().map(ToString::to_string).collect() })
+    }
+}
+
+impl Library {
+    fn stored_version_facts(
+        &self,
+        address: &Address,
+        config: &RuntimeConfig,
+    ) -> Result<Vec<StoredVersion>, StoreError> {
+        let stored: StoredVersions = default_if_store_unavailable(self.read_stored_versions(address, config))?;
+        let version = |(version, platforms): (Version, BTreeSet<Platform>)| StoredVersion {
+            version: version.to_string(),
+            platforms: platforms.iter().map(ToString::to_string).collect(),
+        };
+        Ok(stored.into_iter().rev().map(version).collect())
+    }
+}
+
+fn copy_of(stored: &Confirmed<Arc<StoredDocument>>, rule: &FreshnessRule) -> StoredCopy {
+    let metadata = &stored.value.metadata;
+    StoredCopy {
+        fetched: metadata.fetched,
+        checked: stored.confirmed.checked,
+        fresh_until: rule.fresh_until(stored.confirmed),
+        gone: stored.confirmed.gone,
+        from_bundle: metadata.from_bundle,
+        proof: None,
+    }
+}
+
+/// The origins that a request for an object contacts: those of the stored copy, and the upstream's own.
+fn origins_of<T: Revalidatable>(stored: Option<&T>, upstream: &Upstream) -> Vec<Origin> {
+    stored.map_or_else(|| vec![Origin::of(&upstream.settings.url)], Revalidatable::origins)
+}
