@@ -291,22 +291,17 @@ impl RunningApp {
 impl SharedParts {
     /// Builds the request handlers for a configuration. Counters and request numbers continue.
     fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StoreError> {
-        let route_context = RouteContext {
-            upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
-            default_upstream: config.server.default_upstream.clone(),
-        };
-        let mount = Mount::new(config.server.public_url.as_ref());
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
-        let protocols = Arc::new(Protocols::new(
-            Arc::clone(&self.mirror),
-            runtime_config,
-            mount,
-            route_context,
-            config.store.memory.as_u64(),
-        ));
+        let protocols = protocols_of(config, Arc::clone(&self.mirror), runtime_config);
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
-        let main = MainListener::new(protocols, self.requests.clone(), clients, self.runs.clone(), self.clock.clone());
+        let main = MainListener::new(
+            Arc::clone(&protocols),
+            self.requests.clone(),
+            clients,
+            self.runs.clone(),
+            self.clock.clone(),
+        );
         let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
         let process = AdminProcess::Larder {
             access: Access::new(token, self.admin_address.ip()),
@@ -315,6 +310,7 @@ impl SharedParts {
         };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
+            protocols,
             jobs: Arc::clone(&self.jobs),
             process,
             registry: Arc::clone(&self.registry),
@@ -354,6 +350,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
         requests: metrics.requests.clone(),
         registry: metrics.registry(Arc::clone(&mirror), clock.now(), clock.clone()),
+        protocols: protocols_of(config, Arc::clone(&mirror), mirror.runtime.config()),
         mirror,
         base: base_url_of(config, config.server.listen),
         runs: None,
@@ -361,6 +358,16 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         default_host: config.default_host(),
         bundles: config.bundle.clone(),
     }))
+}
+
+/// The client protocols of one configuration.
+fn protocols_of(config: &Config, mirror: Arc<Mirror>, runtime_config: Arc<RuntimeConfig>) -> Arc<Protocols> {
+    let route_context = RouteContext {
+        upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
+        default_upstream: config.server.default_upstream.clone(),
+    };
+    let mount = Mount::new(config.server.public_url.as_ref());
+    Arc::new(Protocols::new(mirror, runtime_config, mount, route_context, config.store.memory.as_u64()))
 }
 
 async fn bind(section: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {

@@ -10,7 +10,7 @@ use super::Arguments;
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Run", &["run", "serve", "check", "status", "version"]),
     ("Client", &["client-config", "doctor"]),
-    ("Content", &["list", "plan", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"]),
+    ("Content", &["list", "explain", "plan", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"]),
     ("Air gap", &["bundle", "inventory", "export", "import"]),
     ("Maintain", &["verify", "completions", "man"]),
 ];
@@ -42,6 +42,13 @@ const EXAMPLES_OF_COMMANDS: &[(&str, &str)] = &[
         "the versions of one provider; a host, a namespace or an address with @VERSION will do too",
     ),
     ("larder list --json", "for scripts: digests, proofs, times"),
+    ("larder explain hashicorp/aws@5.1.0", "one version, for this machine's platform"),
+    ("larder explain hashicorp/aws --json", "the provider as a whole, for scripts"),
+    ("larder explain hashicorp/aws@5.1.0 --platform darwin_arm64", "for another platform"),
+    (
+        "larder explain /mirror/registry.terraform.io/hashicorp/aws/index.json",
+        "one of larder's URLs, from an error or a log",
+    ),
     ("larder version", ""),
     ("larder client-config >> ~/.terraformrc", "host overrides: for every terraform command; sources stay as they are"),
     ("larder client-config --mirror", "a network mirror: providers only, over https"),

@@ -4,6 +4,7 @@ mod admin_service;
 mod bundle;
 mod completions;
 mod doctor;
+mod explain;
 mod help;
 mod list;
 mod logging;
@@ -87,6 +88,8 @@ enum Command {
     Status,
     /// List stored packages: versions, sizes, proofs, last use
     List(list::List),
+    /// Explain what a client gets, and why: an address or a URL
+    Explain(explain::Explain),
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
     /// List what was requested while offline and is not stored
@@ -229,6 +232,7 @@ impl Command {
             Command::Doctor => doctor::run(common),
             Command::Status => status::run(common).map(|()| true),
             Command::List(list) => list.run(common).map(|()| true),
+            Command::Explain(explain) => explain.run(common).map(|()| true),
             Command::Plan(plan) => plan.run(common),
             Command::Missing(missing) => missing.run(common).map(|()| true),
             Command::Warm(warm) => warm.run(common),

@@ -14,6 +14,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::{Error, Explanation, safe_text};
 use crate::mirror::{Archive, Outcome};
+use crate::protocol::explain::HttpAnswers;
 use crate::protocol::rendered::RenderedDocument;
 use crate::protocol::route::{Api, Route, RouteError};
 use crate::protocol::{Reply, ReplyContent, RequestFailure};
@@ -327,6 +328,12 @@ pub(super) fn failure(failure: &RequestFailure, api: Api) -> Response<Body> {
     let reason = failure.explain();
     error_response(failure_status(failure, api), vec![safe_text(&reason.to_string())], Some(&reason))
 }
+
+/// How this file answers, for explanations.
+pub(super) const HTTP_ANSWERS: HttpAnswers = HttpAnswers {
+    failure: |failure, api| (failure_status(failure, api).as_u16(), phrase_text(&failure.explain())),
+    cache_status,
+};
 
 /// The text of a failure for the log, without secrets. It may contain paths of this machine.
 pub(super) fn log_text(failure: &RequestFailure) -> String {

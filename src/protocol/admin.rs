@@ -1,6 +1,7 @@
 //! The admin API: routes, access rules, probes, and the status report.
 
 pub mod bundle;
+pub mod explain;
 pub mod list;
 pub mod operation;
 pub mod order;
@@ -41,6 +42,8 @@ pub(super) async fn readiness(mirror: &Arc<Mirror>) -> Reply {
 pub const STATUS: &str = "/admin/v1/status";
 /// Path of the list of what is stored.
 pub const LIST: &str = "/admin/v1/list";
+/// Path of explanations.
+pub const EXPLAIN: &str = "/admin/v1/explain";
 /// Path of client configurations.
 pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
 /// Path of runs. Each run is below it.
@@ -79,6 +82,8 @@ pub enum AdminRoute {
     Status,
     /// `/admin/v1/list`, with a filter and a place in its query.
     List,
+    /// `/admin/v1/explain`, with an address or a URL in its query.
+    Explain,
     /// `/admin/v1/client-config`, with `?mirror` for a network mirror.
     ClientConfig(ClientRoute),
     /// `/admin/v1/runs/ID`: what one `larder run` was sent.
@@ -122,6 +127,7 @@ impl AdminRoute {
             "/metrics" => Self::Metrics,
             STATUS => Self::Status,
             LIST => Self::List,
+            EXPLAIN => Self::Explain,
             CLIENT_CONFIG if query == Some("mirror") => Self::ClientConfig(ClientRoute::NetworkMirror),
             CLIENT_CONFIG => Self::ClientConfig(ClientRoute::HostOverride),
             VERIFY => Self::Verify,
@@ -149,6 +155,7 @@ impl AdminRoute {
             | Self::Metrics
             | Self::Status
             | Self::List
+            | Self::Explain
             | Self::ClientConfig(_)
             | Self::Run(_)
             | Self::RunClientConfig(_)

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod client_config;
+pub mod explain;
 mod network_mirror;
 pub mod pages;
 pub mod registry;
@@ -206,37 +207,10 @@ impl Protocols {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (mirror, config, cdn_loop) = (&self.mirror, Arc::clone(&self.runtime_config), request.cdn_loop.clone());
         let call = mirror.runtime.request_context(now, config, cdn_loop, Some(client), takes_unknown_length);
-        let links = Links { mount: &self.mount, base };
         let answer = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(mirror).await),
-            Route::ProviderFile(target) => mirror.archives.archive(target, &call).await?.map(ReplyContent::File),
-            Route::ProofFile(target) => mirror.archives.proof_file(target, &call).await?.map(ReplyContent::File),
-            Route::ModuleArchive(target) => {
-                let archive = mirror.modules.module_archive(target, &call).await?;
-                // Read from the store each time.
-                Answer { fresh_until: now, ..archive.map(ReplyContent::File) }
-            }
-            Route::ModuleDownload(package) => {
-                let location = registry::module_location(mirror, package, &call, links).await?;
-                location.map(|text| ReplyContent::Location(text.into()))
-            }
-            Route::ModuleLatest(module) => {
-                let latest = mirror.offline.latest_of_module(module, &call).await?;
-                latest.map(|package| ReplyContent::Redirect(links.url(&Route::ModuleDownload(package).path())))
-            }
-            Route::Versions(address) => self.list(route, address, registry::render_list, &call).await?,
-            Route::MirrorIndex(provider) => {
-                self.list(route, &provider.into(), network_mirror::render_index, &call).await?
-            }
-            Route::Page(page) => document(pages::page(mirror, page, &call, links).await?).await,
-            Route::Discovery(host) => document(registry::discovery(mirror, host, &call, links).await?).await,
-            Route::ProviderDownload(package) => {
-                document(registry::provider_download(mirror, package, &call, links).await?).await
-            }
-            Route::MirrorVersion(provider, version) => {
-                document(network_mirror::version(mirror, provider, version, &call, links).await?).await
-            }
+            route => self.answer_from_services(route, &call, Links { mount: &self.mount, base }).await?,
         };
         // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
         if now < answer.fresh_until
@@ -248,6 +222,48 @@ impl Protocols {
             self.answers.insert(route, base, RenderedAnswer { answer, made: now, revision });
         }
         Ok(Reply::of(answer, now))
+    }
+
+    /// Answers a route by the services of the mirror, for a client or for a dry run.
+    async fn answer_from_services(
+        &self,
+        route: &Route,
+        call: &RequestContext,
+        links: Links<'_>,
+    ) -> Result<Answer<ReplyContent>, RequestFailure> {
+        let mirror = &self.mirror;
+        Ok(match route {
+            Route::Health | Route::Ready => {
+                return Err(RouteError::Unknown("a probe has no answer of the mirror".to_owned()).into());
+            }
+            Route::ProviderFile(target) => mirror.archives.archive(target, call).await?.map(ReplyContent::File),
+            Route::ProofFile(target) => mirror.archives.proof_file(target, call).await?.map(ReplyContent::File),
+            Route::ModuleArchive(target) => {
+                let archive = mirror.modules.module_archive(target, call).await?;
+                // Read from the store each time.
+                Answer { fresh_until: call.now, ..archive.map(ReplyContent::File) }
+            }
+            Route::ModuleDownload(package) => {
+                let location = registry::module_location(mirror, package, call, links).await?;
+                location.map(|text| ReplyContent::Location(text.into()))
+            }
+            Route::ModuleLatest(module) => {
+                let latest = mirror.offline.latest_of_module(module, call).await?;
+                latest.map(|package| ReplyContent::Redirect(links.url(&Route::ModuleDownload(package).path())))
+            }
+            Route::Versions(address) => self.list(route, address, registry::render_list, call).await?,
+            Route::MirrorIndex(provider) => {
+                self.list(route, &provider.into(), network_mirror::render_index, call).await?
+            }
+            Route::Page(page) => document(pages::page(mirror, page, call, links).await?).await,
+            Route::Discovery(host) => document(registry::discovery(mirror, host, call, links).await?).await,
+            Route::ProviderDownload(package) => {
+                document(registry::provider_download(mirror, package, call, links).await?).await
+            }
+            Route::MirrorVersion(provider, version) => {
+                document(network_mirror::version(mirror, provider, version, call, links).await?).await
+            }
+        })
     }
 
     /// Answers with a version list. Online it is as upstream has it, read and rendered once for all waiting clients.

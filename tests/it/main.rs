@@ -31,6 +31,7 @@ mod doctor_client;
 mod documents;
 mod egress_policy;
 mod eviction;
+mod explain;
 mod faults_archives;
 mod faults_documents;
 mod faults_kills;

@@ -24,6 +24,7 @@ use crate::jobs::{
     JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
 };
 use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
+use crate::protocol::admin::explain::ExplainRequest;
 use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, OperationReport, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
@@ -31,8 +32,9 @@ use crate::protocol::admin::{
     Access, AccessHeaders, AdminRefusal, AdminRoute, JOBS, Operation, SinceStart, StatusReport,
 };
 use crate::protocol::client_config::ClientRoute;
+use crate::protocol::explain::ExplainError;
 use crate::protocol::route::Api;
-use crate::protocol::{RequestFailure, client_config};
+use crate::protocol::{Protocols, RequestFailure, client_config};
 use crate::store::StoreError;
 
 /// The `Server` header of the admin listener, by which the commands recognise larder.
@@ -48,6 +50,8 @@ const NDJSON: &str = "application/x-ndjson";
 pub struct Admin {
     /// The mirror.
     pub mirror: Arc<Mirror>,
+    /// The protocols of the main listener, for explanations.
+    pub protocols: Arc<Protocols>,
     /// The jobs.
     pub jobs: Arc<Jobs>,
     /// The process that this service is part of.
@@ -159,6 +163,7 @@ impl Admin {
             AdminRoute::Metrics => self.on_blocking_thread(Self::metrics).await,
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
             AdminRoute::List => self.list(request.uri().query()).await,
+            AdminRoute::Explain => self.explain(request.uri().query()).await,
             AdminRoute::ClientConfig(client_route) => {
                 match client_config::text(&self.mirror, &self.base, client_route).await {
                     Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
@@ -205,6 +210,17 @@ impl Admin {
             ListRequest::parse(query, &self.default_host).map_err(refused)?;
         let page = self.mirror.operations.list(filter, after, max_archives).await;
         Ok(json(&page.map_err(|error| self.failure(error))?))
+    }
+
+    /// Explains what a client gets for an address or a URL.
+    async fn explain(&self, query: Option<&str>) -> Answer {
+        let request = ExplainRequest::parse(query, &self.default_host).map_err(refused)?;
+        let report = self.protocols.explain(&request, &self.base, self.clock.now(), response::HTTP_ANSWERS).await;
+        match report {
+            Ok(report) => Ok(json(&report)),
+            Err(ExplainError::NoVersion(reason)) => Err(errors(StatusCode::NOT_FOUND, vec![reason])),
+            Err(ExplainError::Mirror(error)) => Err(self.failure(error)),
+        }
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Answer {

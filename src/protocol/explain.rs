@@ -1,0 +1,594 @@
+//! Explains answers: runs the requests of a client dry, by the code that answers clients, and reports each with the facts
+//! behind it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use url::Url;
+
+use super::admin::explain::{
+    Advice, ExpectedAnswer, ExplainReport, ExplainRequest, ExplainStep, ExplainSubject, Rule, StepKind, Verdict,
+    VersionSummary,
+};
+use super::route::{Api, Route, RouteError};
+use super::{Links, Protocols, ReplyContent, RequestFailure};
+use crate::address::{
+    Address, Artifact, Hostname, ModulePackage, Package, PackageRef, PackageSelector, Platform, Version, Versions,
+};
+use crate::clock::Timestamp;
+use crate::error::{Error, safe_text};
+use crate::mirror::{
+    Alarm, Answer, Connectivity, ExplainedObject, ModuleLocation, ObjectFacts, Outcome, RequestContext, UpstreamRules,
+};
+use crate::upstream::pages::PagePath;
+use crate::upstream::providers::VersionList;
+
+/// The most versions of each kind in a report.
+const MAX_VERSIONS: usize = 100;
+
+/// How the HTTP layer answers.
+#[derive(Debug, Clone, Copy)]
+pub struct HttpAnswers {
+    /// The status and the reason phrase of a failure.
+    pub failure: fn(&RequestFailure, Api) -> (u16, String),
+    /// The `Cache-Status` of an outcome.
+    pub cache_status: fn(Outcome) -> &'static str,
+}
+
+/// A failure to explain something.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ExplainError {
+    /// No version that clients see meets the constraint.
+    #[error("{0}")]
+    NoVersion(String),
+    /// The facts could not be read.
+    #[error(transparent)]
+    Mirror(#[from] Error),
+}
+
+/// A request of a client that is run dry.
+#[derive(Debug, Clone)]
+struct PlannedStep {
+    kind: StepKind,
+    /// `None` while a step before decides about it.
+    route: Option<Route>,
+    object: Option<ExplainedObject>,
+}
+
+impl PlannedStep {
+    fn new(kind: StepKind, route: Route, object: ExplainedObject) -> Self {
+        Self { kind, route: Some(route), object: Some(object) }
+    }
+}
+
+/// The subject of an explanation, in its parts.
+#[derive(Debug, Clone)]
+struct Subject {
+    host: Hostname,
+    address: Option<Address>,
+    version: Option<Version>,
+    /// The platform of a provider's package.
+    platform: Option<Platform>,
+    /// The requested URL.
+    requested: Option<Route>,
+}
+
+impl Subject {
+    fn package(&self) -> PackageRef {
+        let Some(address) = &self.address else { return PackageRef::discovery(&self.host) };
+        let version = self.version.as_ref().map(ToString::to_string);
+        let platform = self.platform.as_ref().filter(|_| version.is_some());
+        PackageRef { address: address.to_string(), version, ..PackageRef::default() }.on(platform)
+    }
+
+    /// The archive's package.
+    fn artifact(&self) -> Option<Artifact> {
+        match (self.address.clone()?, self.version.clone()?) {
+            (Address::Provider(provider), version) => {
+                Some(Artifact::Provider(Package { provider, version, platform: self.platform.clone()? }))
+            }
+            (Address::Module(module), version) => Some(Artifact::Module(ModulePackage { module, version })),
+        }
+    }
+}
+
+/// What one explanation works with.
+#[derive(Debug, Clone, Copy)]
+struct Explanation<'a> {
+    protocols: &'a Protocols,
+    call: &'a RequestContext,
+    /// The URL of larder for clients.
+    base: &'a str,
+    http: HttpAnswers,
+}
+
+impl Protocols {
+    /// Explains what a client gets, at the URL `base`. Asks no upstream and has no effect.
+    ///
+    /// # Errors
+    /// No version meets the constraint, or the store failed.
+    pub async fn explain(
+        &self,
+        request: &ExplainRequest,
+        base: &str,
+        now: Timestamp,
+        http: HttpAnswers,
+    ) -> Result<ExplainReport, ExplainError> {
+        let call = self.mirror.runtime.dry_run_context(now, Arc::clone(&self.runtime_config));
+        let explanation = Explanation { protocols: self, call: &call, base, http };
+        let platform = request.platform.clone().unwrap_or_else(Platform::of_this_machine);
+        match &request.subject {
+            ExplainSubject::Address(selector) => {
+                let subject = explanation.subject_of(selector, platform).await?;
+                explanation.report(subject).await
+            }
+            ExplainSubject::Url(given) => match self.route_of_url(given) {
+                Ok(route) => {
+                    let subject = explanation.subject_of_route(route, platform).await?;
+                    explanation.report(subject).await
+                }
+                Err((error, api)) => Ok(explanation.report_without_route(given, error, api)),
+            },
+        }
+    }
+
+    /// Parses one of larder's URLs, from a log, an error or a client's output.
+    fn route_of_url(&self, given: &str) -> Result<Route, (RouteError, Api)> {
+        let url = Url::parse(given).ok();
+        let (path, query, host) = match &url {
+            Some(url) => (url.path(), url.query(), url.host_str()),
+            None => match given.split_once('?') {
+                Some((path, query)) => (path, Some(query), None),
+                None => (given, None, None),
+            },
+        };
+        // A client writes the folder of a module behind a double slash.
+        let path = path.split_once("//").map_or(path, |(archive, _)| archive);
+        let path = self.mount.without_prefix(path);
+        let api = Api::of_path(path);
+        match Route::parse(path, query, host, &self.route_context) {
+            Ok(Route::Health | Route::Ready) => {
+                Err((RouteError::Unknown(format!("{path} is a probe, which says nothing about packages")), api))
+            }
+            parsed => parsed.map_err(|error| (error, api)),
+        }
+    }
+}
+
+impl Explanation<'_> {
+    /// Chooses the version of a selector as a client does.
+    async fn subject_of(&self, selector: &PackageSelector, platform: Platform) -> Result<Subject, ExplainError> {
+        let address = selector.address();
+        let version = match selector.versions() {
+            Versions::All => None,
+            Versions::Exactly(version) => Some(version.clone()),
+            Versions::Matching(_) | Versions::MatchingModule(_) => match self.client_versions(&address).await {
+                Ok(list) => {
+                    let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
+                    let chosen = match selector {
+                        PackageSelector::Provider(selection) => selection.choose(&listed),
+                        PackageSelector::Module(selection) => selection.choose(&listed),
+                    };
+                    Some(chosen.map_err(ExplainError::NoVersion)?.clone())
+                }
+                // The version list itself explains it.
+                Err(_) => None,
+            },
+        };
+        let platform = matches!(address, Address::Provider(_)).then_some(platform);
+        Ok(Subject { host: address.host().clone(), address: Some(address), version, platform, requested: None })
+    }
+
+    async fn subject_of_route(&self, route: Route, platform: Platform) -> Result<Subject, Error> {
+        let of = |address: Address, version: Option<Version>, platform: Option<Platform>| Subject {
+            host: address.host().clone(),
+            address: Some(address),
+            version,
+            platform,
+            requested: Some(route.clone()),
+        };
+        let provider = |package: &Package| {
+            of((&package.provider).into(), Some(package.version.clone()), Some(package.platform.clone()))
+        };
+        Ok(match &route {
+            Route::Discovery(host) => self.subject_without_address(host, &route),
+            Route::Versions(address @ Address::Provider(_)) => of(address.clone(), None, Some(platform)),
+            Route::Versions(address @ Address::Module(_)) => of(address.clone(), None, None),
+            Route::ProviderDownload(package) => provider(package),
+            Route::ProviderFile(target) => provider(&target.package),
+            Route::MirrorIndex(address) => of(address.into(), None, Some(platform)),
+            Route::MirrorVersion(address, version) => of(address.into(), Some(version.clone()), Some(platform)),
+            Route::ProofFile(target) => {
+                let mirror = &self.protocols.mirror;
+                let stored = mirror.library.platforms_with_sets(&target.provider, &target.version).await?;
+                let platform =
+                    if stored.contains(&platform) { None } else { stored.into_iter().next() }.unwrap_or(platform);
+                of((&target.provider).into(), Some(target.version.clone()), Some(platform))
+            }
+            Route::ModuleDownload(package) => of((&package.module).into(), Some(package.version.clone()), None),
+            Route::ModuleArchive(target) => {
+                of((&target.package.module).into(), Some(target.package.version.clone()), None)
+            }
+            Route::ModuleLatest(module) => {
+                let latest = self.protocols.mirror.offline.latest_of_module(module, self.call).await;
+                of(module.into(), latest.ok().map(|latest| latest.value.version), None)
+            }
+            Route::Page(page) => match page_address(&page.path, &page.host) {
+                Some(address) => of(address, None, None),
+                None => self.subject_without_address(&page.host, &route),
+            },
+            Route::Health | Route::Ready => return Err(Error::NotFound("a probe is about no package".to_owned())),
+        })
+    }
+
+    fn subject_without_address(&self, host: &Hostname, route: &Route) -> Subject {
+        let requested = Some(route.clone());
+        Subject { host: host.clone(), address: None, version: None, platform: None, requested }
+    }
+
+    async fn client_versions(&self, address: &Address) -> Result<VersionList, Error> {
+        Ok(self.protocols.mirror.offline.client_versions(address, self.call).await?.value)
+    }
+
+    async fn report(&self, subject: Subject) -> Result<ExplainReport, ExplainError> {
+        let mirror = &self.protocols.mirror;
+        let rules = mirror.operations.upstream_rules(&subject.host, self.call);
+        let mut steps = Vec::new();
+        for planned in self.plan(&subject).await {
+            steps.push(self.run_dry(planned, &subject).await?);
+        }
+        let (verdict, decided_by) = verdict(&steps);
+        let versions = match &subject.address {
+            Some(address) if rules.is_some() => Some(self.versions(address).await?),
+            _ => None,
+        };
+        let alarms = self.alarms(&subject);
+        let decisive = decided_by.and_then(|index| steps.get(index));
+        let to_do = advice(&subject, decisive, &alarms, rules.as_ref());
+        Ok(ExplainReport {
+            package: subject.package(),
+            now: self.call.now,
+            verdict,
+            decided_by,
+            rules,
+            steps,
+            versions,
+            alarms,
+            to_do,
+        })
+    }
+
+    /// The report about a URL that leads nowhere.
+    fn report_without_route(&self, given: &str, error: RouteError, api: Api) -> ExplainReport {
+        let (shown, answer) = (safe_text(given), self.refused(&RequestFailure::NoRoute(error), api));
+        let step = ExplainStep {
+            step: StepKind::Url,
+            url: Some(if given.starts_with('/') { format!("{}{shown}", self.base) } else { shown.clone() }),
+            requested: true,
+            answer,
+            rule: Rule::NoRoute,
+            facts: ObjectFacts::default(),
+        };
+        ExplainReport {
+            package: PackageRef::requested(&shown),
+            now: self.call.now,
+            verdict: Verdict::Refused,
+            decided_by: Some(0),
+            rules: None,
+            steps: vec![step],
+            versions: None,
+            alarms: Vec::new(),
+            to_do: Vec::new(),
+        }
+    }
+
+    /// The requests of a client, in its order. The archive is known once the step before it is served.
+    async fn plan(&self, subject: &Subject) -> Vec<PlannedStep> {
+        let Subject { host, address, requested, .. } = subject;
+        let mut steps = vec![PlannedStep::new(
+            StepKind::Discovery,
+            Route::Discovery(host.clone()),
+            ExplainedObject::Discovery(host.clone()),
+        )];
+        if let Some(address) = address {
+            let list = ExplainedObject::Versions(address.clone());
+            steps.push(PlannedStep::new(StepKind::VersionList, Route::Versions(address.clone()), list.clone()));
+            match (subject.artifact(), address) {
+                (Some(Artifact::Provider(package)), _) => steps.extend(self.provider_steps(package, requested).await),
+                (Some(Artifact::Module(package)), _) => steps.extend(self.module_steps(package, requested).await),
+                (None, Address::Provider(provider)) => {
+                    steps.push(PlannedStep::new(StepKind::NetworkMirror, Route::MirrorIndex(provider.clone()), list));
+                }
+                (None, Address::Module(_)) => {}
+            }
+        }
+        let is_planned = |route: &Route| steps.iter().any(|step| step.route.as_ref() == Some(route));
+        if let Some(route) = requested.as_ref().filter(|route| !is_planned(route)) {
+            steps.push(self.requested_step(route));
+        }
+        steps
+    }
+
+    /// The step of a requested URL that the chain does not contain.
+    fn requested_step(&self, route: &Route) -> PlannedStep {
+        let (kind, object) = match route {
+            Route::Page(page) => (StepKind::Page, Some(ExplainedObject::Page(page.clone()))),
+            Route::ProofFile(_) => (StepKind::ProofFile, None),
+            Route::MirrorIndex(provider) => (StepKind::NetworkMirror, Some(ExplainedObject::Versions(provider.into()))),
+            Route::ModuleLatest(module) => (StepKind::Location, Some(ExplainedObject::Versions(module.into()))),
+            Route::ProviderFile(target) => {
+                (StepKind::Archive, Some(ExplainedObject::Archive((&target.package).into())))
+            }
+            Route::ModuleArchive(target) => {
+                (StepKind::Archive, Some(ExplainedObject::Archive((&target.package).into())))
+            }
+            _ => (StepKind::Url, None),
+        };
+        PlannedStep { kind, route: Some(route.clone()), object }
+    }
+
+    async fn provider_steps(&self, package: Package, requested: &Option<Route>) -> Vec<PlannedStep> {
+        let archive = match requested {
+            Some(route @ Route::ProviderFile(_)) => Some(route.clone()),
+            _ => {
+                let set = self.protocols.mirror.proof_sets.proof_set(&package, self.call).await;
+                set.ok().map(|set| Route::ProviderFile(set.value.refs(&package).archive))
+            }
+        };
+        let version = Route::MirrorVersion(package.provider.clone(), package.version.clone());
+        let set = ExplainedObject::ProofSet(package.clone());
+        let archive_object = ExplainedObject::Archive(Artifact::Provider(package.clone()));
+        vec![
+            PlannedStep::new(StepKind::DownloadDocument, Route::ProviderDownload(package), set.clone()),
+            PlannedStep { kind: StepKind::Archive, route: archive, object: Some(archive_object) },
+            PlannedStep::new(StepKind::NetworkMirror, version, set),
+        ]
+    }
+
+    async fn module_steps(&self, package: ModulePackage, requested: &Option<Route>) -> Vec<PlannedStep> {
+        let archive = match requested {
+            Some(route @ Route::ModuleArchive(_)) => Some(route.clone()),
+            _ => match self.protocols.mirror.modules.module_location(&package, self.call).await {
+                Ok(Answer { value: ModuleLocation::Local { archive, .. }, .. }) => Some(Route::ModuleArchive(archive)),
+                Ok(Answer { value: ModuleLocation::External(_), .. }) | Err(_) => None,
+            },
+        };
+        let location = ExplainedObject::Location(package.clone());
+        let archive_object = ExplainedObject::Archive(Artifact::Module(package.clone()));
+        vec![
+            PlannedStep::new(StepKind::Location, Route::ModuleDownload(package), location),
+            PlannedStep { kind: StepKind::Archive, route: archive, object: Some(archive_object) },
+        ]
+    }
+
+    async fn run_dry(&self, planned: PlannedStep, subject: &Subject) -> Result<ExplainStep, Error> {
+        let PlannedStep { kind, route, object } = planned;
+        let mirror = &self.protocols.mirror;
+        let facts = match object {
+            Some(object) => match mirror.operations.facts(&object, self.call).await {
+                Err(Error::UnknownHost(_)) => ObjectFacts::default(),
+                facts => facts?,
+            },
+            None => ObjectFacts::default(),
+        };
+        let requested = route.is_some() && route == subject.requested;
+        let Some(route) = route else {
+            let (answer, rule) = (ExpectedAnswer::Unknown, Rule::StepBefore);
+            return Ok(ExplainStep { step: kind, url: None, requested, answer, rule, facts });
+        };
+        let path = route.path();
+        let url = Some(format!("{}{path}", self.base));
+        let is_offline = mirror.runtime.connectivity() == Connectivity::Offline;
+        let links = Links { mount: &self.protocols.mount, base: "" };
+        let (answer, rule) = match self.protocols.answer_from_services(&route, self.call, links).await {
+            Ok(answer) => {
+                let is_listed = self.names_subject(kind, &answer.value, subject).await;
+                let rule = match is_listed {
+                    true => rule_of_outcome(&answer, &facts, is_offline, self.call.now),
+                    false => Rule::NotListed,
+                };
+                let cache_status = (self.http.cache_status)(answer.outcome).to_owned();
+                (ExpectedAnswer::Served { status: status_of(&answer.value), cache_status }, rule)
+            }
+            Err(RequestFailure::Mirror(Error::WouldAsk(_))) => (ExpectedAnswer::AsksUpstream, Rule::NotStored),
+            Err(failure) => (self.refused(&failure, Api::of_path(&path)), rule_of_failure(&failure, is_offline)),
+        };
+        Ok(ExplainStep { step: kind, url, requested, answer, rule, facts })
+    }
+
+    fn refused(&self, failure: &RequestFailure, api: Api) -> ExpectedAnswer {
+        let (status, reason) = (self.http.failure)(failure, api);
+        let explained = failure.explain();
+        let remedy = explained.remedy.as_deref().map(safe_text);
+        ExpectedAnswer::Refused { status, reason, cause: safe_text(&explained.cause), remedy }
+    }
+
+    /// Returns false for a list that does not name the version, or a network mirror's list that does not name the platform.
+    async fn names_subject(&self, kind: StepKind, content: &ReplyContent, subject: &Subject) -> bool {
+        match (kind, content, &subject.address, &subject.version, &subject.platform) {
+            (StepKind::VersionList, _, Some(address), Some(version), _) => {
+                self.client_versions(address).await.is_ok_and(|list| list.get(version).is_some())
+            }
+            (StepKind::NetworkMirror, ReplyContent::Document(rendered), _, Some(_), Some(platform)) => {
+                #[derive(Deserialize)]
+                struct VersionDocument {
+                    archives: BTreeMap<String, IgnoredAny>,
+                }
+                let document: Result<VersionDocument, _> = serde_json::from_slice(&rendered.body);
+                document.is_ok_and(|document| document.archives.contains_key(&platform.to_string()))
+            }
+            _ => true,
+        }
+    }
+
+    async fn versions(&self, address: &Address) -> Result<VersionSummary, Error> {
+        let mut facts = self.protocols.mirror.operations.version_facts(address, self.call).await?;
+        let list = self.client_versions(address).await.ok();
+        let newest = list.as_ref().and_then(|list| {
+            let versions = list.versions.iter().map(|listed| &listed.version);
+            versions.max_by_key(|version| (!version.is_pre_release(), *version)).map(ToString::to_string)
+        });
+        let stored_versions = facts.stored.len();
+        facts.stored.truncate(MAX_VERSIONS);
+        facts.dropped.truncate(MAX_VERSIONS);
+        Ok(VersionSummary { listed: list.map(|list| list.versions.len()), newest, facts, stored_versions })
+    }
+
+    /// The alarms about the subject.
+    fn alarms(&self, subject: &Subject) -> Vec<Alarm> {
+        let Some(address) = &subject.address else { return Vec::new() };
+        let canonical = match (address, subject.version.clone()) {
+            (Address::Module(module), Some(version)) => {
+                let package = ModulePackage { module: module.clone(), version };
+                Address::from(&self.protocols.mirror.runtime.artifact_of(&package)).to_string()
+            }
+            (address, _) => address.to_string(),
+        };
+        let version = subject.version.as_ref().map(ToString::to_string);
+        let is_about = |alarm: &Alarm| {
+            alarm.address == canonical && version.as_ref().is_none_or(|version| alarm.version == *version)
+        };
+        self.protocols.mirror.library.alarms().into_iter().filter(is_about).collect()
+    }
+}
+
+fn page_address(path: &PagePath, host: &Hostname) -> Option<Address> {
+    use crate::address::{ModuleAddress, ProviderAddress};
+    match path.clone() {
+        PagePath::Module(namespace, name, system, _) => {
+            Some(Address::Module(ModuleAddress { host: host.clone(), namespace, name, system }))
+        }
+        PagePath::Provider(namespace, type_, _) => {
+            Some(Address::Provider(ProviderAddress { host: host.clone(), namespace, type_ }))
+        }
+        PagePath::Search | PagePath::Modules(_) | PagePath::ModuleSystems(..) | PagePath::Providers(_) => None,
+    }
+}
+
+fn status_of(content: &ReplyContent) -> u16 {
+    match content {
+        ReplyContent::Document(_) | ReplyContent::File(_) | ReplyContent::Health { .. } => 200,
+        ReplyContent::Location(_) => 204,
+        ReplyContent::Redirect(_) => 302,
+    }
+}
+
+fn rule_of_outcome(answer: &Answer<ReplyContent>, facts: &ObjectFacts, is_offline: bool, now: Timestamp) -> Rule {
+    let is_archive = matches!(answer.value, ReplyContent::File(_));
+    match answer.outcome {
+        Outcome::Hit if is_archive => Rule::Stored,
+        // A location that larder cannot fetch is passed on while its document is fresh.
+        Outcome::Hit => Rule::Fresh,
+        Outcome::Revalidated => Rule::Revalidated,
+        Outcome::Gone => Rule::Gone,
+        Outcome::Miss | Outcome::Pending | Outcome::PassedThrough => Rule::NotStored,
+        Outcome::Stale if is_offline => Rule::Offline,
+        Outcome::Stale => match (&facts.left_alone, &facts.last_answer) {
+            (Some(_), _) => Rule::LeftAlone,
+            (None, Some(last)) if last.failure.is_some() => Rule::LastAnswerFailed,
+            (None, Some(last)) if last.at <= now => Rule::LastAnswerLate,
+            (None, _) => Rule::NotConfirmed,
+        },
+    }
+}
+
+fn rule_of_failure(failure: &RequestFailure, is_offline: bool) -> Rule {
+    match failure {
+        RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::UnknownHost(_)) => Rule::NoRoute,
+        RequestFailure::Mirror(error) => match error {
+            Error::Unaccepted { .. } => Rule::WaitsForAccept,
+            Error::Offline(_) | Error::Sealed(_) => Rule::Offline,
+            // A known version on a platform that is not stored.
+            Error::NotFound(_) if is_offline => Rule::Offline,
+            Error::NotFound(_) => Rule::NotListed,
+            Error::Unverified { .. } => Rule::NotVerified,
+            Error::Upstream(_) => Rule::LastAnswerFailed,
+            Error::Slow(_) => Rule::LastAnswerLate,
+            _ => Rule::Own,
+        },
+    }
+}
+
+/// What a client gets all in all, and the step that decides it.
+fn verdict(steps: &[ExplainStep]) -> (Verdict, Option<usize>) {
+    let requested = steps.iter().position(|step| step.requested);
+    // Clients of the registry do not ask the network mirror. A client with a host override does not ask for discovery.
+    let is_main = |step: &ExplainStep| !matches!(step.step, StepKind::NetworkMirror | StepKind::Discovery);
+    let refuses =
+        |step: &ExplainStep| matches!(step.answer, ExpectedAnswer::Refused { .. }) || step.rule == Rule::NotListed;
+    let asks = |step: &ExplainStep| matches!(step.answer, ExpectedAnswer::AsksUpstream);
+    let first = |is: &dyn Fn(&ExplainStep) -> bool| {
+        let main = steps.iter().position(|step| is_main(step) && is(step));
+        main.or_else(|| steps.iter().position(|step| step.step == StepKind::Discovery && is(step)))
+    };
+    if let Some(step) = requested.and_then(|index| steps.get(index))
+        && !matches!(step.answer, ExpectedAnswer::Unknown)
+    {
+        let verdict = match () {
+            () if refuses(step) => Verdict::Refused,
+            () if asks(step) => Verdict::AsksUpstream,
+            () => Verdict::Served,
+        };
+        return (verdict, requested);
+    }
+    if let Some(index) = first(&refuses) {
+        // A version that upstream's list does not name is refused by its own step, with the reason.
+        let with_reason =
+            steps.iter().position(|step| is_main(step) && matches!(step.answer, ExpectedAnswer::Refused { .. }));
+        return (Verdict::Refused, with_reason.or(Some(index)));
+    }
+    if let Some(index) = first(&asks) {
+        return (Verdict::AsksUpstream, Some(index));
+    }
+    // What upstream could not confirm matters more than what it confirms for each request.
+    let is_unconfirmed =
+        |step: &ExplainStep| !matches!(step.rule, Rule::Fresh | Rule::Stored | Rule::Revalidated | Rule::StepBefore);
+    let is_revalidated = |step: &ExplainStep| step.rule == Rule::Revalidated;
+    (Verdict::Served, first(&is_unconfirmed).or_else(|| first(&is_revalidated)))
+}
+
+/// What a person can do about the step that decides, and about the alarms.
+fn advice(
+    subject: &Subject,
+    decisive: Option<&ExplainStep>,
+    alarms: &[Alarm],
+    rules: Option<&UpstreamRules>,
+) -> Vec<Advice> {
+    let with_command = |text: &str, command: String| Advice { text: text.to_owned(), command: Some(command) };
+    let resolve = alarms.iter().filter_map(|alarm| alarm.resolve.clone());
+    let mut advice: Vec<Advice> =
+        resolve.map(|command| with_command("if the publisher confirms the change:", command)).collect();
+    let (Some(step), Some(address)) = (decisive, &subject.address) else { return advice };
+    let named = subject.version.as_ref().map_or(address.to_string(), |version| format!("{address}@{version}"));
+    let platform = subject.platform.as_ref().filter(|_| subject.version.is_some());
+    let packages = platform.map_or(named.clone(), |platform| format!("{named} --platform {platform}"));
+    let is_refused = matches!(step.answer, ExpectedAnswer::Refused { .. });
+    let refresh = || format!("larder refresh {named}");
+    match step.rule {
+        Rule::Offline if is_refused => {
+            let create = format!("larder bundle create carry.tar --for {packages}");
+            advice.push(with_command("on a larder with upstream access, make a bundle:", create));
+            advice.push(with_command("carry it here, and apply it:", "larder bundle apply carry.tar".to_owned()));
+        }
+        Rule::LastAnswerFailed | Rule::LastAnswerLate | Rule::NotConfirmed => {
+            advice.push(with_command("see if the upstream can be reached from here:", "larder doctor".to_owned()));
+            advice.push(with_command("ask it again now:", refresh()));
+        }
+        Rule::LeftAlone => {
+            advice.push(with_command("larder asks by itself after the pause; to ask now:", refresh()));
+        }
+        Rule::NotVerified => advice.push(with_command("when its publisher has mended it, ask again:", refresh())),
+        Rule::NotListed if rules.is_some_and(|rules| !rules.offline) => {
+            let refresh = format!("larder refresh {address}");
+            advice.push(with_command("if it was published a moment ago, ask for the list again:", refresh));
+        }
+        Rule::NotStored if subject.version.is_some() => {
+            let text = "nothing: the first client that asks gets it from upstream; to store it before:";
+            advice.push(with_command(text, format!("larder warm {packages}")));
+        }
+        _ => {}
+    }
+    advice
+}
