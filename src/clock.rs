@@ -15,12 +15,15 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// A clock set back by more than this invalidates earlier measurements.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
-/// A moment, in whole seconds since 1970-01-01 UTC.
+/// A moment, in whole seconds since 1970-01-01 UTC. Serialised as that number, in a newtype struct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(rename = "larder::Timestamp")]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
+    /// The name of the newtype struct. `dated_json` recognises times by it.
+    pub(crate) const SERDE_NAME: &'static str = "larder::Timestamp";
+
     /// The time in a file's metadata; times before 1970 count as 1970.
     pub fn of(time: SystemTime) -> Self {
         Self(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())

@@ -18,6 +18,7 @@ pub mod cdn_loop;
 pub mod cli;
 pub mod clock;
 pub mod config;
+mod dated_json;
 pub mod digest;
 pub mod doctor;
 pub mod error;

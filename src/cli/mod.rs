@@ -36,6 +36,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use self::terminal::{escape_for_terminal, with_bars_hidden};
 use crate::app::StartError;
 use crate::config::{self, Config, Diagnostic, Problems};
+use crate::dated_json;
 use crate::error::safe_text;
 use crate::protocol::admin;
 
@@ -311,10 +312,10 @@ fn print_line(text: &str) {
     }
 }
 
-/// Prints a result or a step as one line of JSON.
+/// Prints a result or a step as one line of JSON, times also in RFC 3339.
 fn print_json(value: &impl Serialize) {
-    match serde_json::to_string(value) {
-        Ok(line) => print_line(&line),
+    match dated_json::to_vec(value) {
+        Ok(line) => print_line(&String::from_utf8_lossy(&line)),
         Err(error) => print_error(&error.to_string()),
     }
 }

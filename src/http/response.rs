@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::body::Body;
 use crate::clock::Timestamp;
+use crate::dated_json;
 use crate::digest::Digest;
 use crate::error::{Error, Explanation, safe_text};
 use crate::mirror::{Archive, Outcome};
@@ -363,9 +364,9 @@ pub(super) fn of_type(body: Body, content_type: &'static str) -> Response<Body> 
     with_headers(StatusCode::OK, body, [(header::CONTENT_TYPE, HeaderValue::from_static(content_type))])
 }
 
-/// Responds with a value as JSON.
+/// Responds with a value as JSON, times also in RFC 3339.
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    let body = serde_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
+    let body = dated_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
     with_headers(status, Body::full(Bytes::from(body)), [(header::CONTENT_TYPE, JSON)])
 }
 

@@ -37,8 +37,15 @@ pub struct Job<T = Vec<JobItem>> {
     pub items: T,
 }
 
-/// A job in a list: `GET /admin/v1/jobs`. The items are only counted.
+/// A job in a list. The items are only counted.
 pub type JobSummary = Job<ItemCounts>;
+
+/// The listed jobs: `GET /admin/v1/jobs`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobList {
+    /// Newest first.
+    pub jobs: Vec<JobSummary>,
+}
 
 impl<T> Job<T> {
     /// The same job with other items.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::mirror::Mirror;
 
-pub use self::job_report::JobId;
+pub use self::job_report::{JobId, JobList};
 pub use self::list::{JobStartError, Jobs, ToPin};
 pub use self::plan::{Installs, Plan, PlanCounts, PlanError, PlanState, PlannedItem};
 pub use self::recurring::{LastRun, Recurring, RecurringState};

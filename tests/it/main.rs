@@ -91,6 +91,7 @@ mod small_disk;
 mod store_conformance;
 mod support;
 mod terminal;
+mod times;
 mod transfers;
 mod trees_export;
 mod trees_hostile;

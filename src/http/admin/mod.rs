@@ -21,7 +21,7 @@ use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::jobs::{
-    JobId, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
+    JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
 };
 use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
 use crate::protocol::admin::explain::ExplainRequest;
@@ -188,7 +188,7 @@ impl Admin {
                 let missing = self.mirror.library.missing().await.map_err(|error| self.failure(error))?;
                 Ok(json(&order::order_of(&missing, &self.mirror.runtime.sealed_platforms())))
             }
-            AdminRoute::Jobs => Ok(json(&serde_json::json!({ "jobs": self.jobs.all() }))),
+            AdminRoute::Jobs => Ok(json(&JobList { jobs: self.jobs.all() })),
             AdminRoute::Job(id) if method == Method::DELETE => Ok(json(&self.job(id)?.cancel().await)),
             AdminRoute::Job(id) => Ok(json(&self.job(id)?.report())),
             AdminRoute::JobEvents(id) => Ok(bodies::job_events(JobSubscription::of(self.job(id)?), &method)),
