@@ -35,7 +35,7 @@ impl Addresses {
         let (config, _) = common.load()?;
         let (json, host) = (common.json, config.default_host());
         let (path, target) = (operation.path(), TargetAddresses { what: self.addresses });
-        let report = async |larder: &AdminClient| larder.post(&path, &target).await;
+        let report = async |larder: &AdminClient| larder.post(path, &target).await;
         match operation {
             Operation::Refresh => print_result(ask(&config, report)?, json, |items| refreshed_lines(items, &host)),
             Operation::Purge => print_result(ask(&config, report)?, json, |items| purged_lines(items, &host)),

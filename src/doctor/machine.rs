@@ -173,7 +173,7 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
     let path = Operation::Refresh.path();
     let token = AdminToken::Known(token.expose_secret().to_owned());
     let client = AdminClient::new(config.admin.listen, token);
-    match timeout(PROBE_TIMEOUT, client.post(&path, &TargetAddresses { what: Vec::new() })).await {
+    match timeout(PROBE_TIMEOUT, client.post(path, &TargetAddresses { what: Vec::new() })).await {
         Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
             Check::fail(TOKEN, format!("the running larder rejects the token of {token_source}"))
                 .advise("the running larder was started with another token; restart larder")

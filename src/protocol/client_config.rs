@@ -22,6 +22,13 @@ pub enum ClientRoute {
     NetworkMirror,
 }
 
+impl ClientRoute {
+    /// The route that the query of a request names: `?mirror` for a network mirror.
+    pub fn of_query(query: Option<&str>) -> Self {
+        if query == Some("mirror") { Self::NetworkMirror } else { Self::HostOverride }
+    }
+}
+
 /// Returns the text to paste. `base` is the URL at which clients reach larder, without a final slash:
 /// `http://127.0.0.1:8080`.
 pub async fn text(mirror: &Arc<Mirror>, base: &str, client_route: ClientRoute) -> Result<String, Error> {

@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod admin_index;
 mod air_gap;
 mod alarms;
 mod bundle;

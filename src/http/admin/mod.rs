@@ -29,12 +29,12 @@ use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, OperationReport, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
-    Access, AccessHeaders, AdminRefusal, AdminRoute, JOBS, Operation, SinceStart, StatusReport,
+    self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, SinceStart, StatusReport,
 };
-use crate::protocol::client_config::ClientRoute;
+use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::explain::ExplainError;
 use crate::protocol::route::Api;
-use crate::protocol::{Protocols, RequestFailure, client_config};
+use crate::protocol::{Protocols, RequestFailure};
 use crate::store::StoreError;
 
 /// The `Server` header of the admin listener, by which the commands recognise larder.
@@ -118,9 +118,9 @@ impl Admin {
     }
 
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
-        let Some(route) = AdminRoute::parse(request.uri().path(), request.uri().query()) else {
+        let Some((route, row)) = AdminRoute::parse(request.uri().path()) else {
             self.requests.record_refusal(requests::Refusal::AdminPath);
-            let reason = format!("there is nothing at {}", request.uri().path());
+            let reason = format!("there is nothing at {}: GET {INDEX} lists the paths", request.uri().path());
             return Err(errors(StatusCode::NOT_FOUND, vec![reason]));
         };
         let headers = match host_of(&request) {
@@ -148,9 +148,9 @@ impl Admin {
                 if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
             return Err(errors(status, vec![refusal.to_string()]));
         }
-        if !route.methods().contains(&request.method().as_str()) {
+        if !row.allows(request.method().as_str()) {
             self.requests.record_refusal(requests::Refusal::Method);
-            return Err(wrong_method(&route.methods().join(", ")));
+            return Err(wrong_method(&row.allowed()));
         }
         let method = request.method().clone();
         match route {
@@ -164,7 +164,12 @@ impl Admin {
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
             AdminRoute::List => self.list(request.uri().query()).await,
             AdminRoute::Explain => self.explain(request.uri().query()).await,
-            AdminRoute::ClientConfig(client_route) => {
+            AdminRoute::Index => {
+                let text = format!("{:#}\n", admin::index());
+                Ok(response::of_type(Body::full(text.into()), "application/json"))
+            }
+            AdminRoute::ClientConfig => {
+                let client_route = ClientRoute::of_query(request.uri().query());
                 match client_config::text(&self.mirror, &self.base, client_route).await {
                     Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
                     Err(error) => Err(internal(&error.to_string())),

@@ -34,8 +34,14 @@ labelled_enum! {
 
 impl Operation {
     /// The path on the admin listener.
-    pub fn path(self) -> String {
-        format!("/admin/v1/{}", self.label())
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Refresh => "/admin/v1/refresh",
+            Self::Purge => "/admin/v1/purge",
+            Self::Accept => "/admin/v1/accept",
+            Self::Pin => "/admin/v1/pin",
+            Self::Unpin => "/admin/v1/unpin",
+        }
     }
 }
 

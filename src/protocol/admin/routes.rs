@@ -1,0 +1,305 @@
+//! The table of the admin listener: each path with its methods, and one line about each. Requests are routed by it, and
+//! `GET /admin/v1` lists it.
+
+use serde_json::{Value, json};
+
+use super::Operation;
+use crate::jobs::JobId;
+use crate::protocol::run::RunId;
+
+/// Path of the index.
+pub const INDEX: &str = "/admin/v1";
+/// Path of the status.
+pub const STATUS: &str = "/admin/v1/status";
+/// Path of the list of what is stored.
+pub const LIST: &str = "/admin/v1/list";
+/// Path of explanations.
+pub const EXPLAIN: &str = "/admin/v1/explain";
+/// Path of client configurations.
+pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
+/// Path of runs. Each run is below it.
+pub const RUNS: &str = "/admin/v1/runs";
+/// Path of verifications.
+pub const VERIFY: &str = "/admin/v1/verify";
+/// Path of plan requests.
+pub const PLAN: &str = "/admin/v1/plan";
+/// Path of the missing list.
+pub const MISSING: &str = "/admin/v1/missing";
+/// Path of warm-up requests.
+pub const WARM: &str = "/admin/v1/warm";
+/// Path of the list of jobs. Each job is below it.
+pub const JOBS: &str = "/admin/v1/jobs";
+/// Path of tree exports.
+pub const EXPORT: &str = "/admin/v1/export";
+/// Path of tree imports.
+pub const IMPORT: &str = "/admin/v1/import";
+/// Path of bundle requests.
+pub const BUNDLE: &str = "/admin/v1/bundle";
+/// Path of bundle imports.
+pub const APPLY: &str = "/admin/v1/bundle/apply";
+/// Path of the inventory.
+pub const INVENTORY: &str = "/admin/v1/inventory";
+
+/// Routes of the admin listener. The table has the path of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminRoute {
+    /// This process runs; for all.
+    Health,
+    /// The store is open; for all.
+    Ready,
+    /// The metrics.
+    Metrics,
+    /// The table.
+    Index,
+    /// The status.
+    Status,
+    /// What is stored.
+    List,
+    /// What a client gets, and why.
+    Explain,
+    /// The CLI configuration to paste.
+    ClientConfig,
+    /// What the client of one `larder run` was sent.
+    Run(RunId),
+    /// The CLI configuration for the client of one `larder run`.
+    RunClientConfig(RunId),
+    /// An operation on addresses or a job.
+    Operation(Operation),
+    /// A verification of everything stored.
+    Verify,
+    /// The plan of an order.
+    Plan,
+    /// The missing list.
+    Missing,
+    /// A warm-up of an order.
+    Warm,
+    /// A tree of a job's packages.
+    Export,
+    /// The import of a tree.
+    Import,
+    /// A bundle of a job's packages.
+    Bundle,
+    /// The import of a bundle.
+    ApplyBundle,
+    /// The inventory.
+    Inventory,
+    /// The list of jobs.
+    Jobs,
+    /// One job.
+    Job(JobId),
+    /// The changes of one job.
+    JobEvents(JobId),
+}
+
+/// Methods of the admin listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminMethod {
+    /// Reads, also with HEAD. Needs read access.
+    Get,
+    /// Changes something, or takes long. Needs the token.
+    Post,
+    /// Removes something. Needs the token.
+    Delete,
+}
+
+impl AdminMethod {
+    /// The name in a request.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Post => "POST",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+/// A path of the admin listener.
+#[derive(Debug)]
+pub struct AdminPath {
+    /// The path. [`ID`] stands for the id of a job or a run.
+    pub path: &'static str,
+    target: Target,
+    /// The methods, and what each does, in one line.
+    pub methods: &'static [(AdminMethod, &'static str)],
+}
+
+/// The segment of a path in the table that stands for the id of a job or a run.
+const ID: &str = "{id}";
+
+/// The route of a path.
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    Fixed(AdminRoute),
+    OfJob(fn(JobId) -> AdminRoute),
+    OfRun(fn(RunId) -> AdminRoute),
+}
+
+impl AdminPath {
+    const fn new(path: &'static str, route: AdminRoute, methods: &'static [(AdminMethod, &'static str)]) -> Self {
+        Self { path, target: Target::Fixed(route), methods }
+    }
+
+    const fn operation(operation: Operation, methods: &'static [(AdminMethod, &'static str)]) -> Self {
+        Self::new(operation.path(), AdminRoute::Operation(operation), methods)
+    }
+
+    const fn of_job(
+        path: &'static str,
+        route: fn(JobId) -> AdminRoute,
+        methods: &'static [(AdminMethod, &'static str)],
+    ) -> Self {
+        Self { path, target: Target::OfJob(route), methods }
+    }
+
+    const fn of_run(
+        path: &'static str,
+        route: fn(RunId) -> AdminRoute,
+        methods: &'static [(AdminMethod, &'static str)],
+    ) -> Self {
+        Self { path, target: Target::OfRun(route), methods }
+    }
+
+    /// The route of a request's path, if it is this path.
+    fn route(&self, path: &str) -> Option<AdminRoute> {
+        match self.target {
+            Target::Fixed(route) => (self.path == path).then_some(route),
+            Target::OfJob(route) => JobId::parse(self.id_in(path)?).map(route),
+            Target::OfRun(route) => RunId::parse(self.id_in(path)?).map(route),
+        }
+    }
+
+    /// The part of a request's path that stands where this path has [`ID`].
+    fn id_in<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let (before, after) = self.path.split_once(ID)?;
+        path.strip_prefix(before)?.strip_suffix(after)
+    }
+
+    /// The methods as in an Allow header.
+    pub fn allowed(&self) -> String {
+        let names = self.methods.iter().flat_map(|(method, _)| match method {
+            AdminMethod::Get => vec!["GET", "HEAD"],
+            other => vec![other.name()],
+        });
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    /// True if the path has this method.
+    pub fn allows(&self, method: &str) -> bool {
+        let method = if method == "HEAD" { "GET" } else { method };
+        self.methods.iter().any(|(allowed, _)| allowed.name() == method)
+    }
+}
+
+use AdminMethod::{Delete, Get, Post};
+
+/// Every path. A new one also needs its line in `docs/admin-api.md`.
+pub const PATHS: &[AdminPath] = &[
+    AdminPath::new(INDEX, AdminRoute::Index, &[(Get, "this list")]),
+    AdminPath::new(STATUS, AdminRoute::Status, &[(Get, "what is stored, served, saved, missing and refused; alarms")]),
+    AdminPath::new(
+        CLIENT_CONFIG,
+        AdminRoute::ClientConfig,
+        &[(Get, "the CLI configuration to paste; with ?mirror for a network mirror")],
+    ),
+    AdminPath::new(LIST, AdminRoute::List, &[(Get, "a page of what is stored, by address and version")]),
+    AdminPath::new(EXPLAIN, AdminRoute::Explain, &[(Get, "what a client gets for an address or a URL, and why")]),
+    AdminPath::of_run(
+        "/admin/v1/runs/{id}",
+        AdminRoute::Run,
+        &[(Get, "what the client of one `larder run` was sent, by source")],
+    ),
+    AdminPath::of_run(
+        "/admin/v1/runs/{id}/client-config",
+        AdminRoute::RunClientConfig,
+        &[(Get, "the CLI configuration for the client of one `larder run`")],
+    ),
+    AdminPath::operation(Operation::Refresh, &[(Post, "revalidate stored documents now, whatever their age")]),
+    AdminPath::operation(Operation::Purge, &[(Post, "remove documents and archives")]),
+    AdminPath::operation(Operation::Accept, &[(Post, "trust changed bytes, keys or trees")]),
+    AdminPath::operation(Operation::Pin, &[(Post, "never evict packages, or those of a job")]),
+    AdminPath::operation(Operation::Unpin, &[(Post, "allow eviction again")]),
+    AdminPath::new(PLAN, AdminRoute::Plan, &[(Post, "what an order needs, and what of that is stored")]),
+    AdminPath::new(WARM, AdminRoute::Warm, &[(Post, "start a job that fetches what an order needs")]),
+    AdminPath::new(
+        MISSING,
+        AdminRoute::Missing,
+        &[(Get, "what was asked for while offline and is not stored, as an order"), (Delete, "empty that list")],
+    ),
+    AdminPath::new(JOBS, AdminRoute::Jobs, &[(Get, "all jobs, with counts of their items")]),
+    AdminPath::of_job(
+        "/admin/v1/jobs/{id}",
+        AdminRoute::Job,
+        &[(Get, "one job, with each item"), (Delete, "cancel the job; running downloads finish")],
+    ),
+    AdminPath::of_job(
+        "/admin/v1/jobs/{id}/events",
+        AdminRoute::JobEvents,
+        &[(Get, "the changes of a job, as server-sent events")],
+    ),
+    AdminPath::new(BUNDLE, AdminRoute::Bundle, &[(Post, "a bundle of a job's packages, as a tar")]),
+    AdminPath::new(APPLY, AdminRoute::ApplyBundle, &[(Post, "import a bundle; a line of JSON for each entry")]),
+    AdminPath::new(INVENTORY, AdminRoute::Inventory, &[(Get, "what is stored, for the next delta")]),
+    AdminPath::new(EXPORT, AdminRoute::Export, &[(Post, "a provider tree of a job's packages, as a tar")]),
+    AdminPath::new(IMPORT, AdminRoute::Import, &[(Post, "import a provider tree; a line of JSON for each file")]),
+    AdminPath::new(VERIFY, AdminRoute::Verify, &[(Post, "re-hash everything stored; lines of JSON")]),
+    AdminPath::new("/metrics", AdminRoute::Metrics, &[(Get, "metrics for Prometheus, as OpenMetrics text")]),
+    AdminPath::new("/healthz", AdminRoute::Health, &[(Get, "this process runs")]),
+    AdminPath::new("/readyz", AdminRoute::Ready, &[(Get, "the store is open")]),
+];
+
+impl AdminRoute {
+    /// Finds the route of a path, and its row of the table.
+    pub fn parse(path: &str) -> Option<(Self, &'static AdminPath)> {
+        PATHS.iter().find_map(|row| Some((row.route(path)?, row)))
+    }
+}
+
+/// The answer to `GET /admin/v1`.
+pub fn index() -> Value {
+    let requests = PATHS.iter().flat_map(|row| {
+        row.methods
+            .iter()
+            .map(|(method, summary)| json!({ "method": method.name(), "path": row.path, "what": summary }))
+    });
+    json!({
+        "larder": env!("CARGO_PKG_VERSION"),
+        "requests": requests.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_path_of_the_table_leads_to_its_own_route() {
+        let mut routes = BTreeSet::new();
+        for row in PATHS {
+            let id = match row.target {
+                Target::OfRun(_) => "00112233445566778899aabbccddeeff",
+                Target::Fixed(_) | Target::OfJob(_) => "0011223344556677",
+            };
+            let path = row.path.replace(ID, id);
+            let (route, found) = AdminRoute::parse(&path).unwrap();
+            assert_eq!(found.path, row.path);
+            assert!(routes.insert(format!("{route:?}")), "{route:?} has two paths");
+        }
+        for path in ["/admin/v1/jobs/{id}", "/admin/v1/jobs/00112233445566", "/admin/v1/jobs/", "/admin/v2/status"] {
+            assert!(AdminRoute::parse(path).is_none(), "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_admin_path_with_a_final_slash_is_unknown(path in "(/admin/v1|/)?[/a-z-]{0,16}[/?%.]?") {
+            if AdminRoute::parse(&path).is_some() {
+                let slashed = format!("{path}/");
+                prop_assert!(path.starts_with('/') && AdminRoute::parse(&slashed).is_none());
+            }
+        }
+    }
+}
