@@ -116,10 +116,10 @@ impl App {
                 Recurring::new(Arc::clone(&jobs), settings.clock.clone(), config, supervisor).await
             },
             supervisor: metrics.supervisor.clone(),
-            jobs,
             requests: metrics.requests.clone(),
             runs: Runs::default(),
-            registry: metrics.registry(Arc::clone(&mirror), started, settings.clock.clone()),
+            registry: metrics.registry(Arc::clone(&mirror), &jobs, started, settings.clock.clone()),
+            jobs,
             started,
             mirror,
             store,
@@ -345,12 +345,13 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     let settings = StartSettings::default();
     let (mirror, store, metrics) = mirror(config, &settings)?;
     let clock = settings.clock;
+    let jobs = Jobs::new(Arc::clone(&mirror), clock.clone());
     Ok(Arc::new(Admin {
-        jobs: Jobs::new(Arc::clone(&mirror), clock.clone()),
         process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
         requests: metrics.requests.clone(),
-        registry: metrics.registry(Arc::clone(&mirror), clock.now(), clock.clone()),
         protocols: protocols_of(config, Arc::clone(&mirror), mirror.runtime.config()),
+        registry: metrics.registry(Arc::clone(&mirror), &jobs, clock.now(), clock.clone()),
+        jobs,
         mirror,
         base: base_url_of(config, config.server.listen),
         runs: None,
@@ -490,10 +491,11 @@ impl MetricSources {
     }
 
     /// Adds what is computed when the metrics are read, and returns all metrics.
-    fn registry(mut self, mirror: Arc<Mirror>, started: Timestamp, clock: Clock) -> Arc<Registry> {
+    fn registry(mut self, mirror: Arc<Mirror>, jobs: &Arc<Jobs>, started: Timestamp, clock: Clock) -> Arc<Registry> {
         let (help, start_time) = ("Start time of this larder, since 1970", ConstGauge::new(started.0));
         self.registry.register_with_unit("larder_start_time", help, Unit::Seconds, start_time);
         self.registry.register_collector(Box::new(MirrorGauges { mirror, clock }));
+        jobs.register_metrics(&mut self.registry);
         Arc::new(self.registry)
     }
 }

@@ -147,6 +147,16 @@ impl ItemCounts {
 }
 
 impl JobState {
+    /// The name in JSON and in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
     /// Returns true for a final state.
     pub fn has_ended(self) -> bool {
         self != Self::Running

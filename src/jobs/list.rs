@@ -6,12 +6,18 @@
 //! the store again.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
@@ -21,7 +27,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::job_limits::JobLimits;
 use super::job_report::{Job, JobId, JobState, JobSummary};
-use super::running_job::{ItemSubject, JobEnd, JobOrigin, RunningJob, SharedJobState};
+use super::running_job::{EndedJobs, ItemSubject, JobEnd, JobOrigin, RunningJob, SharedJobState};
 use super::warm::{self, WarmUp};
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
@@ -109,6 +115,7 @@ impl Jobs {
                 clock,
                 shutdown: CancellationToken::new(),
                 job_ended: Arc::new(Notify::new()),
+                ended_jobs: EndedJobs::default(),
             },
             jobs: Mutex::default(),
             next_order: AtomicU64::new(0),
@@ -270,6 +277,26 @@ impl Jobs {
 
     pub(super) fn records(&self) -> Option<&JobRecords> {
         self.shared.records.as_ref()
+    }
+
+    /// Registers the metrics of jobs.
+    pub fn register_metrics(self: &Arc<Self>, registry: &mut Registry) {
+        let help = "Warm-ups that ended, by state";
+        registry.register("larder_jobs_ended", help, self.shared.ended_jobs.0.clone());
+        registry.register_collector(Box::new(RunningJobs(Arc::clone(self))));
+    }
+}
+
+/// The gauge of running jobs, read when it is scraped.
+#[derive(Debug)]
+struct RunningJobs(Arc<Jobs>);
+
+impl Collector for RunningJobs {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let count = ConstGauge::new(running(&self.0.jobs.lock()) as u64);
+        let encoder =
+            encoder.encode_descriptor("larder_jobs_running", "Warm-ups that run.", None, MetricType::Gauge)?;
+        count.encode(encoder)
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -58,6 +60,28 @@ pub(super) struct SharedJobState {
     pub(super) shutdown: CancellationToken,
     /// Notified whenever a job ends.
     pub(super) job_ended: Arc<Notify>,
+    pub(super) ended_jobs: EndedJobs,
+}
+
+/// Counts the jobs that ended since the start, by state. All copies share the counters.
+#[derive(Debug, Clone)]
+pub(super) struct EndedJobs(pub(super) Family<[(&'static str, &'static str); 1], Counter>);
+
+impl Default for EndedJobs {
+    /// Each counter exists from the start, at 0.
+    fn default() -> Self {
+        let counters = Self(Family::default());
+        for state in [JobState::Done, JobState::Failed, JobState::Cancelled] {
+            counters.of(state);
+        }
+        counters
+    }
+}
+
+impl EndedJobs {
+    fn of(&self, state: JobState) -> Counter {
+        self.0.get_or_create_owned(&[("state", state.word())])
+    }
 }
 
 /// The package of an item, once resolved.
@@ -380,6 +404,7 @@ impl RunningJob {
             records.write_end(self.id, JobRecord { job, origin, subjects, warm_up: None }).await;
         }
         tracing::info!(job = %self.id, state = ?ended.head.state, "a warm-up ended");
+        self.shared.ended_jobs.of(ended.head.state).inc();
         *self.tracked.lock() = ended;
         self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
         self.shared.job_ended.notify_waiters();

@@ -13,6 +13,7 @@ use crate::support::http::{client, get, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::openmetrics::{Exposition, parse};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
+use crate::support::warm_fixture::WarmFixture;
 
 const THREE_DAYS: Duration = Duration::from_secs(3 * 24 * 3600);
 
@@ -203,9 +204,13 @@ async fn failed_verifications_are_counted_by_kind_and_republished_versions_wait(
     let republished = format!("larder_verification_failures_total{{host=\"{HOST}\",kind=\"republished\"}}");
     assert_eq!(grown[&republished], 3.0);
     assert_eq!(waiting.value("larder_waiting_for_accept"), 1.0);
+    let unresolved = |kind: &str| format!("larder_alarms_unresolved{{kind=\"{kind}\"}}");
+    assert_eq!((waiting.value(&unresolved("waits-for-accept")), waiting.value(&unresolved("moved"))), (1.0, 0.0));
 
     larder.run_command("accept", "acme/null@1.2.0").await;
-    assert_eq!(scrape(&larder).await.value("larder_waiting_for_accept"), 0.0);
+    let accepted = scrape(&larder).await;
+    assert_eq!(accepted.value("larder_waiting_for_accept"), 0.0);
+    assert_eq!(accepted.value(&unresolved("waits-for-accept")), 0.0);
     upstream.publish(edition(3).signed_by(&stranger));
     larder.document("null", "1.2.0").await.expect(200);
     let last = scrape(&larder).await;
@@ -392,6 +397,33 @@ async fn waiting_requests_and_running_downloads_are_gauges() {
         (exposition.value("larder_waiting_requests"), exposition.value("larder_fills_under_way")) == (0.0, 0.0)
     })
     .await;
+}
+
+/// A warm-up that did not get everything is visible without looking at each job.
+#[tokio::test]
+async fn running_jobs_are_a_gauge_and_ended_ones_are_counted_by_state() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(edition(1));
+    let larder = Larder::mirroring(&upstream).start().await;
+    let fixture = WarmFixture::for_larder(&larder);
+    let order = |package: &str| serde_json::json!({ "what": [package], "platforms": ["linux_amd64"] });
+    let jobs = async || {
+        let exposition = scrape(&larder).await;
+        let ended = |state: &str| exposition.value(&format!("larder_jobs_ended_total{{state=\"{state}\"}}"));
+        (exposition.value("larder_jobs_running"), ended("done"), ended("failed"), ended("cancelled"))
+    };
+    assert_eq!(jobs().await, (0.0, 0.0, 0.0, 0.0));
+    let gate = upstream.hold_headers(Target::Archive);
+    let path = fixture.start_job(&order("acme/null")).await;
+    upstream.wait_for(Target::Archive, 1).await;
+    assert_eq!(jobs().await, (1.0, 0.0, 0.0, 0.0));
+    let cancelled = fixture.start_job(&order("acme/null")).await;
+    fixture.cancel(&cancelled).await;
+    gate.open();
+    fixture.finished_job(&path).await;
+    fixture.finished_job(&cancelled).await;
+    fixture.warm(&order("acme/absent")).await;
+    assert_eq!(jobs().await, (0.0, 1.0, 1.0, 1.0));
 }
 
 /// A random malformed or hostile request.

@@ -423,11 +423,6 @@ impl Library {
     pub fn alarms(&self) -> Vec<Alarm> {
         self.alarms.all()
     }
-
-    /// The number of alarms that refuse something until `accept`.
-    pub(in crate::mirror) fn waiting_for_accept(&self) -> usize {
-        self.alarms.all().iter().filter(|alarm| alarm.kind.refuses()).count()
-    }
 }
 
 /// The identity of an alarm within its address. A new alarm replaces only one with the same subject.

@@ -14,7 +14,7 @@ use crate::address::{Hostname, PackageRef};
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::{Alarm, Connectivity, Library, Mirror, Operations, Runtime, StoreFailure};
+use crate::mirror::{Alarm, AlarmKind, Connectivity, Library, Mirror, Operations, Runtime, StoreFailure};
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
 
@@ -250,6 +250,10 @@ impl Collector for MirrorGauges {
         let left_alone = upstreams.iter().map(|of| (Some(("host", of.host.as_str())), of.left_alone.len() as u64));
         let is_offline = runtime.connectivity() == Connectivity::Offline;
         let missing = library.missing_in_words().len() as u64;
+        let alarms = library.alarms();
+        let waiting_for_accept = alarms.iter().filter(|alarm| alarm.kind.refuses()).count() as u64;
+        let unresolved = AlarmKind::ALL
+            .map(|kind| (Some(("kind", kind.name())), alarms.iter().filter(|alarm| alarm.kind == kind).count() as u64));
         let unattended = mirror.archives.started_fills.unattended() as u64;
         let mut gauges = vec![
             ("larder_store_objects", "What is stored, by kind", None, by_kind(archives, documents)),
@@ -266,7 +270,8 @@ impl Collector for MirrorGauges {
             ("larder_breaker_open", BREAKER_HELP, None, left_alone.collect()),
             ("larder_missing", "Requested while offline and not stored, at most 1100", None, one(missing)),
             ("larder_index_whole", INDEX_HELP, None, one(library.store.index.is_complete().into())),
-            ("larder_waiting_for_accept", ACCEPT_HELP, None, one(library.waiting_for_accept() as u64)),
+            ("larder_waiting_for_accept", ACCEPT_HELP, None, one(waiting_for_accept)),
+            ("larder_alarms_unresolved", "What a person must resolve, by kind", None, unresolved.to_vec()),
             ("larder_fills_unattended", UNATTENDED_HELP, None, one(unattended)),
             ("larder_waiting_requests", "Requests that wait for an upstream", None, one(runtime.waiting_requests())),
         ];
