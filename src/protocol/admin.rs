@@ -19,7 +19,7 @@ use subtle::ConstantTimeEq;
 
 pub use self::operation::Operation;
 pub use self::routes::{
-    APPLY, AdminMethod, AdminPath, AdminRoute, BUNDLE, CLIENT_CONFIG, EXPLAIN, EXPORT, IMPORT, INDEX, INVENTORY, JOBS,
+    APPLY, AdminMethod, AdminPath, AdminRoute, BUNDLE, CLIENT_CONFIG, DESCRIPTION, EXPLAIN, EXPORT, IMPORT, INDEX, INVENTORY, JOBS,
     LIST, MISSING, PATHS, PLAN, RUNS, STATUS, VERIFY, WARM, index,
 };
 

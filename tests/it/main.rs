@@ -68,6 +68,7 @@ mod modules_secrets;
 mod modules_versions;
 mod network_mirror;
 mod older_store;
+mod openapi;
 mod operator;
 mod outbound;
 mod packages;

@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -167,6 +168,9 @@ impl Admin {
             AdminRoute::Index => {
                 let text = format!("{:#}\n", admin::index());
                 Ok(response::of_type(Body::full(text.into()), "application/json"))
+            }
+            AdminRoute::OpenApi => {
+                Ok(response::of_type(Body::full(Bytes::from_static(admin::DESCRIPTION.as_bytes())), "application/json"))
             }
             AdminRoute::ClientConfig => {
                 let client_route = ClientRoute::of_query(request.uri().query());

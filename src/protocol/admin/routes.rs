@@ -1,5 +1,5 @@
 //! The table of the admin listener: each path with its methods, and one line about each. Requests are routed by it, and
-//! `GET /admin/v1` lists it.
+//! `GET /admin/v1` lists it. `docs/openapi.json` describes the same paths; a test holds it to this table.
 
 use serde_json::{Value, json};
 
@@ -9,6 +9,8 @@ use crate::protocol::run::RunId;
 
 /// Path of the index.
 pub const INDEX: &str = "/admin/v1";
+/// Path of the description of the admin API.
+const OPENAPI: &str = "/admin/v1/openapi.json";
 /// Path of the status.
 pub const STATUS: &str = "/admin/v1/status";
 /// Path of the list of what is stored.
@@ -51,6 +53,8 @@ pub enum AdminRoute {
     Metrics,
     /// The table.
     Index,
+    /// The description of the admin API.
+    OpenApi,
     /// The status.
     Status,
     /// What is stored.
@@ -192,9 +196,10 @@ impl AdminPath {
 
 use AdminMethod::{Delete, Get, Post};
 
-/// Every path. A new one also needs its line in `docs/admin-api.md`.
+/// Every path. A new one also needs its description in `docs/openapi.json` and its line in `docs/admin-api.md`.
 pub const PATHS: &[AdminPath] = &[
     AdminPath::new(INDEX, AdminRoute::Index, &[(Get, "this list")]),
+    AdminPath::new(OPENAPI, AdminRoute::OpenApi, &[(Get, "a description of each request, as OpenAPI 3.1")]),
     AdminPath::new(STATUS, AdminRoute::Status, &[(Get, "what is stored, served, saved, missing and refused; alarms")]),
     AdminPath::new(
         CLIENT_CONFIG,
@@ -254,6 +259,9 @@ impl AdminRoute {
     }
 }
 
+/// The OpenAPI description of the admin API.
+pub const DESCRIPTION: &str = include_str!("../../../docs/openapi.json");
+
 /// The answer to `GET /admin/v1`.
 pub fn index() -> Value {
     let requests = PATHS.iter().flat_map(|row| {
@@ -263,6 +271,7 @@ pub fn index() -> Value {
     });
     json!({
         "larder": env!("CARGO_PKG_VERSION"),
+        "openapi": OPENAPI,
         "requests": requests.collect::<Vec<_>>(),
     })
 }

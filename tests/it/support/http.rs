@@ -3,6 +3,7 @@
 use reqwest::header::HeaderMap;
 
 use super::TEST_TIMEOUT;
+use super::openapi::assert_described;
 use super::tls::TestCa;
 
 /// A response with its whole body.
@@ -57,11 +58,19 @@ fn trusting(authority: Option<reqwest::Certificate>) -> reqwest::Client {
     builder.tls_certs_only(authority).no_gzip().timeout(TEST_TIMEOUT).build().unwrap()
 }
 
-/// Sends a request and reads the whole response; an incomplete body is an error.
+/// Sends a request and reads the whole response; an incomplete body is an error. Asserts that a response of an admin
+/// listener is one that `docs/openapi.json` describes.
 pub(crate) async fn send(request: reqwest::RequestBuilder) -> Result<Answer, reqwest::Error> {
-    let response = request.send().await?;
+    let (client, request) = request.build_split();
+    let request = request?;
+    let (method, path) = (request.method().clone(), request.url().path().to_owned());
+    let response = client.execute(request).await?;
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    Ok(Answer { status, headers, body: response.bytes().await?.to_vec() })
+    let answer = Answer { status, headers, body: response.bytes().await?.to_vec() };
+    if answer.header("server") == "larder" {
+        assert_described(method.as_str(), &path, &answer);
+    }
+    Ok(answer)
 }
 
 /// Requests a URL; panics on an incomplete response.

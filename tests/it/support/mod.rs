@@ -18,6 +18,7 @@ pub(crate) mod larder_commands;
 pub(crate) mod module_fixture;
 pub(crate) mod nginx;
 pub(crate) mod null_provider;
+pub(crate) mod openapi;
 pub(crate) mod openmetrics;
 pub(crate) mod package_fixture;
 pub(crate) mod ports;
