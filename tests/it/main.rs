@@ -70,6 +70,7 @@ mod network_mirror;
 mod older_store;
 mod openapi;
 mod operator;
+mod operators_files;
 mod outbound;
 mod packages;
 mod plans;
