@@ -29,12 +29,12 @@ pub(crate) fn to_vec(value: &(impl Serialize + ?Sized)) -> serde_json::Result<Ve
 /// # Errors
 /// The value has no JSON form, or the writer fails.
 pub(crate) fn to_writer(writer: impl io::Write, value: &(impl Serialize + ?Sized)) -> serde_json::Result<()> {
-    Dated { value, place: Place::NotAMember }.serialize(&mut serde_json::Serializer::new(writer))
+    Dated { value, place: Position::NotAMember }.serialize(&mut serde_json::Serializer::new(writer))
 }
 
 /// The place of a value, which decides whether a number is the time of a member.
 #[derive(Debug, Clone, Copy)]
-enum Place<'a> {
+enum Position<'a> {
     /// Not the value of a member.
     NotAMember,
     /// The value of a member. A time is put into the cell.
@@ -46,13 +46,13 @@ enum Place<'a> {
 /// A value whose times are written twice.
 struct Dated<'a, T: ?Sized> {
     value: &'a T,
-    place: Place<'a>,
+    place: Position<'a>,
 }
 
 impl<'a, T: ?Sized> Dated<'a, T> {
     /// An element of a list, a key, or the content of a variant.
     fn element(value: &'a T) -> Self {
-        Self { value, place: Place::NotAMember }
+        Self { value, place: Position::NotAMember }
     }
 }
 
@@ -64,7 +64,7 @@ impl<T: Serialize + ?Sized> Serialize for Dated<'_, T> {
 
 struct DatedSerializer<'a, S> {
     inner: S,
-    place: Place<'a>,
+    place: Position<'a>,
 }
 
 /// Passes scalars on unchanged.
@@ -96,7 +96,7 @@ impl<S: Serializer> Serializer for DatedSerializer<'_, S> {
     }
 
     fn serialize_u64(self, value: u64) -> Result<S::Ok, S::Error> {
-        if let Place::TimeOfMember(time) = self.place {
+        if let Position::TimeOfMember(time) = self.place {
             time.set(Some(Timestamp(value)));
         }
         self.inner.serialize_u64(value)
@@ -116,7 +116,7 @@ impl<S: Serializer> Serializer for DatedSerializer<'_, S> {
 
     fn serialize_newtype_struct<T: Serialize + ?Sized>(self, name: &'static str, value: &T) -> Result<S::Ok, S::Error> {
         let place = match self.place {
-            Place::Member(time) if name == Timestamp::SERDE_NAME => Place::TimeOfMember(time),
+            Position::Member(time) if name == Timestamp::SERDE_NAME => Position::TimeOfMember(time),
             place => place,
         };
         self.inner.serialize_newtype_struct(name, &Dated { value, place })
@@ -194,7 +194,7 @@ struct Members<S>(S);
 impl<S: ser::SerializeMap> Members<S> {
     fn add<K: Serialize + ?Sized, V: Serialize + ?Sized>(&mut self, key: &K, value: &V) -> Result<(), S::Error> {
         let time = Cell::new(None);
-        self.0.serialize_entry(key, &Dated { value, place: Place::Member(&time) })?;
+        self.0.serialize_entry(key, &Dated { value, place: Position::Member(&time) })?;
         let Some(time) = time.get() else { return Ok(()) };
         let name = serde_json::to_value(key).map_err(ser::Error::custom)?;
         let name = name.as_str().ok_or_else(|| ser::Error::custom("the name of a member is a text"))?;

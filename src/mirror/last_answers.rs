@@ -65,7 +65,7 @@ impl LastAnswers {
     }
 
     /// Forgets the answers about an address in its canonical spelling, after an operator accepted what it has now.
-    pub(in crate::mirror) fn forget(&self, address: &Address) {
+    pub(in crate::mirror) fn forget_address(&self, address: &Address) {
         self.0.remove_if(|key| match key {
             Key::Name(artifact) => Address::from(artifact) == *address,
             key => key.is_document_of(address, |_| true),

@@ -190,7 +190,7 @@ impl Operations {
             Ok((changed, recorded.keys_before, (before, after), resolved))
         });
         let (changed, keys_before, (before, after), resolved) = recording.await?;
-        call.config.last_answers.forget(&(&selection.of).into());
+        call.config.last_answers.forget_address(&(&selection.of).into());
         let mut accepted = withdrawn_or_failed(selection, others, unlisted, &withdrawn, &resolved)?;
         for ((package, set), changes) in changed {
             let key = set.proof().how.fingerprint().map(str::to_owned);
@@ -351,7 +351,7 @@ impl Operations {
                     if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } }
                 }
             };
-            call.config.last_answers.forget(&(&key.module).into());
+            call.config.last_answers.forget_address(&(&key.module).into());
             accepted.push(AcceptResult { package: (&key).into(), outcome });
         }
         Ok(accepted)
