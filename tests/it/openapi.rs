@@ -183,6 +183,10 @@ async fn every_described_status_is_one_that_larder_answers() {
         "/admin/v1/openapi.json",
         "/admin/v1/status",
         "/admin/v1/client-config",
+        "/admin/v1/list",
+        "/admin/v1/explain?address=acme/null",
+        "/admin/v1/runs/00112233445566778899aabbccddeeff",
+        "/admin/v1/runs/00112233445566778899aabbccddeeff/client-config",
         "/admin/v1/missing",
         "/admin/v1/jobs",
         "/admin/v1/inventory",
@@ -192,6 +196,7 @@ async fn every_described_status_is_one_that_larder_answers() {
     ] {
         rows.extend([Row::of("GET", path, 200), Row::of("HEAD", path, 200)]);
     }
+    rows.push(Row::of("GET", "/admin/v1/explain?address=acme/null@%3E99.0.0", 404));
     for command in ["refresh", "pin", "unpin", "accept", "purge"] {
         rows.extend(rows_of_json(&format!("/admin/v1/{command}"), &address, 200, 64 * kib));
     }
@@ -239,7 +244,8 @@ async fn every_described_status_is_one_that_larder_answers() {
     }
     for operation in description.operations() {
         let (method, form) = operation.split_once(' ').unwrap();
-        let path = form.replace("{id}", absent);
+        let id = if form.contains("/runs/") { absent.repeat(2) } else { absent.to_owned() };
+        let path = form.replace("{id}", &id);
         let without_host = answer_without_host(&larder, method, &path).await.expect(400);
         assert_described(method, &path, &without_host);
         answered.insert(format!("{operation} 400"));

@@ -53,7 +53,9 @@ impl Description {
     pub(crate) fn path(&self, path: &str) -> Option<&str> {
         let has_form = |form: &str| match form.split_once("{id}") {
             Some((before, after)) => {
-                path.strip_prefix(before).and_then(|rest| rest.strip_suffix(after)).is_some_and(is_hex16)
+                let id = path.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+                let length = if form.contains("/runs/") { 32 } else { 16 };
+                id.is_some_and(|id| id.len() == length && is_hex(id))
             }
             None => form == path,
         };
