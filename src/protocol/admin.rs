@@ -19,8 +19,8 @@ use subtle::ConstantTimeEq;
 
 pub use self::operation::Operation;
 pub use self::routes::{
-    APPLY, AdminMethod, AdminPath, AdminRoute, BUNDLE, CLIENT_CONFIG, DESCRIPTION, EXPLAIN, EXPORT, IMPORT, INDEX, INVENTORY, JOBS,
-    LIST, MISSING, PATHS, PLAN, RUNS, STATUS, VERIFY, WARM, index,
+    APPLY, AdminMethod, AdminPath, AdminRoute, BUNDLE, CLIENT_CONFIG, DESCRIPTION, EXPLAIN, EXPORT, IMPORT, INDEX,
+    INVENTORY, JOBS, LIST, MISSING, PATHS, PLAN, RUNS, STATUS, VERIFY, WARM, index,
 };
 
 use super::{Reply, ReplyContent};

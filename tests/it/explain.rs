@@ -622,7 +622,7 @@ async fn the_command_names_the_cause_before_the_chain() {
     assert_eq!(lines[0], "acme/null 1.3.0 (linux_amd64): REFUSED with 502", "{text}");
     assert!(lines[1].starts_with("  cause") && lines[1].contains("key"), "{text}");
     assert!(text.find("to do").unwrap() < text.find("What a client asks").unwrap(), "{text}");
-    assert!(text.contains("REFUSED  download document  502  larder: "), "{text}");
+    assert!(text.contains("REFUSED  download document  502  for the cause above"), "{text}");
     let report = parse(&setup.stdout_of(&["explain", "acme/null@1.3.0", "--platform", "linux_amd64", "--json"]).await);
     assert_eq!(report["verdict"], "refused");
     running.terminate_promptly().await;

@@ -192,7 +192,8 @@ async fn commands_reach_an_admin_listener_off_loopback_with_its_token() {
     }
 }
 
-/// A command that finds no larder at the admin address of its configuration, although one uses the store.
+/// A command that finds no larder at the admin address of its configuration, although one uses the store, of a version that
+/// does not note where it listens.
 #[tokio::test]
 async fn a_command_reports_that_the_store_is_in_use() {
     let upstream = FakeUpstream::start().await;
@@ -201,6 +202,8 @@ async fn a_command_reports_that_the_store_is_in_use() {
     let elsewhere = format!("[admin]\nlisten = \"127.0.0.1:{}\"", free_port());
     let admin = setup.text.find("[admin]").unwrap()..setup.text.find("[store]").unwrap();
     setup.text.replace_range(admin, &format!("{elsewhere}\n"));
+    assert_eq!(setup.run(&["status"]).await.code, Some(0), "the lock file names the larder");
+    std::fs::write(setup.home.path().join("v1/lock"), "").unwrap();
     let output = setup.run(&["status"]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(output.err.contains("is in use") && output.err.contains("--admin-listen"), "{output:?}");

@@ -1,6 +1,7 @@
 //! The protocol of a service manager: a datagram socket plays systemd's part.
 
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Command;
 use std::sync::Arc;
@@ -267,8 +268,18 @@ async fn the_packaged_configuration_differs_only_in_the_store_path() {
     let bin = folder.path().join("bin");
     std::fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink("/bin/true", bin.join("cargo")).unwrap();
+    // And one for larder, of which the package takes pages and completions.
+    let dist = folder.path().join("target/dist");
+    std::fs::create_dir_all(&dist).unwrap();
+    let page = "#!/bin/sh\nif [ \"$1\" = man ]; then mkdir -p \"$3\" && echo page >\"$3/larder.1\"; fi\n";
+    std::fs::write(dist.join("larder"), page).unwrap();
+    std::fs::set_permissions(dist.join("larder"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let packaging = Command::new(folder.path().join("systemd/package")).env("PATH", path).output().unwrap();
+    let packaging = Command::new(folder.path().join("systemd/package"))
+        .env("PATH", path)
+        .env_remove("CARGO_TARGET_DIR")
+        .output()
+        .unwrap();
     assert!(packaging.status.success(), "{packaging:?}");
 
     let [repository_config, packaged] = ["mirror.toml", "target/package/mirror.toml"]

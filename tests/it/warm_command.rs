@@ -302,12 +302,13 @@ async fn without_a_running_larder_ctrl_c_and_sigterm_end_warm_and_fetched_archiv
     }
 }
 
-/// A larder with another admin address uses the store, so the command does not find it there.
+/// A larder with another admin address uses the store, and is of a version that does not note it there.
 #[tokio::test]
 async fn a_store_that_is_in_use_is_left_untouched() {
     let (mut setup, _upstream) = setup_without_larder().await;
     let larder = setup.serve();
     setup.text = setup.text.replace("[admin]\nlisten", &format!("[admin]\nlisten = \"127.0.0.1:{}\" #", free_port()));
+    std::fs::write(setup.home.path().join("a/store/v1/lock"), "").unwrap();
     let output = setup.run(&["warm", "acme/null"]).await;
     assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "{output:?}");
     assert!(output.err.contains("is in use") && output.err.contains("--admin-listen"), "{output:?}");

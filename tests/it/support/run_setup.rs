@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::larder::{Folder, HOST};
 use super::ports::free_port;
-use super::process::{CommandOutput, command, run};
+use super::process::{CommandOutput, command_of, run};
 use super::programs::find;
 use super::upstream::FakeUpstream;
 
@@ -80,10 +80,12 @@ impl RunSetup {
         self
     }
 
-    /// `larder run OPTIONS -- CLIENT`.
+    /// `larder run OPTIONS -- CLIENT`. The tests themselves may run in the background, where a shell ignores signals; `run`
+    /// would pass that on.
     pub(crate) fn command(&self, options: &[&str], client: &[&str]) -> Command {
-        let arguments = [&["run"], options, &["--"], client].concat();
-        let mut command = command(&self.path("home"), &arguments);
+        let larder = [env!("CARGO_BIN_EXE_larder"), "run"];
+        let arguments = [&["--default-signal"], &larder[..], options, &["--"], client].concat();
+        let mut command = command_of(Path::new("env"), &self.path("home"), &arguments);
         self.adjust(&mut command);
         command
     }
