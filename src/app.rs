@@ -25,8 +25,8 @@ use crate::http::connection_slots::{ConnectionSlots, PeerClass};
 use crate::http::listener::{self, serve};
 use crate::http::tls::{Tls, TlsError};
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerTarget, LivenessError};
-use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics, RunAccess, Runs};
-use crate::jobs::{self, Jobs, Recurring};
+use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics, RequestTraffic, RunAccess, Runs};
+use crate::jobs::{self, Jobs, Recurring, TrafficHistory};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::Access;
@@ -70,6 +70,7 @@ struct SharedParts {
     mirror: Arc<Mirror>,
     jobs: Arc<Jobs>,
     recurring: Arc<Recurring>,
+    traffic: Arc<TrafficHistory>,
     store: Arc<Store>,
     /// The generated admin token. Cached at its first read, because the store's folder may be replaced later.
     made_token: OnceLock<SecretString>,
@@ -114,6 +115,11 @@ impl App {
             recurring: {
                 let supervisor = metrics.supervisor.clone();
                 Recurring::new(Arc::clone(&jobs), settings.clock.clone(), config, supervisor).await
+            },
+            traffic: {
+                let (requests, runtime) = (metrics.requests.clone(), Arc::clone(&mirror.runtime));
+                let source = Box::new(RequestTraffic { requests, runtime });
+                TrafficHistory::of_store(Arc::clone(&store), settings.clock.clone(), source).await
             },
             supervisor: metrics.supervisor.clone(),
             requests: metrics.requests.clone(),
@@ -215,6 +221,7 @@ impl App {
         );
         // Background tasks have references to the mirror, which keep the store locked.
         background_tasks.shutdown().await;
+        running.parts.traffic.save().await;
         running.parts.mirror.library.close().await
     }
 }
@@ -222,7 +229,7 @@ impl App {
 impl RunningApp {
     /// Starts the long-running tasks under the supervisor.
     fn spawn_background_tasks(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
-        let SharedParts { mirror, recurring, supervisor, clock, .. } = &self.parts;
+        let SharedParts { mirror, recurring, traffic, supervisor, clock, .. } = &self.parts;
         let mut tasks = JoinSet::new();
         let (task_mirror, task_clock) = (Arc::clone(mirror), clock.clone());
         supervisor.spawn(&mut tasks, Task::Housekeeping, move || {
@@ -230,6 +237,8 @@ impl RunningApp {
         });
         let task_recurring = Arc::clone(recurring);
         supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&task_recurring).run());
+        let task_traffic = Arc::clone(traffic);
+        supervisor.spawn(&mut tasks, Task::Traffic, move || Arc::clone(&task_traffic).run());
         if let Some(every) = scrub {
             let (task_mirror, task_clock) = (Arc::clone(mirror), clock.clone());
             supervisor.spawn(&mut tasks, Task::Scrub, move || {
@@ -292,7 +301,8 @@ impl SharedParts {
     /// Builds the request handlers for a configuration. Counters and request numbers continue.
     fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StoreError> {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
-        let protocols = protocols_of(config, Arc::clone(&self.mirror), runtime_config);
+        let protocols =
+            protocols_of(config, base_url_of(config, self.main_address), Arc::clone(&self.mirror), runtime_config);
         let clients =
             Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
         let main = MainListener::new(
@@ -307,6 +317,7 @@ impl SharedParts {
             access: Access::new(token, self.admin_address.ip()),
             recurring: Arc::clone(&self.recurring),
             started: self.started,
+            traffic: Arc::clone(&self.traffic),
         };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
@@ -349,7 +360,12 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     Ok(Arc::new(Admin {
         process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
         requests: metrics.requests.clone(),
-        protocols: protocols_of(config, Arc::clone(&mirror), mirror.runtime.config()),
+        protocols: protocols_of(
+            config,
+            base_url_of(config, config.server.listen),
+            Arc::clone(&mirror),
+            mirror.runtime.config(),
+        ),
         registry: metrics.registry(Arc::clone(&mirror), &jobs, clock.now(), clock.clone()),
         jobs,
         mirror,
@@ -362,12 +378,17 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
 }
 
 /// The client protocols of one configuration.
-fn protocols_of(config: &Config, mirror: Arc<Mirror>, runtime_config: Arc<RuntimeConfig>) -> Arc<Protocols> {
+fn protocols_of(
+    config: &Config,
+    base: String,
+    mirror: Arc<Mirror>,
+    runtime_config: Arc<RuntimeConfig>,
+) -> Arc<Protocols> {
     let route_context = RouteContext {
         upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
         default_upstream: config.server.default_upstream.clone(),
     };
-    let mount = Mount::new(config.server.public_url.as_ref());
+    let mount = Mount::new(config.server.public_url.as_ref()).listening_at(base);
     Arc::new(Protocols::new(mirror, runtime_config, mount, route_context, config.store.memory.as_u64()))
 }
 

@@ -34,3 +34,4 @@ pub mod store;
 pub mod supervisor;
 pub mod upstream;
 pub mod verify;
+mod wording;

@@ -28,6 +28,8 @@ labelled_enum! {
         Scrub "scrub",
         /// Runs the recurring warm-ups: their scheduler, and each of them.
         RecurringWarmUps "recurring-warm-ups",
+        /// Records the traffic of each minute.
+        Traffic "traffic",
         /// Watches the certificate files.
         TlsReload "tls-reload",
         /// Evicts down to the size limit.

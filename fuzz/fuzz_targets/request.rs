@@ -65,7 +65,7 @@ fuzz_target!(|request: &[u8]| {
     let end = remaining.windows(4).position(|window| window == b"\r\n\r\n").expect("the headers end");
     remaining = &remaining[..end];
     let names = remaining.split(|byte| *byte == b'\n').skip(1).map(|line| line.split(|byte| *byte == b':').next());
-    const RESPONSE_HEADERS: [&str; 12] = [
+    const RESPONSE_HEADERS: [&str; 15] = [
         "content-type",
         "content-length",
         "cache-control",
@@ -78,6 +78,9 @@ fuzz_target!(|request: &[u8]| {
         "content-range",
         "content-encoding",
         "connection",
+        "content-security-policy",
+        "referrer-policy",
+        "x-content-type-options",
     ];
     for name in names.flatten() {
         let name = String::from_utf8_lossy(name).to_lowercase();

@@ -11,8 +11,12 @@ use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 use tokio::task::spawn_blocking;
 
-use crate::clock::Timestamp;
 use crate::config;
+#[cfg(test)]
+pub(super) use crate::wording::is_plain;
+pub(super) use crate::wording::{
+    escape_invisible as escape_for_terminal, format_seconds, format_timestamp, percent, plural,
+};
 
 /// Wrapping to fewer columns would not help a reader.
 const MIN_WIDTH: usize = 40;
@@ -187,30 +191,6 @@ fn wrapped(text: &str, width: usize, splits_words: bool) -> Vec<String> {
     lines
 }
 
-/// Escapes control and bidirectional characters, so that foreign text cannot control the terminal.
-pub(super) fn escape_for_terminal(text: &str) -> String {
-    text.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
-}
-
-/// False for control characters, and for those that change the direction of the text around them.
-pub(super) fn is_plain(c: char) -> bool {
-    !c.is_control()
-        && !matches!(c, '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
-pub(super) fn plural(number: u64, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
-
-pub(super) fn format_seconds(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3_600 => format!("{} min", seconds / 60),
-        3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
-        _ => plural(seconds / 86_400, "day"),
-    }
-}
-
 /// Formats the time since a moment, in its largest unit: `5 min ago`.
 pub(super) fn format_age(age: Duration) -> String {
     match age.as_secs() {
@@ -218,16 +198,6 @@ pub(super) fn format_age(age: Duration) -> String {
         seconds @ 3_600..86_400 => format!("{} h ago", seconds / 3_600),
         seconds => format!("{} ago", format_seconds(seconds)),
     }
-}
-
-/// Formats a time as `2026-11-21 20:42:41 UTC`.
-pub(super) fn format_timestamp(time: Timestamp) -> String {
-    time.date_time().replace('T', " ").replace('Z', " UTC")
-}
-
-/// A share in percent; `None` for a total of zero.
-pub(super) fn percent(part: u64, total: u64) -> Option<u64> {
-    u64::try_from(u128::from(part) * 100 / u128::from(total.max(1))).ok().filter(|_| total > 0)
 }
 
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -334,15 +304,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn durations_are_in_their_largest_unit_and_timestamps_are_calendar_dates() {
-        let texts = [0, 59, 60, 3_599, 3_660, 86_399, 86_400, 259_200].map(format_seconds);
-        assert_eq!(texts, ["0 s", "59 s", "1 min", "59 min", "1 h 1 min", "23 h 59 min", "1 day", "3 days"]);
-        assert_eq!(format_timestamp(Timestamp(1_795_293_761)), "2026-11-21 20:42:41 UTC");
-        assert_eq!(format_timestamp(Timestamp(u64::MAX)), "9999-12-31 23:59:59 UTC");
-        assert_eq!((percent(1, 0), percent(1, 3), percent(u64::MAX, u64::MAX)), (None, Some(33), Some(100)));
-    }
 
     proptest! {
         #[test]

@@ -113,6 +113,18 @@ pub(super) fn origin(
     tls.filter(|tls| is_known(tls)).and_then(|_| parse_origin("https", host))
 }
 
+/// Returns the origin in the address bar of a browser that asked over plain HTTP, for a person who pastes it: a guess, where
+/// `origin` knows none. `None` on take-over, because such a client needs no URL.
+pub(super) fn origin_of_browser(
+    tls: Option<&Tls>,
+    headers: &HeaderMap,
+    host: Option<&str>,
+    is_upstream: impl Fn(&str) -> bool,
+) -> Option<String> {
+    let host = host.filter(|host| tls.is_none() && !is_proxied(headers) && !is_upstream(host))?;
+    parse_origin("http", host)
+}
+
 /// Returns true if a proxy announces itself between larder and the client: then Host may be the proxy's name for
 /// larder.
 fn is_proxied(headers: &HeaderMap) -> bool {

@@ -9,6 +9,7 @@ pub mod clients;
 pub mod connection_slots;
 mod idle;
 pub mod listener;
+mod page;
 pub mod probe_client;
 mod requests;
 pub mod response;
@@ -26,10 +27,10 @@ use tokio::time::Instant;
 
 pub use self::admin::{Admin, AdminProcess, RunAccess};
 pub use self::body::Body;
-pub use self::requests::RequestMetrics;
+pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;
 
-use self::clients::{Clients, RequestClient, origin};
+use self::clients::{Clients, RequestClient, origin, origin_of_browser};
 use self::listener::Peer;
 use self::requests::{Content, Refusal, RequestOutcome};
 use self::runs::{RunContent, RunRequest};
@@ -116,6 +117,7 @@ impl MainListener {
             cdn_loop: CdnLoop::received(cdn_loop.filter_map(|value| value.to_str().ok())),
             client: client.address.into(),
             origin: None,
+            accepts_html: page::accepts_html(request.headers()),
             now: self.clock.now(),
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
@@ -150,7 +152,11 @@ impl MainListener {
         if route.has_links() {
             let is_trusted_proxy = self.clients.is_trusted_proxy(peer.address.ip());
             let is_upstream = |host: &str| self.protocols.is_upstream(host);
-            parsed_request.origin = origin(is_trusted_proxy, peer.tls.as_deref(), request.headers(), host, is_upstream);
+            let (tls, headers) = (peer.tls.as_deref(), request.headers());
+            parsed_request.origin = origin(is_trusted_proxy, tls, headers, host, is_upstream);
+            if route == Route::Home && parsed_request.origin.is_none() {
+                parsed_request.origin = origin_of_browser(tls, headers, host, is_upstream);
+            }
         }
         match self.protocols.answer(&route, &parsed_request).await {
             Ok(reply) => {
@@ -293,7 +299,7 @@ impl Drop for RequestLog {
             None => RequestOutcome::Left,
         };
         let end = if *is_truncated { RequestOutcome::Error } else { outcome };
-        self.requests.record_end(*route, end, outcome.source(), *bytes);
+        self.requests.record_end(*route, end, outcome.body_source(), *bytes);
         if let Some(run) = &mut self.run {
             run.end(end, *bytes);
         }

@@ -13,8 +13,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::error::Error;
+use crate::jobs::{Traffic, TrafficCount, TrafficSource};
 use crate::labels::labelled_enum;
-use crate::mirror::Outcome;
+use crate::mirror::{Outcome, Runtime};
 use crate::protocol::RequestFailure;
 use crate::protocol::route::{RouteError, RouteKind};
 
@@ -128,7 +129,7 @@ impl From<Outcome> for RequestOutcome {
 
 impl RequestOutcome {
     /// The source of the body for this outcome.
-    pub(super) fn source(self) -> Source {
+    pub(super) fn body_source(self) -> Source {
         match self {
             Self::Hit | Self::Stale | Self::Gone => Source::Store,
             Self::Miss | Self::Passed | Self::Revalidated => Source::Upstream,
@@ -256,15 +257,52 @@ impl RequestMetrics {
 
     /// Returns the requests since the start by outcome, without probes and zero counts.
     pub fn by_outcome(&self) -> BTreeMap<String, u64> {
-        let count =
-            |outcome: RequestOutcome| self.0.ended.iter().map(|counts| counts[outcome as usize].get()).sum::<u64>();
         let outcomes = RequestOutcome::ALL.into_iter().filter(|outcome| *outcome != RequestOutcome::NoOutcome);
-        without_zeros(outcomes.map(|outcome| (outcome.label(), count(outcome))))
+        without_zeros(outcomes.map(|outcome| (outcome.label(), self.ended(outcome))))
+    }
+
+    /// Returns the requests since the start with this outcome.
+    fn ended(&self, outcome: RequestOutcome) -> u64 {
+        self.0.ended.iter().map(|counts| counts[outcome as usize].get()).sum()
     }
 
     /// Returns the refused requests since the start by reason, without zero counts.
     pub fn by_refusal(&self) -> BTreeMap<String, u64> {
         without_zeros(Refusal::ALL.into_iter().map(|reason| (reason.label(), self.0.refused[reason as usize].get())))
+    }
+}
+
+/// The traffic of the main listener.
+#[derive(Debug)]
+pub struct RequestTraffic {
+    /// The requests of clients.
+    pub requests: RequestMetrics,
+    /// The traffic with upstreams.
+    pub runtime: Arc<Runtime>,
+}
+
+impl TrafficSource for RequestTraffic {
+    fn totals(&self) -> Traffic {
+        let counted = RequestOutcome::ALL.into_iter().filter_map(|outcome| {
+            let count = match outcome {
+                RequestOutcome::Hit => TrafficCount::Hit,
+                RequestOutcome::Miss | RequestOutcome::Passed => TrafficCount::Miss,
+                RequestOutcome::Revalidated => TrafficCount::Revalidated,
+                RequestOutcome::Stale | RequestOutcome::Gone => TrafficCount::Stale,
+                RequestOutcome::Absent => TrafficCount::Absent,
+                RequestOutcome::Refused => TrafficCount::Refused,
+                RequestOutcome::Error => TrafficCount::Failed,
+                RequestOutcome::Left => TrafficCount::Left,
+                RequestOutcome::NoOutcome => return None,
+            };
+            Some((count, self.requests.ended(outcome)))
+        });
+        let requests = counted.fold(Traffic::default(), |traffic, (count, number)| traffic.with(count, number));
+        let (sent_bytes, saved_bytes) = self.requests.sent_bytes();
+        requests
+            .with(TrafficCount::SentBytes, sent_bytes)
+            .with(TrafficCount::SavedBytes, saved_bytes)
+            .with(TrafficCount::UpstreamBytes, self.runtime.upstream_bytes())
     }
 }
 

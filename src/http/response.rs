@@ -10,6 +10,7 @@ use hyper::ext::ReasonPhrase;
 use serde::Serialize;
 
 use super::body::Body;
+use super::page;
 use crate::clock::Timestamp;
 use crate::dated_json;
 use crate::digest::Digest;
@@ -49,6 +50,7 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, read_memory: 
         ReplyContent::File(archive) => file(archive, route, conditions, read_memory),
         ReplyContent::Location(location) => no_content(&location),
         ReplyContent::Redirect(url) => redirect(&url),
+        ReplyContent::Home(config) => page::home(&config),
         ReplyContent::Health { is_ready, text } => {
             plain_text(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
         }

@@ -151,7 +151,7 @@ impl RunRequest {
     /// Counts the request: its outcome, and the body bytes that were sent.
     pub(super) fn end(&mut self, outcome: RequestOutcome, bytes: u64) {
         let mut state = self.counts.state.lock();
-        let source = outcome.source();
+        let source = outcome.body_source();
         if outcome == RequestOutcome::Error {
             state.failed += 1;
         }

@@ -7,6 +7,7 @@ mod plan;
 mod recurring;
 mod resolve;
 mod running_job;
+mod traffic;
 mod warm;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub use self::list::{JobStartError, Jobs, ToPin};
 pub use self::plan::{Installs, Plan, PlanCounts, PlanError, PlanState, PlannedItem};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::running_job::{JobEvent, JobSubscription, NumberedItem, RunningJob};
+pub use self::traffic::{Traffic, TrafficCount, TrafficHistory, TrafficSource};
 pub use self::warm::WarmUp;
 
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(3600);

@@ -53,6 +53,7 @@ pub use crate::mirror::operate::explain::{
     AnswerFacts, ExplainedObject, ObjectFacts, SetProof, StoredCopy, StoredVersion, UpstreamRules, VersionFacts,
 };
 pub use crate::mirror::operate::list::{PackageArchive, StoredPackage, StoredPage, VerifiedBy};
+pub use crate::mirror::operate::notable::{NotableArchives, StoredArchiveNames};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
 pub use crate::mirror::operate::rehash::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};

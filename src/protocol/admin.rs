@@ -5,12 +5,15 @@ pub mod explain;
 pub mod list;
 pub mod operation;
 pub mod order;
+pub(crate) mod outcome_lines;
 mod routes;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -78,6 +81,8 @@ pub struct AccessHeaders<'a> {
     pub origin: Option<&'a str>,
     /// The Sec-Fetch-Site header, which browsers send even without an Origin.
     pub site: Option<&'a str>,
+    /// The Sec-Fetch-Dest header, which browsers send: what the answer is for.
+    pub destination: Option<&'a str>,
     /// The Host header, or the authority.
     pub host: Option<&'a str>,
     /// The Authorization header.
@@ -106,9 +111,37 @@ impl Access {
         Self { token, listens_on_loopback: listener.is_loopback() }
     }
 
-    /// Checks that a read may be answered.
+    /// Checks that a read may be answered. Browsers send the token as the password of HTTP Basic (RFC 7617).
     pub fn may_read(&self, headers: AccessHeaders<'_>) -> Result<(), AdminRefusal> {
-        if self.listens_on_loopback { self.refuse_web_page(headers) } else { self.may_change(headers) }
+        self.refuse_web_page(headers)?;
+        if self.listens_on_loopback || self.has_token(headers) || self.has_password(headers) {
+            Ok(())
+        } else {
+            Err(AdminRefusal::NoToken)
+        }
+    }
+
+    /// Checks that the status page may be opened: as a read, and also by a link on another site, which cannot see it.
+    pub fn may_open_page(&self, headers: AccessHeaders<'_>) -> Result<(), AdminRefusal> {
+        let is_link = headers.origin.is_none() && headers.destination == Some("document");
+        self.may_read(AccessHeaders { site: headers.site.filter(|_| !is_link), ..headers })
+    }
+
+    /// Checks that a form comes from the status page itself. The form must also have the token: see [`Self::is_token`].
+    pub fn may_send_form(&self, headers: AccessHeaders<'_>) -> Result<(), AdminRefusal> {
+        let is_own = |origin: &str| {
+            let authority = ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
+            authority.zip(headers.host).is_some_and(|(authority, host)| authority.eq_ignore_ascii_case(host))
+        };
+        if !headers.origin.is_none_or(is_own) {
+            return Err(AdminRefusal::WebPage);
+        }
+        self.refuse_web_page(AccessHeaders { origin: None, ..headers })
+    }
+
+    /// Compares a text with the token, in constant time.
+    pub fn is_token(&self, text: &str) -> bool {
+        bool::from(text.as_bytes().ct_eq(self.token.expose_secret().as_bytes()))
     }
 
     /// Checks that a change may be made. It always needs the token, because every user and web page of this machine
@@ -132,10 +165,20 @@ impl Access {
     }
 
     fn has_token(&self, headers: AccessHeaders<'_>) -> bool {
-        let parts = headers.authorization.and_then(|value| value.split_once(' '));
-        let token = parts.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
-        token.is_some_and(|token| bool::from(token.as_bytes().ct_eq(self.token.expose_secret().as_bytes())))
+        credentials(headers, "bearer").is_some_and(|token| self.is_token(token))
     }
+
+    fn has_password(&self, headers: AccessHeaders<'_>) -> bool {
+        let decoded = credentials(headers, "basic").and_then(|encoded| STANDARD.decode(encoded).ok());
+        let password = decoded.as_deref().and_then(|decoded| std::str::from_utf8(decoded).ok()?.split_once(':'));
+        password.is_some_and(|(_, password)| self.is_token(password))
+    }
+}
+
+/// The credentials of the Authorization header, if they have this scheme.
+fn credentials<'a>(headers: AccessHeaders<'a>, scheme: &str) -> Option<&'a str> {
+    let (given, credentials) = headers.authorization?.split_once(' ')?;
+    given.eq_ignore_ascii_case(scheme).then(|| credentials.trim())
 }
 
 fn is_local(host: &str) -> bool {
@@ -225,11 +268,87 @@ mod tests {
         assert_eq!(local.may_change(rebound), Err(AdminRefusal::ForeignHost));
     }
 
+    /// A form of another site is refused, and so is one that a browser sends for a page without an origin.
+    #[test]
+    fn only_the_status_page_itself_can_send_a_form() {
+        let addresses = [[127, 0, 0, 1], [10, 0, 0, 1]];
+        let [local, open] = addresses.map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
+        fn form<'a>(host: &'a str, origin: Option<&'a str>, site: Option<&'a str>) -> AccessHeaders<'a> {
+            AccessHeaders { host: Some(host), origin, site, ..Default::default() }
+        }
+        for (access, host) in [(&local, "localhost:8081"), (&open, "admin.corp")] {
+            let own = format!("http://{host}");
+            assert_eq!(access.may_send_form(form(host, Some(own.as_str()), Some("same-origin"))), Ok(()), "{host}");
+            // A proxy in front may end TLS. Programs send neither header.
+            assert_eq!(access.may_send_form(form(host, Some(&format!("https://{host}")), None)), Ok(()), "{host}");
+            assert_eq!(access.may_send_form(form(host, None, None)), Ok(()), "{host}");
+            for (origin, site) in [
+                (Some("null"), Some("same-origin")),
+                (Some("https://evil.example"), Some("cross-site")),
+                (Some("https://evil.example"), None),
+                (Some(own.as_str()), Some("cross-site")),
+                (Some(own.as_str()), Some("same-site")),
+                (Some(host), None),
+                (Some("ftp://admin.corp"), None),
+                (Some(""), None),
+                (None, Some("cross-site")),
+            ] {
+                let refused = access.may_send_form(form(host, origin, site));
+                assert_eq!(refused, Err(AdminRefusal::WebPage), "{host} {origin:?} {site:?}");
+            }
+        }
+        let rebound = form("evil.example", Some("http://evil.example"), Some("same-origin"));
+        assert_eq!(local.may_send_form(rebound), Err(AdminRefusal::ForeignHost));
+    }
+
+    /// A link on another site opens the status page, and nothing else of it can read or change anything.
+    #[test]
+    fn a_link_on_another_site_opens_the_page_alone() {
+        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
+        let headers = |destination, origin| AccessHeaders {
+            host: Some("localhost:8081"),
+            site: Some("cross-site"),
+            destination,
+            origin,
+            ..Default::default()
+        };
+        assert_eq!(local.may_open_page(headers(Some("document"), None)), Ok(()));
+        assert_eq!(local.may_read(headers(Some("document"), None)), Err(AdminRefusal::WebPage));
+        for (destination, origin) in [
+            (None, None),
+            (Some("iframe"), None),
+            (Some("empty"), None),
+            (Some("document"), Some("https://evil.example")),
+        ] {
+            assert_eq!(
+                local.may_open_page(headers(destination, origin)),
+                Err(AdminRefusal::WebPage),
+                "{destination:?}"
+            );
+        }
+    }
+
     #[test]
     fn reads_need_the_token_on_other_addresses_than_loopback() {
         let open = Access::new(SecretString::from("t0ken"), IpAddr::from([10, 0, 0, 1]));
-        let headers = |authorization| AccessHeaders { host: Some("admin.corp"), authorization, ..Default::default() };
+        fn headers(authorization: Option<&str>) -> AccessHeaders<'_> {
+            AccessHeaders { host: Some("admin.corp"), authorization, ..Default::default() }
+        }
         assert_eq!(open.may_read(headers(Some("Bearer t0ken"))), Ok(()));
+        // As browsers send it, with any user name.
+        for (user, password, expected) in [
+            ("", "t0ken", Ok(())),
+            ("admin", "t0ken", Ok(())),
+            ("t0ken", "", Err(AdminRefusal::NoToken)),
+            ("admin", "t0ken2", Err(AdminRefusal::NoToken)),
+            ("admin", ":t0ken", Err(AdminRefusal::NoToken)),
+        ] {
+            let basic = format!("Basic {}", STANDARD.encode(format!("{user}:{password}")));
+            assert_eq!(open.may_read(headers(Some(basic.as_str()))), expected, "{user}:{password}");
+            assert_eq!(open.may_open_page(headers(Some(basic.as_str()))), expected, "{user}:{password}");
+            // A browser sends it by itself, also for a page of another site.
+            assert_eq!(open.may_change(headers(Some(basic.as_str()))), Err(AdminRefusal::NoToken));
+        }
         for wrong in [None, Some("Bearer"), Some("Bearer t0ke"), Some("Basic t0ken"), Some("t0ken"), Some("Bearer ")] {
             assert_eq!(open.may_read(headers(wrong)), Err(AdminRefusal::NoToken), "{wrong:?}");
         }
@@ -243,7 +362,7 @@ mod tests {
             origin in prop::option::of("null|https?://[a-z]{1,5}"),
         ) {
             let (host, authorization) = (host.as_deref(), authorization.as_deref());
-            let headers = AccessHeaders { host, authorization, origin: origin.as_deref(), site: None };
+            let headers = AccessHeaders { host, authorization, origin: origin.as_deref(), ..Default::default() };
             let [local, open] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
             prop_assert!(origin.is_none() || (local.may_read(headers).is_err() && open.may_read(headers).is_err()));
             let has_token = authorization.is_some_and(|token: &str| token.split_whitespace().last() == Some("t0ken"));

@@ -149,8 +149,8 @@ impl Protocols {
         let path = self.mount.without_prefix(path);
         let api = Api::of_path(path);
         match Route::parse(path, query, host, &self.route_context) {
-            Ok(Route::Health | Route::Ready) => {
-                Err((RouteError::Unknown(format!("{path} is a probe, which says nothing about packages")), api))
+            Ok(Route::Health | Route::Ready | Route::Home) => {
+                Err((RouteError::Unknown(format!("{path} says nothing about packages")), api))
             }
             parsed => parsed.map_err(|error| (error, api)),
         }
@@ -219,7 +219,9 @@ impl Explanation<'_> {
                 Some(address) => of(address, None, None),
                 None => self.subject_without_address(&page.host, &route),
             },
-            Route::Health | Route::Ready => return Err(Error::NotFound("a probe is about no package".to_owned())),
+            Route::Health | Route::Ready | Route::Home => {
+                return Err(Error::NotFound("it is about no package".to_owned()));
+            }
         })
     }
 
@@ -469,7 +471,7 @@ fn page_address(path: &PagePath, host: &Hostname) -> Option<Address> {
 
 fn status_of(content: &ReplyContent) -> u16 {
     match content {
-        ReplyContent::Document(_) | ReplyContent::File(_) | ReplyContent::Health { .. } => 200,
+        ReplyContent::Document(_) | ReplyContent::File(_) | ReplyContent::Health { .. } | ReplyContent::Home(_) => 200,
         ReplyContent::Location(_) => 204,
         ReplyContent::Redirect(_) => 302,
     }

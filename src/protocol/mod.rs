@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod client_config;
 pub mod explain;
+mod home;
 mod network_mirror;
 pub mod pages;
 pub mod registry;
@@ -13,6 +14,7 @@ pub mod run;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::home::HomeConfig;
 use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
 use self::run::RunId;
@@ -43,6 +45,8 @@ pub struct Request<'a> {
     pub client: ClientAddress,
     /// The origin at which the client sees larder, where known and needed: `https://mirror.example`.
     pub origin: Option<String>,
+    /// The client asks for a web page by name.
+    pub accepts_html: bool,
     /// Time of the request.
     pub now: Timestamp,
     /// The client accepts a body without a length.
@@ -79,6 +83,8 @@ pub enum ReplyContent {
     Location(Arc<str>),
     /// A redirect to another URL of larder: the download of the latest version.
     Redirect(String),
+    /// The page for browsers.
+    Home(HomeConfig),
     /// A short text for probes.
     Health {
         /// True if ready.
@@ -107,7 +113,9 @@ impl FinishedReply {
             ReplyContent::File(Archive::InMemory { bytes, digest, stored }) => {
                 Some(Self::Archive { bytes: bytes.clone(), digest: *digest, stored: *stored })
             }
-            ReplyContent::File(_) | ReplyContent::Redirect(_) | ReplyContent::Health { .. } => None,
+            ReplyContent::File(_) | ReplyContent::Redirect(_) | ReplyContent::Home(_) | ReplyContent::Health { .. } => {
+                None
+            }
         }
     }
 }
@@ -163,7 +171,11 @@ impl Protocols {
     /// Parses a request line. Returns the protocol of its path even without a route.
     pub fn route(&self, request: &Request<'_>) -> (Result<Route, RouteError>, Api) {
         let path = self.mount.without_prefix(request.path);
-        (Route::parse(path, request.query, request.host, &self.route_context), Api::of_path(path))
+        let route = match Route::parse(path, request.query, request.host, &self.route_context) {
+            Ok(Route::Home) if !request.accepts_html => Err(RouteError::nothing_at(path)),
+            route => route,
+        };
+        (route, Api::of_path(path))
     }
 
     /// Returns true if a Host is an upstream's name under which larder answers (take-over).
@@ -210,6 +222,7 @@ impl Protocols {
         let answer = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(admin::readiness(mirror).await),
+            Route::Home => return Ok(home::reply(mirror, Links { mount: &self.mount, base }).await?),
             route => self.answer_from_services(route, &call, Links { mount: &self.mount, base }).await?,
         };
         // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
@@ -233,8 +246,10 @@ impl Protocols {
     ) -> Result<Answer<ReplyContent>, RequestFailure> {
         let mirror = &self.mirror;
         Ok(match route {
-            Route::Health | Route::Ready => {
-                return Err(RouteError::Unknown("a probe has no answer of the mirror".to_owned()).into());
+            Route::Health | Route::Ready | Route::Home => {
+                return Err(
+                    RouteError::Unknown("a probe and the home page have no answer of the mirror".to_owned()).into()
+                );
             }
             Route::ProviderFile(target) => mirror.archives.archive(target, call).await?.map(ReplyContent::File),
             Route::ProofFile(target) => mirror.archives.proof_file(target, call).await?.map(ReplyContent::File),

@@ -64,6 +64,8 @@ pub enum Route {
     Health,
     /// `/readyz`
     Ready,
+    /// `/`, for browsers
+    Home,
 }
 
 /// A name that no provider or module can have. `larder doctor` requests it, to see whether larder answers at a URL.
@@ -118,6 +120,13 @@ impl Api {
             Some("archive") => Self::Archive,
             _ => Self::Other,
         }
+    }
+}
+
+impl RouteError {
+    /// The error of a path without a route.
+    pub(super) fn nothing_at(path: &str) -> Self {
+        Self::Unknown(format!("there is nothing at {path}"))
     }
 }
 
@@ -198,6 +207,7 @@ impl Route {
             ["registry" | "mirror" | "archive", host, ..] if host.ends_with('.') => {
                 Err(RouteError::Misdirected { api: Api::of_path(path), explanation: final_dot(host) })
             }
+            [""] => Ok(Self::Home),
             ["healthz"] => Ok(Self::Health),
             ["readyz"] => Ok(Self::Ready),
             [".well-known", "terraform.json"] => Ok(Self::Discovery(context.root_upstream(host)?.clone())),
@@ -227,16 +237,16 @@ impl Route {
                 match file.strip_suffix(".json") {
                     Some("index") => Ok(Self::MirrorIndex(address)),
                     Some(version) => Ok(Self::MirrorVersion(address, Version::parse(version)?)),
-                    None => Err(nothing_at(path)),
+                    None => Err(RouteError::nothing_at(path)),
                 }
             }
             ["v2", ..] => Err(match context.root_upstream(host) {
                 Ok(registry) => RouteError::Unknown(format!(
                     "there is nothing at {path}: larder mirrors v1 of {registry} (providers and modules), and its v2 is another API"
                 )),
-                Err(_) => nothing_at(path),
+                Err(_) => RouteError::nothing_at(path),
             }),
-            ["archive", reserved, ..] if reserved.starts_with('~') => Err(nothing_at(path)),
+            ["archive", reserved, ..] if reserved.starts_with('~') => Err(RouteError::nothing_at(path)),
             ["archive", host, "providers", namespace, type_, version, platform, digest, filename] => {
                 let package = Package {
                     provider: provider(context.host(host)?, namespace, type_)?,
@@ -249,20 +259,20 @@ impl Route {
             ["archive", host, "providers", namespace, type_, version, digest, filename] => {
                 let provider = provider(context.host(host)?, namespace, type_)?;
                 let (version, digest) = (Version::parse(version)?, DigestPrefix::parse(digest)?);
-                let file = ProofFile::parse(filename).ok_or_else(|| nothing_at(path))?;
+                let file = ProofFile::parse(filename).ok_or_else(|| RouteError::nothing_at(path))?;
                 Ok(Self::ProofFile(ProofFileRef { provider, version, digest, file }))
             }
             ["archive", host, "modules", namespace, name, system, version, rest @ ..] => {
                 let digest = match rest {
                     [MODULE_ARCHIVE] => None,
                     [digest, MODULE_ARCHIVE] => Some(DigestPrefix::parse(digest)?),
-                    _ => return Err(nothing_at(path)),
+                    _ => return Err(RouteError::nothing_at(path)),
                 };
                 let module = module(context.host(host)?, namespace, name, system)?;
                 let package = ModulePackage { module, version: Version::parse(version)? };
                 Ok(Self::ModuleArchive(ModuleArchiveRef { package, digest }))
             }
-            _ => Err(nothing_at(path)),
+            _ => Err(RouteError::nothing_at(path)),
         }
     }
 
@@ -290,7 +300,7 @@ impl Route {
                         let version = version.first().map(|version| SpelledVersion::parse(version)).transpose()?;
                         PagePath::Module(name(namespace)?, name(module)?, System::parse(system)?, version)
                     }
-                    _ => return Err(nothing_at(path)),
+                    _ => return Err(RouteError::nothing_at(path)),
                 };
                 page(host, address, query)
             }
@@ -314,7 +324,7 @@ impl Route {
                         let version = version.first().map(|version| SpelledVersion::parse(version)).transpose()?;
                         PagePath::Provider(Name::parse(namespace)?, Name::parse(type_)?, version)
                     }
-                    _ => return Err(nothing_at(path)),
+                    _ => return Err(RouteError::nothing_at(path)),
                 };
                 page(host, address, query)
             }
@@ -362,6 +372,7 @@ impl Route {
             }
             Self::Health => "/healthz".into(),
             Self::Ready => "/readyz".into(),
+            Self::Home => "/".into(),
         };
         encoded(&path)
     }
@@ -380,13 +391,14 @@ impl Route {
             Self::ProviderFile(_) | Self::ProofFile(_) => RouteKind::Archive,
             Self::ModuleArchive(_) => RouteKind::ModuleArchive,
             Self::Health | Self::Ready => RouteKind::Health,
+            Self::Home => RouteKind::Home,
         }
     }
 
     /// Returns true if the answer contains larder's URLs, and so depends on the base.
     pub fn has_links(&self) -> bool {
-        use RouteKind::{Discovery, Download, MirrorVersion, ModuleDownload, Page};
-        matches!(self.kind(), Discovery | Download | MirrorVersion | ModuleDownload | Page)
+        use RouteKind::{Discovery, Download, Home, MirrorVersion, ModuleDownload, Page};
+        matches!(self.kind(), Discovery | Download | MirrorVersion | ModuleDownload | Page | Home)
     }
 
     /// The subject whose changes invalidate the answer.
@@ -404,7 +416,7 @@ impl Route {
             Self::ModuleDownload(package) => Some(RouteSubject::Module(&package.module)),
             Self::ModuleArchive(target) => Some(RouteSubject::Module(&target.package.module)),
             Self::Page(page) => Some(RouteSubject::Pages(&page.host)),
-            Self::Discovery(_) | Self::Health | Self::Ready => None,
+            Self::Discovery(_) | Self::Health | Self::Ready | Self::Home => None,
         }
     }
 }
@@ -489,10 +501,6 @@ fn misdirected(reason: &str, remedy: impl Into<String>) -> RouteError {
     RouteError::Misdirected { api: Api::Registry, explanation: Explanation::of(reason).remedied_by(remedy) }
 }
 
-fn nothing_at(path: &str) -> RouteError {
-    RouteError::Unknown(format!("there is nothing at {path}"))
-}
-
 /// The base of a service of an upstream, for discovery documents and client configurations.
 pub fn service_base(host: &Hostname, service: Service) -> String {
     match service {
@@ -541,6 +549,8 @@ labelled_enum! {
         ModuleArchive "module-archive",
         /// A probe.
         Health "health",
+        /// The page for browsers.
+        Home "home",
         /// A request without a route.
         NoRoute "none",
     }

@@ -36,6 +36,30 @@ pub enum Key {
     RecurringJobs,
     /// Packages that were requested while offline and are not stored, of every registry.
     Missing,
+    /// The traffic of one hour, of every registry.
+    Traffic(HourOfDay),
+}
+
+/// The place of an hour on the clock, from 0 to 23 (UTC): a day has as many records, and a later day replaces them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HourOfDay(u8);
+
+impl HourOfDay {
+    /// All places, in order.
+    pub const ALL: [Self; 24] = {
+        let mut all = [Self(0); 24];
+        let mut hour = 0;
+        while hour < 24 {
+            all[hour as usize] = Self(hour);
+            hour += 1;
+        }
+        all
+    };
+
+    /// The place of an hour since 1970.
+    pub fn of(hour: u64) -> Self {
+        Self::ALL[(hour % 24) as usize]
+    }
 }
 
 /// The key of a document, by its kind. A new kind needs its path in both directions (`path`, `from_path`), its address,
@@ -103,7 +127,8 @@ impl Key {
             Self::Document(DocumentKey::Discovery(_) | DocumentKey::Page(..))
             | Self::Job(_)
             | Self::RecurringJobs
-            | Self::Missing => return None,
+            | Self::Missing
+            | Self::Traffic(_) => return None,
         })
     }
 
@@ -182,6 +207,7 @@ impl Key {
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
+            Self::Traffic(HourOfDay(hour)) => Path::new("traffic").join(format!("{hour:02}.json")),
         }
     }
 
@@ -250,6 +276,7 @@ impl Key {
                 Self::Job(id)
             }
             [MISSING] => Self::Missing,
+            ["traffic", file] => Self::Traffic(HourOfDay(json(file)?.parse().ok().filter(|hour| *hour < 24)?)),
             _ => return None,
         };
         // Another spelling of a path is not the path of the key.
@@ -294,6 +321,7 @@ impl fmt::Display for Key {
             Self::Job(id) => write!(f, "the job {}", hex::encode(id)),
             Self::RecurringJobs => f.write_str("when each recurring warm-up ran last"),
             Self::Missing => f.write_str("the missing list"),
+            Self::Traffic(HourOfDay(hour)) => write!(f, "the traffic from {hour}:00 UTC"),
         }
     }
 }
@@ -365,14 +393,23 @@ mod tests {
             Key::Job([0, 1, 2, 3, 4, 5, 6, 255]),
             Key::RecurringJobs,
             Key::Missing,
+            Key::Traffic(HourOfDay::of(7)),
+            Key::Traffic(HourOfDay::of(490_000 * 24 + 23)),
         ] {
             assert_eq!(Key::from_path(&key.path()), Some(key.clone()));
             assert!(key.path().is_relative());
         }
         assert_eq!(Key::from_path(Path::new("documents/REGISTRY.example/discovery")), None);
         assert_eq!(Key::from_path(Path::new("documents/../discovery")), None);
-        for other in ["jobs/00010203040506FF.json", "jobs/0001.json", "jobs/00010203040506ff", "jobs/x/recurring.json"]
-        {
+        for other in [
+            "jobs/00010203040506FF.json",
+            "jobs/0001.json",
+            "jobs/00010203040506ff",
+            "jobs/x/recurring.json",
+            "traffic/7.json",
+            "traffic/24.json",
+            "traffic/+7.json",
+        ] {
             assert_eq!(Key::from_path(Path::new(other)), None, "{other}");
         }
     }

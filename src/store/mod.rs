@@ -39,7 +39,7 @@ pub use self::disk::DiskSpace;
 pub use self::examine::{LockState, StoreFindings, TokenFile};
 use self::folder::{FolderBlobs, FolderRecords};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
-pub use self::key::{DocumentKey, Key, RecordGroup};
+pub use self::key::{DocumentKey, HourOfDay, Key, RecordGroup};
 pub use self::locks::ListenerNote;
 use self::locks::StoreLock;
 pub(crate) use self::locks::Striped;

@@ -15,7 +15,7 @@ use crate::address::{
 use crate::clock::Timestamp;
 
 /// The folders of records, below the root of their paths.
-pub(super) const KINDS: [&str; 5] = ["names", "documents", "seen", "alarms", "jobs"];
+pub(super) const KINDS: [&str; 6] = ["names", "documents", "seen", "alarms", "jobs", "traffic"];
 
 /// Conflicts after which a step locks its group, so that a slow one is not overtaken for ever.
 const MAX_CONFLICTS: usize = 3;

@@ -36,14 +36,14 @@ fn alarms_of(name: &str) -> Key {
 }
 
 /// Writes a record of alarms into a closed store.
-fn write_alarm_record(folder: &Folder, name: &str, alarms: &[Value]) {
+pub(crate) fn write_alarm_record(folder: &Folder, name: &str, alarms: &[Value]) {
     let store = Store::open(folder.path(), Timestamp(1)).unwrap();
     let record = json!({ "alarms": alarms }).to_string();
     store.records.put(&alarms_of(name), record.as_bytes(), Durability::Synced).unwrap();
     store.close().unwrap();
 }
 
-fn alarm(kind: &str, name: &str, version: &str) -> Value {
+pub(crate) fn alarm(kind: &str, name: &str, version: &str) -> Value {
     let address = provider(name).to_string();
     json!({
         "kind": kind, "address": address, "version": version, "detail": "as an older larder wrote it", "since": 1,

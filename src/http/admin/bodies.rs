@@ -14,6 +14,7 @@ use hyper::body::{Body as _, Incoming};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Receiver;
+use url::form_urlencoded;
 
 use super::super::body::{Body, PipeReceiver, pipe};
 use super::super::response;
@@ -27,6 +28,8 @@ use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
 pub(super) const MAX_COMMAND_BYTES: usize = 64 << 10;
+/// Size limit of a form of the status page: a token, and one address.
+const MAX_FORM_BYTES: usize = 8 << 10;
 /// Size limit of a lock file, which can be larger than the body of a command.
 const MAX_LOCK_FILE_BYTES: usize = lock_file::MAX_LOCK_FILE_BYTES;
 /// Size limit of a JSON order: the files that one order may have, with JSON's escapes.
@@ -49,6 +52,16 @@ pub(super) async fn read_json(request: Request<Incoming>, max_bytes: usize) -> A
         return Err(unsupported("send the body as Content-Type: application/json"));
     }
     read_whole(request, max_bytes, if max_bytes > MAX_COMMAND_BYTES { ORDER_TIMEOUT } else { COMMAND_TIMEOUT }).await
+}
+
+/// Reads the fields of a form of the status page.
+pub(super) async fn read_form(request: Request<Incoming>) -> Answer<Vec<(String, String)>> {
+    if !has_content_type(request.headers(), "application/x-www-form-urlencoded") {
+        discard(request);
+        return Err(unsupported("send the form as Content-Type: application/x-www-form-urlencoded"));
+    }
+    let body = read_whole(request, MAX_FORM_BYTES, COMMAND_TIMEOUT).await?;
+    Ok(form_urlencoded::parse(&body).into_owned().collect())
 }
 
 /// Returns a body of any size for a blocking reader. Refuses other content types than the given one. If the reader

@@ -1,9 +1,10 @@
 //! The admin listener: probes for everyone, all other routes by the access rules.
 
 mod bodies;
+mod operations;
+mod page;
 mod transfers;
 
-use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -17,17 +18,18 @@ use serde::Serialize;
 use self::bodies::ReceivedOrder;
 use super::body::Body;
 use super::{RequestMetrics, Runs, host_of, requests, response};
-use crate::address::{Hostname, PackageSelector};
+use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::jobs::{
-    JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob, WarmUp,
+    JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob,
+    TrafficHistory, WarmUp,
 };
-use crate::mirror::{AcceptOutcome, AcceptResult, Mirror, PinChange, PinResult, PurgeResult, RequestContext};
+use crate::mirror::{Mirror, PinChange, RequestContext};
 use crate::protocol::admin::explain::ExplainRequest;
 use crate::protocol::admin::list::ListRequest;
-use crate::protocol::admin::operation::{self, OperationReport, OperationTarget, TargetAddresses};
+use crate::protocol::admin::operation::{self, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
     self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, SinceStart, StatusReport,
@@ -45,6 +47,13 @@ pub(super) const SERVER: HeaderValue = HeaderValue::from_static("larder");
 type Answer<T = Response<Body>> = Result<T, Box<Response<Body>>>;
 
 const NDJSON: &str = "application/x-ndjson";
+
+/// The challenge of a refused read: a browser then asks for the token as a password (RFC 7617).
+const READ_CHALLENGE: HeaderValue = HeaderValue::from_static(
+    "Basic realm=\"larder: any user name, and the admin token as password\", charset=\"UTF-8\"",
+);
+/// The challenge of a refused change. It is not for browsers, which would send a password by themselves from then on.
+const CHANGE_CHALLENGE: HeaderValue = HeaderValue::from_static("Bearer realm=\"larder\"");
 
 /// State of the admin listener.
 #[derive(Debug)]
@@ -94,6 +103,8 @@ pub enum AdminProcess {
         recurring: Arc<Recurring>,
         /// The start time.
         started: Timestamp,
+        /// The traffic of the last day.
+        traffic: Arc<TrafficHistory>,
     },
     /// One command without a larder. Only the command itself reaches the service.
     Command {
@@ -135,6 +146,8 @@ impl Admin {
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let admitted = match (&self.process, route) {
             (AdminProcess::Command { .. }, _) | (_, AdminRoute::Health | AdminRoute::Ready) => Ok(()),
+            (AdminProcess::Larder { access, .. }, AdminRoute::Page) if is_read => access.may_open_page(headers),
+            (AdminProcess::Larder { access, .. }, AdminRoute::Page) => access.may_send_form(headers),
             (AdminProcess::Larder { access, .. }, _) if is_read => access.may_read(headers),
             (AdminProcess::Larder { access, .. }, _) => access.may_change(headers),
         };
@@ -147,7 +160,13 @@ impl Admin {
             bodies::discard(request);
             let status =
                 if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
-            return Err(errors(status, vec![refusal.to_string()]));
+            let mut response = errors(status, vec![refusal.to_string()]);
+            if refusal == AdminRefusal::NoToken {
+                response
+                    .headers_mut()
+                    .insert(header::WWW_AUTHENTICATE, if is_read { READ_CHALLENGE } else { CHANGE_CHALLENGE });
+            }
+            return Err(response);
         }
         if !row.allows(request.method().as_str()) {
             self.requests.record_refusal(requests::Refusal::Method);
@@ -160,6 +179,8 @@ impl Admin {
                 Ok(()) => response::plain_text(StatusCode::OK, "ready"),
                 Err(not_ready) => response::plain_text(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
             }),
+            AdminRoute::Page if is_read => self.on_blocking_thread(|admin| Ok(admin.status_page())).await,
+            AdminRoute::Page => self.submit_form(request).await,
             // The metrics and the status read the disk, which may block.
             AdminRoute::Metrics => self.on_blocking_thread(Self::metrics).await,
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
@@ -283,35 +304,12 @@ impl Admin {
             }
         };
         let addresses = target.addresses(&self.default_host).map_err(refused)?;
-        let operations = &self.mirror.operations;
-        match operation {
-            Operation::Refresh => {
-                let refresh = |selector| async move { operations.refresh(&selector, &self.job_context()).await };
-                report_each(addresses, refresh, |refreshed| refreshed.outcome.succeeded()).await
-            }
-            Operation::Purge => {
-                let purge = |selector| async move {
-                    operations.purge(&selector, &self.job_context()).await.map(|purged| vec![purged])
-                };
-                report_each(addresses, purge, PurgeResult::removed_everything).await
-            }
-            Operation::Accept => {
-                let accept = |selector| async move {
-                    match operations.accept(&selector, &self.job_context()).await {
-                        Ok(accepted) if accepted.is_empty() => Err(format!(
-                            "{selector}: no version of this address is stored; name a version to accept one that is not stored"
-                        )),
-                        accepted => accepted.map_err(|error| error.to_string()),
-                    }
-                };
-                let is_accepted = |accepted: &AcceptResult| !matches!(accepted.outcome, AcceptOutcome::Failed { .. });
-                report_each(addresses, accept, is_accepted).await
-            }
-            Operation::Pin | Operation::Unpin => {
-                let change_pin = |selector| async move { operations.pin(&selector, pin).await };
-                report_each(addresses, change_pin, PinResult::succeeded).await
-            }
-        }
+        Ok(match operation {
+            Operation::Refresh => json(&self.refresh(addresses).await),
+            Operation::Purge => json(&self.purge(addresses).await),
+            Operation::Accept => json(&self.accept(addresses).await),
+            Operation::Pin | Operation::Unpin => json(&self.change_pin(addresses, pin).await),
+        })
     }
 
     /// Re-hashes everything stored, for as long as the client reads the answer.
@@ -391,19 +389,6 @@ impl Admin {
     }
 }
 
-/// Runs an operation on each address, and answers with all results.
-async fn report_each<T: Serialize, E: Display, F: Future<Output = Result<Vec<T>, E>>>(
-    addresses: Vec<PackageSelector>,
-    run: impl Fn(PackageSelector) -> F,
-    is_success: impl Fn(&T) -> bool,
-) -> Answer {
-    let mut results = Vec::new();
-    for selector in addresses {
-        results.push(run(selector).await);
-    }
-    Ok(json(&OperationReport::of(results, is_success)))
-}
-
 fn unknown_job(id: JobId) -> Box<Response<Body>> {
     let reason = format!(
         "there is no job {id}: old jobs are dropped from the list; their packages stay stored, so send the same order again"
@@ -439,6 +424,7 @@ fn access_headers<'a>(request: &'a Request<Incoming>, host: Option<&'a str>) -> 
     AccessHeaders {
         origin: header_text("origin"),
         site: header_text("sec-fetch-site"),
+        destination: header_text("sec-fetch-dest"),
         host,
         authorization: header_text("authorization"),
     }

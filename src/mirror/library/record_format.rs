@@ -26,7 +26,7 @@ pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::Alarms(_) => as_json::<AlarmsRecord>(&record),
         Key::ModuleFirstSeen(_) => as_json::<ModuleFirstSeenRecord>(&record),
         // The job code reads these, so any JSON is valid here.
-        Key::Job(_) | Key::RecurringJobs => as_json::<serde_json::Value>(&record),
+        Key::Job(_) | Key::RecurringJobs | Key::Traffic(_) => as_json::<serde_json::Value>(&record),
         Key::Missing => MissingRequests::read(&record).map(|requests| requests.write()),
     }
 }

@@ -3,6 +3,7 @@
 pub(in crate::mirror) mod accept;
 pub(in crate::mirror) mod explain;
 pub(in crate::mirror) mod list;
+pub(in crate::mirror) mod notable;
 pub(in crate::mirror) mod purge;
 pub(in crate::mirror) mod refresh;
 pub(in crate::mirror) mod rehash;

@@ -49,6 +49,8 @@ pub enum AdminRoute {
     Health,
     /// The store is open; for all.
     Ready,
+    /// The status page, and its form.
+    Page,
     /// The metrics.
     Metrics,
     /// The table.
@@ -120,7 +122,7 @@ impl AdminMethod {
 /// A path of the admin listener.
 #[derive(Debug)]
 pub struct AdminPath {
-    /// The path. [`ID`] stands for the id of a job or a run.
+    /// The path. `{id}` stands for the id of a job or a run.
     pub path: &'static str,
     target: Target,
     /// The methods, and what each does, in one line.
@@ -247,6 +249,11 @@ pub const PATHS: &[AdminPath] = &[
     AdminPath::new(EXPORT, AdminRoute::Export, &[(Post, "a provider tree of a job's packages, as a tar")]),
     AdminPath::new(IMPORT, AdminRoute::Import, &[(Post, "import a provider tree; a line of JSON for each file")]),
     AdminPath::new(VERIFY, AdminRoute::Verify, &[(Post, "re-hash everything stored; lines of JSON")]),
+    AdminPath::new(
+        "/",
+        AdminRoute::Page,
+        &[(Get, "the status page, for browsers"), (Post, "the form of that page: one operation on one address")],
+    ),
     AdminPath::new("/metrics", AdminRoute::Metrics, &[(Get, "metrics for Prometheus, as OpenMetrics text")]),
     AdminPath::new("/healthz", AdminRoute::Health, &[(Get, "this process runs")]),
     AdminPath::new("/readyz", AdminRoute::Ready, &[(Get, "the store is open")]),

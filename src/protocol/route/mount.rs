@@ -38,6 +38,8 @@ pub fn parse_origin(scheme: &str, authority: &str) -> Option<String> {
 pub struct Mount {
     public_origin: Option<String>,
     prefix: String,
+    /// The URL of the listener on its own machine.
+    local_url: String,
 }
 
 impl Mount {
@@ -46,7 +48,25 @@ impl Mount {
         public_url.map_or_else(Self::default, |url| Self {
             public_origin: Some(format!("{}://{}", url.scheme(), url.authority())),
             prefix: url.path().trim_end_matches('/').to_owned(),
+            local_url: String::new(),
         })
+    }
+
+    /// The same mount of a listener with this URL, without a final slash: what people are told where nothing better is
+    /// known.
+    #[must_use]
+    pub fn listening_at(self, local_url: String) -> Self {
+        Self { local_url, ..self }
+    }
+
+    /// Returns the URL for people to paste, without a final slash, from the base of the URLs in the answer.
+    pub fn url_to_paste(&self, base: &str) -> String {
+        if base.is_empty() { self.local_url.clone() } else { self.url(base, "") }
+    }
+
+    /// Returns true if `public_url` says where clients find larder.
+    pub fn is_configured(&self) -> bool {
+        self.public_origin.is_some()
     }
 
     /// Returns the base of the URLs in the answer to a request that came through the proxies of `cdn_loop` and sees

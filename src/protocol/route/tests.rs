@@ -60,7 +60,6 @@ fn invalid_names_are_malformed_and_unmatched_paths_are_unknown() {
         assert!(matches!(parse(path), Err(RouteError::Malformed(_))), "{path}: {:?}", parse(path));
     }
     for path in [
-        "/",
         "//",
         "/v2/",
         "/git/x",
@@ -75,6 +74,21 @@ fn invalid_names_are_malformed_and_unmatched_paths_are_unknown() {
     ] {
         assert!(matches!(parse(path), Err(RouteError::Unknown(_))), "{path}: {:?}", parse(path));
     }
+}
+
+/// Larder's page is at its root, also below the prefix of `public_url`.
+#[test]
+fn the_root_is_the_page_for_browsers() {
+    assert_eq!(parse("/"), Ok(Route::Home));
+    assert_eq!(Route::Home.path(), "/");
+    let mount = Mount::new(Some(&Url::parse("https://mirror.example/tf/").unwrap()));
+    assert_eq!(parse(mount.without_prefix("/tf/")), Ok(Route::Home));
+    // Where `public_url` says nothing, people are told the listener's own address.
+    let listening = Mount::new(None).listening_at("http://127.0.0.1:8080".to_owned());
+    assert_eq!(listening.url_to_paste(""), "http://127.0.0.1:8080");
+    assert_eq!(listening.url_to_paste("http://mirror.corp"), "http://mirror.corp");
+    assert_eq!(mount.url_to_paste("https://mirror.example"), "https://mirror.example/tf");
+    assert!(mount.is_configured() && !listening.is_configured());
 }
 
 /// Promise 15: mistakes in a client's configuration are answered with the line to write.

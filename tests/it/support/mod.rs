@@ -21,6 +21,7 @@ pub(crate) mod null_provider;
 pub(crate) mod openapi;
 pub(crate) mod openmetrics;
 pub(crate) mod package_fixture;
+pub(crate) mod pages;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod programs;

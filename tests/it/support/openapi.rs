@@ -79,6 +79,10 @@ impl Description {
             let errors = serde_json::json!({ "$ref": "#/components/schemas/Errors" });
             if is_head { Ok(()) } else { self.compare_json(&errors, &answer.body) }
         };
+        // The status page is for browsers.
+        if path == "/" {
+            return Ok(());
+        }
         let Some(form) = self.path(path) else {
             return match answer.status {
                 400 | 404 => compare_errors(),

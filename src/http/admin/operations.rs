@@ -1,0 +1,64 @@
+//! The operations on addresses, each with its report: for the commands, and for the buttons of the status page.
+
+use std::fmt::Display;
+
+use super::Admin;
+use crate::address::PackageSelector;
+use crate::mirror::{AcceptOutcome, AcceptResult, PinChange, PinResult, PurgeResult, RefreshResult};
+use crate::protocol::admin::operation::OperationReport;
+
+impl Admin {
+    /// Asks upstream again.
+    pub(super) async fn refresh(&self, addresses: Vec<PackageSelector>) -> OperationReport<RefreshResult> {
+        let operations = &self.mirror.operations;
+        let refresh = |selector| async move { operations.refresh(&selector, &self.job_context()).await };
+        report_each(addresses, refresh, |refreshed| refreshed.outcome.succeeded()).await
+    }
+
+    /// Removes from the store.
+    pub(super) async fn purge(&self, addresses: Vec<PackageSelector>) -> OperationReport<PurgeResult> {
+        let operations = &self.mirror.operations;
+        let purge =
+            |selector| async move { operations.purge(&selector, &self.job_context()).await.map(|purged| vec![purged]) };
+        report_each(addresses, purge, PurgeResult::removed_everything).await
+    }
+
+    /// Accepts changed bytes, keys or trees.
+    pub(super) async fn accept(&self, addresses: Vec<PackageSelector>) -> OperationReport<AcceptResult> {
+        let operations = &self.mirror.operations;
+        let accept = |selector| async move {
+            match operations.accept(&selector, &self.job_context()).await {
+                Ok(accepted) if accepted.is_empty() => Err(format!(
+                    "{selector}: no version of this address is stored; name a version to accept one that is not stored"
+                )),
+                accepted => accepted.map_err(|error| error.to_string()),
+            }
+        };
+        let is_accepted = |accepted: &AcceptResult| !matches!(accepted.outcome, AcceptOutcome::Failed { .. });
+        report_each(addresses, accept, is_accepted).await
+    }
+
+    /// Pins or unpins.
+    pub(super) async fn change_pin(
+        &self,
+        addresses: Vec<PackageSelector>,
+        pin: PinChange,
+    ) -> OperationReport<PinResult> {
+        let operations = &self.mirror.operations;
+        let change_pin = |selector| async move { operations.pin(&selector, pin).await };
+        report_each(addresses, change_pin, PinResult::succeeded).await
+    }
+}
+
+/// Runs an operation on each address, and reports all results.
+async fn report_each<T, E: Display, F: Future<Output = Result<Vec<T>, E>>>(
+    addresses: Vec<PackageSelector>,
+    run: impl Fn(PackageSelector) -> F,
+    is_success: impl Fn(&T) -> bool,
+) -> OperationReport<T> {
+    let mut results = Vec::new();
+    for selector in addresses {
+        results.push(run(selector).await);
+    }
+    OperationReport::of(results, is_success)
+}

@@ -1,0 +1,93 @@
+//! The status page, and its form, which does what the commands do.
+
+use std::sync::Arc;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use super::super::body::Body;
+use super::super::page::{self, JobOnPage, OperationResult, StatusData, TrafficOfDay};
+use super::super::requests::Refusal;
+use super::{Admin, AdminProcess, Answer, bodies, refused};
+use crate::address::PackageSelector;
+use crate::jobs::JobId;
+use crate::jobs::job_report::JobState;
+use crate::mirror::PinChange;
+use crate::protocol::admin::Operation;
+use crate::protocol::admin::outcome_lines::{accepted_lines, pinned_lines, purged_lines, refreshed_lines};
+
+/// The archives listed as the largest, and as the longest unused.
+const NOTABLE_ARCHIVES: usize = 10;
+
+impl Admin {
+    /// Renders the status page. Reads the disk.
+    pub(super) fn status_page(&self) -> Response<Body> {
+        let traffic = match &self.process {
+            AdminProcess::Larder { traffic, .. } => Some(TrafficOfDay::of(traffic)),
+            AdminProcess::Command { .. } => None,
+        };
+        let jobs = self.jobs.all().into_iter().map(|summary| {
+            let failed = JobId::parse(&summary.id).filter(|_| summary.state == JobState::Failed);
+            let failures = failed.and_then(|id| self.jobs.find(id)).map(|job| JobOnPage::failures(job.report().items));
+            JobOnPage { summary, failures: failures.unwrap_or_default() }
+        });
+        page::status(&StatusData {
+            report: self.status(),
+            jobs: jobs.collect(),
+            traffic,
+            archives: self.mirror.operations.notable_archives(NOTABLE_ARCHIVES).map_err(|error| error.to_string()),
+            default_host: self.default_host.clone(),
+            base: self.base.clone(),
+            now: self.clock.now(),
+        })
+    }
+
+    /// Does what a button of the status page says, if its form has the token.
+    pub(super) async fn submit_form(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
+        let fields = bodies::read_form(request).await?;
+        let field = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
+        if let AdminProcess::Larder { access, .. } = &self.process
+            && !field("token").is_some_and(|token| access.is_token(token.trim()))
+        {
+            self.requests.record_refusal(Refusal::AdminToken);
+            return Ok(page::wrong_token(&self.mirror.operations.status().store));
+        }
+        let (operation, selector) =
+            self.parse_button(field("do").unwrap_or_default()).map_err(|reason| refused(vec![reason]))?;
+        let command = format!("larder {} {selector}", operation.label());
+        // The operation goes on when the browser leaves, as one of a command does.
+        let admin = Arc::clone(self);
+        let operating = tokio::spawn(async move { admin.operate(operation, selector).await });
+        let result = operating.await.map_err(|_| super::internal("the operation ended unexpectedly"))?;
+        Ok(page::result(operation, &command, &result))
+    }
+
+    /// Parses the value of a button: an operation and an address.
+    ///
+    /// # Errors
+    /// The problem.
+    fn parse_button(&self, value: &str) -> Result<(Operation, PackageSelector), String> {
+        let (word, address) = value.split_once(' ').unwrap_or((value, ""));
+        let operation = Operation::ALL.into_iter().find(|operation| operation.label() == word);
+        let operation = operation.ok_or("the form names no operation of larder: load the status page again")?;
+        let selector = PackageSelector::parse(address, &self.default_host).map_err(|bad| bad.to_string())?;
+        Ok((operation, selector))
+    }
+
+    async fn operate(&self, operation: Operation, selector: PackageSelector) -> OperationResult {
+        let (addresses, host) = (vec![selector], &self.default_host);
+        match operation {
+            Operation::Refresh => {
+                OperationResult::of(self.refresh(addresses).await, |items| refreshed_lines(items, host))
+            }
+            Operation::Purge => OperationResult::of(self.purge(addresses).await, |items| purged_lines(items, host)),
+            Operation::Accept => OperationResult::of(self.accept(addresses).await, |items| accepted_lines(items, host)),
+            Operation::Pin => {
+                OperationResult::of(self.change_pin(addresses, PinChange::Set).await, |items| pinned_lines(items, host))
+            }
+            Operation::Unpin => OperationResult::of(self.change_pin(addresses, PinChange::Lift).await, |items| {
+                pinned_lines(items, host)
+            }),
+        }
+    }
+}

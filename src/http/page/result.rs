@@ -1,0 +1,75 @@
+//! The page after a button of the status page was pressed: what it did, in the words of the command.
+
+use askama::Template;
+use http::{Response, StatusCode};
+
+use super::status::token_file;
+use super::{Body, Frame, page};
+use crate::protocol::admin::Operation;
+use crate::protocol::admin::operation::OperationReport;
+
+/// The most lines shown.
+const MAX_LINES: usize = 200;
+
+#[derive(Template)]
+#[template(path = "result.html")]
+struct ResultPage<'a> {
+    frame: Frame,
+    version: &'static str,
+    class: &'static str,
+    title: &'static str,
+    command: &'a str,
+    text: String,
+    more_lines: usize,
+}
+
+/// The result of an operation on one address.
+#[derive(Debug)]
+pub(in crate::http) struct OperationResult {
+    ok: bool,
+    lines: Vec<String>,
+}
+
+impl OperationResult {
+    /// The lines of all items, and the errors.
+    pub(in crate::http) fn of<T>(report: OperationReport<T>, lines_of: impl Fn(&[T]) -> Vec<String>) -> Self {
+        let mut lines = lines_of(&report.items);
+        lines.extend(report.errors);
+        Self { ok: report.ok, lines }
+    }
+}
+
+/// Renders what an operation did.
+pub(in crate::http) fn result(operation: Operation, command: &str, result: &OperationResult) -> Response<Body> {
+    let done = match operation {
+        Operation::Refresh => "The registry was asked again",
+        Operation::Purge => "Removed",
+        Operation::Accept => "Accepted",
+        Operation::Pin => "It is kept",
+        Operation::Unpin => "It may be evicted again",
+    };
+    let (title, class) = if result.ok { (done, "good") } else { ("It did not work for everything", "bad") };
+    render(StatusCode::OK, class, title, command, &result.lines)
+}
+
+/// Renders the refusal of a form without the token. `store` is the folder of the store.
+pub(in crate::http) fn wrong_token(store: &str) -> Response<Body> {
+    let lines = [
+        "Nothing was done.".to_owned(),
+        format!("The token is in {}, unless the configuration sets another.", token_file(store)),
+    ];
+    render(StatusCode::FORBIDDEN, "bad", "That is not the admin token", "", &lines)
+}
+
+fn render(
+    status: StatusCode,
+    class: &'static str,
+    title: &'static str,
+    command: &str,
+    lines: &[String],
+) -> Response<Body> {
+    let frame = Frame::of_admin("");
+    let text = lines.iter().take(MAX_LINES).map(|line| format!("{line}\n")).collect();
+    let (version, more_lines) = (env!("CARGO_PKG_VERSION"), lines.len().saturating_sub(MAX_LINES));
+    page(status, frame, &ResultPage { frame, version, class, title, command, text, more_lines })
+}

@@ -1,0 +1,26 @@
+//! The page for browsers at the root of the main listener: what a person pastes to use larder. Nothing else of larder's
+//! configuration is in it.
+
+use std::sync::Arc;
+
+use super::client_config::{self, ClientRoute};
+use super::{Links, Reply, ReplyContent};
+use crate::error::Error;
+use crate::mirror::Mirror;
+
+/// The CLI configuration to paste.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HomeConfig {
+    /// The text, as `larder client-config` prints it for this address.
+    pub text: String,
+    /// True if `public_url` says where clients find larder. Otherwise its URLs begin with what the browser asked.
+    pub is_address_configured: bool,
+}
+
+/// Answers with the configuration for the address at which the browser sees larder. Contacts no upstream.
+pub(super) async fn reply(mirror: &Arc<Mirror>, links: Links<'_>) -> Result<Reply, Error> {
+    let url = links.mount.url_to_paste(links.base);
+    let text = client_config::text(mirror, &url, ClientRoute::HostOverride).await?;
+    let config = HomeConfig { text, is_address_configured: links.mount.is_configured() };
+    Ok(Reply { content: ReplyContent::Home(config), outcome: None, age: None })
+}
