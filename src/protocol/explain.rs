@@ -96,7 +96,7 @@ impl Subject {
 
 /// What one explanation works with.
 #[derive(Debug, Clone, Copy)]
-struct Explanation<'a> {
+struct ExplainContext<'a> {
     protocols: &'a Protocols,
     call: &'a RequestContext,
     /// The URL of larder for clients.
@@ -117,7 +117,7 @@ impl Protocols {
         http: HttpAnswers,
     ) -> Result<ExplainReport, ExplainError> {
         let call = self.mirror.runtime.dry_run_context(now, Arc::clone(&self.runtime_config));
-        let explanation = Explanation { protocols: self, call: &call, base, http };
+        let explanation = ExplainContext { protocols: self, call: &call, base, http };
         let platform = request.platform.clone().unwrap_or_else(Platform::of_this_machine);
         match &request.subject {
             ExplainSubject::Address(selector) => {
@@ -157,7 +157,7 @@ impl Protocols {
     }
 }
 
-impl Explanation<'_> {
+impl ExplainContext<'_> {
     /// Chooses the version of a selector as a client does.
     async fn subject_of(&self, selector: &PackageSelector, platform: Platform) -> Result<Subject, ExplainError> {
         let address = selector.address();

@@ -10,7 +10,7 @@ use crate::protocol::admin::Operation;
 use crate::wording::escape_invisible;
 
 /// The fixed texts of a kind of alarm.
-struct Explanation {
+struct AlarmText {
     heading: &'static str,
     happened: &'static str,
     matters: &'static str,
@@ -39,11 +39,11 @@ const ASK_PUBLISHER: ChoiceText = choice(
 );
 
 /// Explains a kind of alarm.
-fn explanation(kind: AlarmKind) -> Explanation {
+fn explanation(kind: AlarmKind) -> AlarmText {
     const ACCEPT: Option<Operation> = Some(Operation::Accept);
     const REFRESH: Option<Operation> = Some(Operation::Refresh);
     match kind {
-        AlarmKind::WaitsForAccept => Explanation {
+        AlarmKind::WaitsForAccept => AlarmText {
             heading: "It changed after its release, and the change is refused",
             happened: "The registry offers other files for this version than the ones that larder verified first. No key that may vouch for such a change has signed them.",
             matters: "A released version should never change. Either its publisher released it again, or somebody else put other files in its place.",
@@ -64,7 +64,7 @@ fn explanation(kind: AlarmKind) -> Explanation {
                 ]
             },
         },
-        AlarmKind::Republished => Explanation {
+        AlarmKind::Republished => AlarmText {
             heading: "It changed after its release, and the change is served",
             happened: "The registry offers other files for this version than before. A key that vouched for the version already has signed them.",
             matters: "Lock files with the old hashes refuse the new files, so terraform init fails for those configurations. If the publisher knows nothing of the change, the key may be in the wrong hands.",
@@ -76,7 +76,7 @@ fn explanation(kind: AlarmKind) -> Explanation {
                 ]
             },
         },
-        AlarmKind::Moved => Explanation {
+        AlarmKind::Moved => AlarmText {
             heading: "The module version moved, and its new contents are refused",
             happened: "The tag or the archive of this module version leads to other contents than when larder first saw it.",
             matters: "A tag that moves changes what your configurations run, without a new version number.",
@@ -101,7 +101,7 @@ fn explanation(kind: AlarmKind) -> Explanation {
                 ]
             },
         },
-        AlarmKind::NewKey => Explanation {
+        AlarmKind::NewKey => AlarmText {
             heading: "A new key signed it, and it is served",
             happened: "A key that never signed for this provider has signed this version. The registry lists the key, so larder takes it for new versions.",
             matters: "Publishers do change their keys, and say so. If this one did not, somebody else may publish in its name. For earlier versions the key vouches for nothing.",
@@ -121,7 +121,7 @@ fn explanation(kind: AlarmKind) -> Explanation {
                 ]
             },
         },
-        AlarmKind::SignatureLost => Explanation {
+        AlarmKind::SignatureLost => AlarmText {
             heading: "It is no longer signed, and new files are refused",
             happened: "The registry lists no signing key for this provider any more. Its earlier versions were signed.",
             matters: "Without a signature nothing proves that files come from the publisher. Somebody who takes over an account would leave the signature out.",
@@ -142,7 +142,7 @@ fn explanation(kind: AlarmKind) -> Explanation {
                 ]
             },
         },
-        AlarmKind::Dropped => Explanation {
+        AlarmKind::Dropped => AlarmText {
             heading: "The registry withdrew it, and it is still served",
             happened: "The registry no longer lists this version. larder has it stored, and keeps listing it.",
             matters: "Publishers withdraw versions that are broken or unsafe. Configurations that need this one work for as long as larder stores it.",
@@ -167,7 +167,7 @@ fn explanation(kind: AlarmKind) -> Explanation {
                 ]
             },
         },
-        AlarmKind::DamagedRecord => Explanation {
+        AlarmKind::DamagedRecord => AlarmText {
             heading: "Its history cannot be read, and new files are refused",
             happened: "The record of what this version was when it was first verified is damaged, and nothing that is stored can rebuild it.",
             matters: "Without that record larder cannot tell whether the registry still offers the same files. The usual cause is a failing disk.",
@@ -187,7 +187,7 @@ fn explanation(kind: AlarmKind) -> Explanation {
                 ]
             },
         },
-        AlarmKind::ImportedDiffers => Explanation {
+        AlarmKind::ImportedDiffers => AlarmText {
             heading: "It differs from what was imported, and the registry's files are served",
             happened: "This package was imported without a signature. The registry has other files for it, and they verify.",
             matters: "The imported files may have been built elsewhere, or altered on their way. Lock files made with them refuse the registry's.",
@@ -235,7 +235,7 @@ impl AlarmView {
     /// An alarm as it is shown. Offline, `accept` comes with a bundle, and a button cannot bring one.
     pub(super) fn of(number: usize, alarm: &Alarm, default_host: &Hostname, offline: bool, now: Timestamp) -> Self {
         let Alarm { kind, address, version, detail, since, resolve } = alarm;
-        let Explanation { heading, happened, matters, clients_get, choices } = explanation(*kind);
+        let AlarmText { heading, happened, matters, clients_get, choices } = explanation(*kind);
 
         let name = format!("{} {version}", without_host(address, default_host));
         let choices = choices.iter().map(|text| {
