@@ -186,10 +186,7 @@ impl Admin {
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
             AdminRoute::List => self.list(request.uri().query()).await,
             AdminRoute::Explain => self.explain(request.uri().query()).await,
-            AdminRoute::Index => {
-                let text = format!("{:#}\n", admin::index());
-                Ok(response::of_type(Body::full(text.into()), "application/json"))
-            }
+            AdminRoute::Index => Ok(response::of_type(Body::full(admin::index().into()), "application/json")),
             AdminRoute::OpenApi => {
                 Ok(response::of_type(Body::full(Bytes::from_static(admin::DESCRIPTION.as_bytes())), "application/json"))
             }

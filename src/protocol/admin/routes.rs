@@ -1,7 +1,7 @@
 //! The table of the admin listener: each path with its methods, and one line about each. Requests are routed by it, and
 //! `GET /admin/v1` lists it. `docs/openapi.json` describes the same paths; a test holds it to this table.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::Operation;
 use crate::jobs::JobId;
@@ -269,18 +269,16 @@ impl AdminRoute {
 /// The OpenAPI description of the admin API.
 pub const DESCRIPTION: &str = include_str!("../../../docs/openapi.json");
 
-/// The answer to `GET /admin/v1`.
-pub fn index() -> Value {
+/// The answer to `GET /admin/v1`: JSON with one line for each request, which a person can read, too.
+pub fn index() -> String {
     let requests = PATHS.iter().flat_map(|row| {
-        row.methods
-            .iter()
-            .map(|(method, summary)| json!({ "method": method.name(), "path": row.path, "what": summary }))
+        row.methods.iter().map(|(method, summary)| {
+            format!("    {}", json!({ "method": method.name(), "path": row.path, "what": summary }))
+        })
     });
-    json!({
-        "larder": env!("CARGO_PKG_VERSION"),
-        "openapi": OPENAPI,
-        "requests": requests.collect::<Vec<_>>(),
-    })
+    let requests = requests.collect::<Vec<_>>().join(",\n");
+    let (larder, openapi) = (json!(env!("CARGO_PKG_VERSION")), json!(OPENAPI));
+    format!("{{\n  \"larder\": {larder},\n  \"openapi\": {openapi},\n  \"requests\": [\n{requests}\n  ]\n}}\n")
 }
 
 #[cfg(test)]
