@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytesize::ByteSize;
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
 use super::admin_service::{StoreNeed, parse, with_larder};
 use super::terminal::{
@@ -50,6 +50,12 @@ impl List {
         printer.finish(self.address.as_deref());
         Ok(())
     }
+}
+
+/// The packages of all pages, as JSON.
+#[derive(Serialize)]
+struct PackageList<'a> {
+    packages: &'a [StoredPackage],
 }
 
 /// Prints the packages of one address after the other as they come, or all as JSON at the end.
@@ -103,7 +109,7 @@ impl ListPrinter {
 
     fn finish(mut self, given: Option<&str>) {
         if self.json {
-            return print_json(&json!({ "packages": self.packages }));
+            return print_json(&PackageList { packages: &self.packages });
         }
         self.print_address();
         let ListTotals { addresses, versions, archives, bytes } = self.totals;

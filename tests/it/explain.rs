@@ -228,9 +228,25 @@ async fn an_unreachable_upstream_is_explained_as_a_client_gets_it() {
 #[tokio::test]
 async fn a_slow_upstream_is_explained_as_a_client_gets_it() {
     let impatient = |upstream: &FakeUpstream| {
-        always_revalidating(upstream).upstream_timeout(Duration::from_millis(600)).upstream_lines("patience = \"1s\"")
+        always_revalidating(upstream).answer_within(Duration::from_millis(500)).upstream_timeout(Duration::from_secs(1))
     };
-    assert_agrees_with_empty_store(impatient, &Fault::NeverAnswers, &documents()).await;
+    for (target, path) in documents() {
+        let upstream = upstream_with(edition(1)).await;
+        let larder = impatient(&upstream).start().await;
+        upstream.fault(target, Fault::NeverAnswers);
+        assert_eq!(request(&larder, &path).await.status, 504);
+        for _ in 0..2 {
+            // A request that joins the running fetch may see its end.
+            eventually("the fetch is given up", async || {
+                let report = explain(&larder, "url", &path).await;
+                let failure = requested(&report)["last_answer"]["failure"].as_str().unwrap().to_owned();
+                failure.contains("no whole answer").then_some(())
+            })
+            .await;
+            let step = assert_agrees(&larder, &upstream, &path, "silent, nothing stored").await;
+            assert_eq!((&step["status"], &step["rule"]), (&json!(504), &json!("last-answer-late")), "{step:#}");
+        }
+    }
     let late = |upstream: &FakeUpstream| {
         always_revalidating(upstream).answer_within(Duration::from_millis(900)).upstream_lines("patience = \"300ms\"")
     };

@@ -265,9 +265,8 @@ impl Tab {
 
     /// Writes a picture of the page in this scale, from the top of an element to the end of the page or `max_height`.
     pub(crate) async fn picture_from(&self, file: &Path, selector: &str, max_height: u32, scale: f64) {
-        let top =
-            self.value(&format!("document.querySelector({}).getBoundingClientRect().top + scrollY", json!(selector)));
-        let top = (top.await.as_f64().unwrap() - 16.0).max(0.0);
+        let found = format!("document.querySelector({}).getBoundingClientRect().top + scrollY", json!(selector));
+        let top = (self.value(&found).await.as_f64().unwrap() - 16.0).max(0.0);
         let size = self.call("Page.getLayoutMetrics", json!({})).await["cssContentSize"].clone();
         let height = (size["height"].as_f64().unwrap() - top).min(f64::from(max_height));
         let clip = json!({ "x": 0, "y": top, "width": size["width"], "height": height, "scale": scale });
