@@ -245,9 +245,10 @@ pub(super) struct HeldNames {
 }
 
 /// Ends the exemption on drop.
-pub(in crate::mirror) struct EvictionHoldGuard<'a>(&'a Evictor);
+#[derive(Debug)]
+pub(in crate::mirror) struct EvictionHoldGuard(Arc<Evictor>);
 
-impl Drop for EvictionHoldGuard<'_> {
+impl Drop for EvictionHoldGuard {
     fn drop(&mut self) {
         *self.0.holds.lock() = HeldNames::default();
     }
@@ -255,7 +256,7 @@ impl Drop for EvictionHoldGuard<'_> {
 
 impl Library {
     /// Exempts the contents of a bundle from eviction until the guard is dropped.
-    pub(in crate::mirror) fn hold_entries(&self, manifest: &Manifest) -> EvictionHoldGuard<'_> {
+    pub(in crate::mirror) fn hold_entries(&self, manifest: &Manifest) -> EvictionHoldGuard {
         let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
         let named = HeldNames {
             archives: archives.map(|(_, archive)| archive.sha256).collect(),
@@ -263,7 +264,7 @@ impl Library {
         };
         let _nothing_is_evicted = self.evictor.block_evictions();
         *self.evictor.holds.lock() = named;
-        EvictionHoldGuard(&self.evictor)
+        EvictionHoldGuard(Arc::clone(&self.evictor))
     }
 
     /// The store key of the document, proof set or location of an entry.

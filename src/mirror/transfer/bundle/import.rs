@@ -132,13 +132,18 @@ impl Transfers {
         self.library.store.index.until_complete().await?;
         let library = Arc::clone(&self.library);
         let applying = self.runtime.tasks.spawn_blocking(move || {
+            let eviction_hold = library.hold_entries(&opened.manifest);
             let receipt = library.apply_bundle(opened, &options, &clock, &mut report)?;
-            // Released before the end is reported: a script that reads it may apply its next bundle at once.
-            drop(import_lock);
-            report(ApplyEvent::Done { receipt: receipt.clone() });
-            Ok::<_, ApplyError>(receipt)
+            Ok::<_, ApplyError>((receipt, eviction_hold, report))
         });
-        let receipt = applying.await.map_err(interrupted)??;
+        let (receipt, eviction_hold, mut report) = applying.await.map_err(interrupted)??;
+        // A pass that was requested during the import would otherwise evict its least recently used archives.
+        self.library.wait_for_eviction().await;
+        drop(eviction_hold);
+        // Released before the end is reported: a script that reads it may apply its next bundle at once.
+        drop(import_lock);
+        let done = ApplyEvent::Done { receipt: receipt.clone() };
+        self.runtime.tasks.spawn_blocking(move || report(done)).await.map_err(interrupted)?;
         let library = Arc::clone(&self.library);
         self.runtime.tasks.spawn(async move {
             if let Err(error) = library.complete_hashes().await {
@@ -158,7 +163,6 @@ impl Library {
         report: &mut impl FnMut(ApplyEvent),
     ) -> Result<Receipt, ApplyError> {
         let manifest = Arc::clone(&opened.manifest);
-        let _eviction_hold = self.hold_entries(&manifest);
         self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         report(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
