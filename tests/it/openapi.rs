@@ -244,6 +244,11 @@ async fn every_described_status_is_one_that_larder_answers() {
         let form = description.path(path.split('?').next().unwrap()).unwrap();
         answered.insert(format!("{} {form} {status}", method.replace("HEAD", "GET")));
     }
+    // An id of another form is no run.
+    for form in ["/admin/v1/runs/{id}", "/admin/v1/runs/{id}/client-config"] {
+        fixture.send("GET", &form.replace("{id}", "x"), JSON, Vec::new()).await.expect(404);
+        answered.insert(format!("GET {form} 404"));
+    }
     for operation in description.operations() {
         let (method, form) = operation.split_once(' ').unwrap();
         let id = if form.contains("/runs/") { absent.repeat(2) } else { absent.to_owned() };
