@@ -27,7 +27,8 @@ fuzz_target!(|text: &str| {
         assert!(AdminRoute::parse(&format!("{path}/")).is_none(), "{path}");
     }
     let mut next = || lines.next();
-    let headers = AccessHeaders { host: next(), authorization: next(), origin: next(), site: next() };
+    let (host, authorization, origin, site, destination) = (next(), next(), next(), next(), next());
+    let headers = AccessHeaders { host, authorization, origin, site, destination };
     let [on_loopback, elsewhere] = &*ACCESS;
     if on_loopback.may_read(headers).is_ok() {
         assert!(headers.origin.is_none() && headers.site.is_none_or(|site| matches!(site, "none" | "same-origin")));

@@ -14,7 +14,7 @@ use larder::clock::Clock;
 use larder::config::Config;
 use larder::http::clients::Clients;
 use larder::http::listener::Peer;
-use larder::http::{MainListener, RequestMetrics};
+use larder::http::{MainListener, RequestMetrics, Runs};
 use larder::protocol::Protocols;
 use larder::protocol::route::{Mount, RouteContext};
 use larder::store::ReadBudget;
@@ -47,7 +47,7 @@ static LARDER: LazyLock<(Arc<MainListener>, TempDir)> = LazyLock::new(|| {
     // Without a `public_url` larder is mounted at the root: paths have no prefix.
     let protocols = Protocols::new(mirror, config_in_use, Mount::new(None), routes, 1 << 20);
     let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
-    (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, Clock::system()), folder)
+    (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, Runs::default(), Clock::system()), folder)
 });
 
 fuzz_target!(|request: &[u8]| {
