@@ -70,7 +70,7 @@ struct ListPrinter {
     totals: ListTotals,
 }
 
-/// What was printed.
+/// Text that was printed.
 #[derive(Debug, Default)]
 struct ListTotals {
     addresses: u64,

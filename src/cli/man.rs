@@ -20,7 +20,7 @@ const SECTION: &str = "1";
 /// Definition of an apostrophe, with which the generator begins each section; a page needs it once.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
-/// What larder is, in the words of its own page.
+/// The description of larder on its own page.
 const DESCRIPTION: [&str; 2] = [
     "larder presents itself as a registry to Terraform and OpenTofu. It stores what passes through once that is verified, \
      and keeps serving when the registry or the network does not.",

@@ -332,7 +332,7 @@ pub(super) fn failure(failure: &RequestFailure, api: Api) -> Response<Body> {
     error_response(failure_status(failure, api), vec![safe_text(&reason.to_string())], Some(&reason))
 }
 
-/// How this file answers, for explanations.
+/// The answer of this file, for explanations.
 pub(super) const HTTP_ANSWERS: HttpAnswers = HttpAnswers {
     failure: |failure, api| (failure_status(failure, api).as_u16(), phrase_text(&failure.explain())),
     cache_status,

@@ -18,7 +18,7 @@ const MAX_MINUTES: u64 = 24 * MINUTES_PER_HOUR;
 const SECONDS_PER_MINUTE: u64 = 60;
 
 labelled_enum! {
-    /// What is counted. The labels are the members of the stored records.
+    /// The counted events. The labels are the members of the stored records.
     pub TrafficCount {
         /// Requests served fresh from the store.
         Hit "hit",
@@ -68,7 +68,7 @@ impl Traffic {
         TrafficCount::ALL.into_iter().fold(self, |sum, count| sum.with(count, other.get(count)))
     }
 
-    /// What was counted after `earlier`.
+    /// The counts after `earlier`.
     fn since(&self, earlier: &Self) -> Self {
         let more = |count| self.get(count).saturating_sub(earlier.get(count));
         TrafficCount::ALL.into_iter().fold(Self::default(), |counted, count| counted.with(count, more(count)))

@@ -28,7 +28,7 @@ use crate::upstream::providers::VersionList;
 /// The most versions of each kind in a report.
 const MAX_VERSIONS: usize = 100;
 
-/// How the HTTP layer answers.
+/// The answers of the HTTP layer.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpAnswers {
     /// The status and the reason phrase of a failure.
@@ -94,7 +94,7 @@ impl Subject {
     }
 }
 
-/// What one explanation works with.
+/// The context of one explanation.
 #[derive(Debug, Clone, Copy)]
 struct ExplainContext<'a> {
     protocols: &'a Protocols,
@@ -513,7 +513,7 @@ fn rule_of_failure(failure: &RequestFailure, is_offline: bool) -> Rule {
     }
 }
 
-/// What a client gets all in all, and the step that decides it.
+/// The outcome for a client all in all, and the step that decides it.
 fn verdict(steps: &[ExplainStep]) -> (Verdict, Option<usize>) {
     let requested = steps.iter().position(|step| step.requested);
     // Clients of the registry do not ask the network mirror. A client with a host override does not ask for discovery.
@@ -551,7 +551,7 @@ fn verdict(steps: &[ExplainStep]) -> (Verdict, Option<usize>) {
     (Verdict::Served, first(&is_unconfirmed).or_else(|| first(&is_revalidated)))
 }
 
-/// What a person can do about the step that decides, and about the alarms.
+/// Advice about the step that decides, and about the alarms.
 fn advice(
     subject: &Subject,
     decisive: Option<&ExplainStep>,

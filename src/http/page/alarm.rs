@@ -1,4 +1,4 @@
-//! What a person needs to know about an alarm: what happened, why it matters, what clients get meanwhile, and what can be
+//! The text about an alarm: what happened, why it matters, what clients get meanwhile, and what can be
 //! done, with the command and the button for each.
 
 use super::Moment;
@@ -22,7 +22,7 @@ struct AlarmText {
 struct ChoiceText {
     /// When this is the right choice.
     when: &'static str,
-    /// What it does.
+    /// The effect.
     effect: &'static str,
     /// Its command; `None` for something that happens elsewhere, or for waiting.
     operation: Option<Operation>,

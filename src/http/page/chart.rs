@@ -27,7 +27,7 @@ pub(super) struct TrafficView {
 /// One chart.
 pub(super) struct Chart {
     pub(super) title: &'static str,
-    /// What it shows, for people who cannot see it.
+    /// The content in words, for people who cannot see it.
     pub(super) description: String,
     pub(super) width: u64,
     /// The value at the upper edge.

@@ -33,7 +33,7 @@ const MAX_NAMES: usize = 1;
 /// The most characters shown of a foreign text.
 const MAX_CHARS: usize = 600;
 
-/// What the page shows.
+/// The data of the page.
 #[derive(Debug)]
 pub(in crate::http) struct StatusData {
     pub(in crate::http) report: StatusReport,
@@ -147,7 +147,7 @@ struct Verdict {
 
 struct VerdictLine {
     text: String,
-    /// Where more is said; empty if it is nowhere.
+    /// Link to more; empty without one.
     link: String,
     link_text: &'static str,
 }
@@ -156,7 +156,7 @@ struct Tile {
     name: &'static str,
     value: String,
     lines: Vec<String>,
-    /// How much of the limit is used, in percent.
+    /// Used part of the limit, in percent.
     meter: Option<u64>,
 }
 

@@ -81,7 +81,7 @@ pub struct StoredCopy {
 /// The proof of a stored proof set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetProof {
-    /// How it was verified.
+    /// The proof.
     #[serde(flatten)]
     pub verified: VerifiedBy,
     /// Findings that did not prevent the proof, such as an expired key.
@@ -107,7 +107,7 @@ pub struct AnswerFacts {
     pub broke_off: bool,
 }
 
-/// What is known of the versions of a provider or a module.
+/// The known versions of a provider or a module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionFacts {
     /// The versions that can be installed from the store, the newest first.

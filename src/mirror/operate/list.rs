@@ -43,7 +43,7 @@ pub struct PackageArchive {
     pub filename: String,
     /// Its size in bytes.
     pub bytes: u64,
-    /// How it was verified.
+    /// The proof.
     #[serde(flatten)]
     pub verified: VerifiedBy,
     /// Findings that did not prevent the proof, such as an expired key.

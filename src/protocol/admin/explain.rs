@@ -86,7 +86,7 @@ pub struct ExplainReport {
     pub package: PackageRef,
     /// The time of the report, in seconds since 1970.
     pub now: Timestamp,
-    /// What a client gets, all in all.
+    /// The outcome for a client, all in all.
     pub verdict: Verdict,
     /// The index in `steps` of the step that decides; null if every step is served fresh.
     pub decided_by: Option<usize>,
@@ -99,17 +99,17 @@ pub struct ExplainReport {
     pub versions: Option<VersionSummary>,
     /// The unresolved alarms about the version, or about the address as a whole.
     pub alarms: Vec<Alarm>,
-    /// What a person can do.
+    /// Advice for a person.
     pub to_do: Vec<Advice>,
 }
 
-/// What a client gets, all in all.
+/// The outcome for a client, all in all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Everything, from the store.
     Served,
-    /// What is not stored is fetched from upstream when a client asks.
+    /// Missing content is fetched from upstream when a client asks.
     AsksUpstream,
     /// An error.
     Refused,
@@ -206,7 +206,7 @@ pub enum Rule {
     LeftAlone,
     /// Upstream's last answer was a failure.
     LastAnswerFailed,
-    /// What upstream sent last does not verify.
+    /// Upstream's last content does not verify.
     NotVerified,
     /// Upstream's last answer came later than a client waits.
     LastAnswerLate,
@@ -237,14 +237,14 @@ pub struct VersionSummary {
     pub listed: Option<usize>,
     /// The newest of them, a pre-release only if there is no release.
     pub newest: Option<String>,
-    /// What is stored and what upstream has dropped; each at most a hundred.
+    /// The stored and the dropped versions; each at most a hundred.
     #[serde(flatten)]
     pub facts: VersionFacts,
     /// The number of versions that can be installed from the store.
     pub stored_versions: usize,
 }
 
-/// What a person can do.
+/// Advice for a person.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advice {
     /// The advice.

@@ -59,13 +59,13 @@ pub enum AdminRoute {
     OpenApi,
     /// The status.
     Status,
-    /// What is stored.
+    /// The stored packages.
     List,
-    /// What a client gets, and why.
+    /// The answer that a client gets, and its reason.
     Explain,
     /// The CLI configuration to paste.
     ClientConfig,
-    /// What the client of one `larder run` was sent.
+    /// The counts of one `larder run`.
     Run(RunId),
     /// The CLI configuration for the client of one `larder run`.
     RunClientConfig(RunId),
