@@ -2,7 +2,10 @@
 
 mod reload;
 
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -52,6 +55,25 @@ pub struct App {
     lifetime: Lifetime,
 }
 
+/// The listening sockets of a larder. The kernel accepts connections for as long as any process has them.
+#[derive(Debug)]
+pub struct Sockets {
+    /// The main listener.
+    pub main: std::net::TcpListener,
+    /// The admin listener.
+    pub admin: std::net::TcpListener,
+}
+
+impl Sockets {
+    /// Returns further handles of the same sockets.
+    ///
+    /// # Errors
+    /// The process has no file descriptor left.
+    pub fn duplicate(&self) -> io::Result<Self> {
+        Ok(Self { main: self.main.try_clone()?, admin: self.admin.try_clone()? })
+    }
+}
+
 /// Handle to a serving larder, for a service manager and for reloads of the configuration.
 #[derive(Debug)]
 pub struct RunningApp {
@@ -98,6 +120,19 @@ impl App {
     /// # Errors
     /// Returns a [`StartError`] that says what to change.
     pub async fn start(config: &Config, settings: StartSettings) -> Result<Self, StartError> {
+        Self::start_on(config, settings, None).await
+    }
+
+    /// [`Self::start`] on the sockets of a larder that has ended, where there are any: clients that have connected meanwhile
+    /// are answered.
+    ///
+    /// # Errors
+    /// Returns a [`StartError`] that says what to change.
+    pub async fn start_on(
+        config: &Config,
+        settings: StartSettings,
+        sockets: Option<Sockets>,
+    ) -> Result<Self, StartError> {
         if let Some(refusal) = config.refusal() {
             return Err(StartError::Refused(refusal));
         }
@@ -106,9 +141,14 @@ impl App {
             Some(files) => Some(Arc::new(Tls::load(&files.certificate, &files.key)?)),
             None => None,
         };
-        let (main, main_address) = bind("[server]", config.server.listen).await?;
-        let (admin, admin_address) = bind("[admin]", config.admin.listen).await?;
-        store.note_listeners(&ListenerNote { main: main_address, admin: admin_address });
+        let (main, admin) = sockets.map(|sockets| (sockets.main, sockets.admin)).unzip();
+        let (main, main_address) = bind("[server]", config.server.listen, main).await?;
+        let (admin, admin_address) = bind("[admin]", config.admin.listen, admin).await?;
+        let handover = match &settings.lifetime {
+            Lifetime::OneRun { handover } => handover.clone(),
+            Lifetime::Service => None,
+        };
+        store.note_listeners(&ListenerNote { main: main_address, admin: admin_address, handover });
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = SharedParts {
@@ -167,6 +207,20 @@ impl App {
     /// Base URL of the main listener as clients see it, without a final slash.
     pub fn base(&self) -> &str {
         &self.base
+    }
+
+    /// The counts of runs.
+    pub fn runs(&self) -> Runs {
+        self.running.parts.runs.clone()
+    }
+
+    /// Returns further handles of both listening sockets, for a process that continues this larder.
+    ///
+    /// # Errors
+    /// The process has no file descriptor left.
+    pub fn sockets(&self) -> io::Result<Sockets> {
+        let duplicate = |socket: &TcpListener| socket.as_fd().try_clone_to_owned().map(std::net::TcpListener::from);
+        Ok(Sockets { main: duplicate(&self.main)?, admin: duplicate(&self.admin)? })
     }
 
     /// Returns a handle for use while this larder serves.
@@ -392,9 +446,18 @@ fn protocols_of(
     Arc::new(Protocols::new(mirror, runtime_config, mount, route_context, config.store.memory.as_u64()))
 }
 
-async fn bind(section: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+/// Binds a socket, unless there is one already.
+async fn bind(
+    section: &'static str,
+    address: SocketAddr,
+    bound: Option<std::net::TcpListener>,
+) -> Result<(TcpListener, SocketAddr), StartError> {
     let failed = |source| StartError::Listen { section, address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let listener = match bound {
+        Some(socket) => TcpListener::from_std(socket),
+        None => TcpListener::bind(address).await,
+    };
+    let listener = listener.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
 }
@@ -430,17 +493,20 @@ pub struct StartSettings {
     pub connections: listener::Limits,
     /// The longest wait for a thread of the blocking pool before the liveness check fails.
     pub pool_within: Duration,
-    /// How long this larder is meant to run.
+    /// The end of this larder.
     pub lifetime: Lifetime,
 }
 
-/// How long a larder is meant to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The end of a larder.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lifetime {
     /// Until it is stopped. Interrupted jobs continue.
     Service,
     /// As long as a client does. Jobs stay as they are, for the next service.
-    OneRun,
+    OneRun {
+        /// The Unix socket at which other runs get the listening sockets, to continue this larder.
+        handover: Option<PathBuf>,
+    },
 }
 
 impl Default for StartSettings {

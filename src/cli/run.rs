@@ -3,11 +3,14 @@
 
 mod client;
 mod client_files;
+mod handover;
 mod larder;
+mod own_larder;
 mod temp_folder;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -24,7 +27,7 @@ use self::temp_folder::TempFolder;
 use super::terminal::plural;
 use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_error_json, runtime};
 use crate::config::{self, Config};
-use crate::protocol::run::{RunAmount, RunReport, RunSources};
+use crate::protocol::run::{RunAmount, RunReport, RunSources, RunSummary};
 
 pub(super) use self::client::NotStarted;
 
@@ -56,24 +59,27 @@ impl Run {
         let began = Instant::now();
         let mut signals = ClientSignals::catch()?;
         let _file_size_signal = catch_file_size_signal()?;
-        let starting = LarderOfRun::find_or_start(config, common, self.offline);
+        let folder = Arc::new(TempFolder::new()?);
+        let starting = LarderOfRun::find_or_start(config, common, self.offline, &folder);
         let larder = tokio::select! {
             started = starting => started?,
             () = signals.stop() => return Err(Interrupted::with_text("stopped before the client began")),
         };
-        let exit = self.run_client(config, &larder, &mut signals).await;
-        let report = match &exit {
-            Ok(_) => larder.report().await,
-            Err(_) => None,
-        };
-        let closing = larder.close();
-        tokio::select! {
-            closed = closing => closed?,
-            // Only other clients can still be served now.
-            () = signals.stop() => {}
+        let exit = self.run_client(config, &larder, &folder, &mut signals).await;
+        let (report, own) = larder.leave().await;
+        let took = began.elapsed();
+        if let Some(own) = own {
+            let closing = own.close();
+            tokio::select! {
+                closed = closing => if let Err(error) = closed {
+                    print_error(&format!("{error:#}"));
+                },
+                // Only other runs are served by now.
+                () = signals.stop() => {}
+            }
         }
         if exit.is_ok() {
-            print_summary(report.as_ref(), began.elapsed(), common);
+            print_summary(report.as_ref(), took, common);
         }
         exit
     }
@@ -83,38 +89,47 @@ impl Run {
         &self,
         config: &Config,
         larder: &LarderOfRun,
+        folder: &Arc<TempFolder>,
         signals: &mut ClientSignals,
     ) -> anyhow::Result<u8> {
         let host_blocks = larder.host_blocks().await?;
-        let (program, config) = (self.command.first().cloned().unwrap_or_default(), config.clone());
+        let program = self.command.first().cloned().unwrap_or_default();
+        let (config, folder) = (config.clone(), Arc::clone(folder));
         // The home folder may be a slow network disk.
         let preparing = spawn_blocking(move || {
             let files = ClientFiles::read(&program, &config::environment());
             let (text, notes) = files.with_hosts(&host_blocks, &config)?;
-            anyhow::Ok((TempFolder::with_file("cli.tfrc", &text)?, notes))
+            folder.write(CLIENT_CONFIG_FILE, &text)?;
+            anyhow::Ok((folder, notes))
         });
         let (folder, notes) = preparing.await.context("the client's configuration was not read")??;
         for note in notes.iter().chain(larder.note()) {
             print_error(note);
         }
-        let exit = client::run(&self.command, &folder.file("cli.tfrc"), signals).await;
-        folder.remove();
+        let exit = client::run(&self.command, &folder.file(CLIENT_CONFIG_FILE), signals).await;
+        // It holds tokens, and this process may serve other runs for a while.
+        folder.remove_file(CLIENT_CONFIG_FILE);
         Ok(exit?)
     }
 }
+
+/// The name of the client's configuration in the folder of the run.
+const CLIENT_CONFIG_FILE: &str = "cli.tfrc";
 
 /// Prints one line: what came from where, and how long it took.
 fn print_summary(report: Option<&RunReport>, took: Duration, common: &CommonOptions) {
     let seconds = took.as_secs_f64();
     if common.json {
-        return print_error_json(&json!({ "run": report, "seconds": (seconds * 1000.0).round() / 1000.0 }));
+        return print_error_json(
+            &json!({ "run": report.map(RunReport::summary), "seconds": (seconds * 1000.0).round() / 1000.0 }),
+        );
     }
-    let counts = report.map_or_else(|| "done, not counted".to_owned(), summary);
+    let counts = report.map_or_else(|| "done, not counted".to_owned(), |report| summary(&report.summary()));
     print_error(&format!("{counts}; {seconds:.1} s"));
 }
 
-fn summary(report: &RunReport) -> String {
-    let RunReport { packages, documents, stale, failed } = report;
+fn summary(summary: &RunSummary) -> String {
+    let RunSummary { packages, documents, stale, failed } = summary;
     let mut text = match (total(packages), total(documents)) {
         (0, 0) if *failed == 0 => "the client asked for nothing".to_owned(),
         (0, _) => "no packages".to_owned(),
@@ -202,20 +217,20 @@ mod tests {
             (sources((0, 0), &[]), sources((4, 100), &[]), "no packages, nothing from upstream"),
             (sources((0, 0), &[]), sources((0, 0), &[]), "the client asked for nothing"),
         ] {
-            let report = RunReport { packages, documents, ..RunReport::default() };
+            let report = RunSummary { packages, documents, ..RunSummary::default() };
             assert_eq!(summary(&report), expected);
         }
-        let report = RunReport {
+        let report = RunSummary {
             documents: sources((1, 10), &[]),
             stale: ["a.example".to_owned()].into(),
             failed: 2,
-            ..RunReport::default()
+            ..RunSummary::default()
         };
         assert_eq!(
             summary(&report),
             "no packages; a.example did not answer, stored documents were used; 2 requests failed"
         );
-        let failed = RunReport { failed: 1, ..RunReport::default() };
+        let failed = RunSummary { failed: 1, ..RunSummary::default() };
         assert_eq!(summary(&failed), "no packages; 1 request failed");
     }
 }

@@ -1,6 +1,5 @@
 //! Counts what each `larder run` was sent. Counting costs nothing for other requests.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +9,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::requests::{RequestOutcome, Source};
-use crate::address::Hostname;
 use crate::protocol::route::{Route, RouteSubject};
-use crate::protocol::run::{RunId, RunReport, RunSources};
+use crate::protocol::run::{FileKind, FileSource, RunId, RunReport, SentFile};
 
 /// Runs whose counts are kept; a further one replaces the oldest.
 const MAX_RUNS: usize = 64;
@@ -35,29 +33,15 @@ struct RunCounts {
 #[derive(Debug, Default)]
 struct RunState {
     in_flight: u64,
-    files: HashMap<String, SentFile>,
-    /// Module versions that were fetched when their location was asked for: their archives are stored a moment later.
-    fetched_modules: HashSet<String>,
-    failed: u64,
-}
-
-/// A file that a run was sent, in one answer or more.
-#[derive(Debug)]
-struct SentFile {
-    content: RunContent,
-    source: Source,
-    is_stale: bool,
-    bytes: u64,
+    report: RunReport,
 }
 
 /// The content of an answer: its registry and its kind.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct RunContent {
     path: String,
-    host: Hostname,
-    is_package: bool,
-    /// The module version of a location or an archive.
-    module: Option<String>,
+    registry: String,
+    kind: FileKind,
 }
 
 impl RunContent {
@@ -69,13 +53,13 @@ impl RunContent {
             (_, Some(RouteSubject::Module(address))) => &address.host,
             (_, None) => return None,
         };
-        let is_package = matches!(route, Route::ProviderFile(_) | Route::ModuleArchive(_));
-        let module = match route {
-            Route::ModuleDownload(package) => Some(package.to_string()),
-            Route::ModuleArchive(target) => Some(target.package.to_string()),
-            _ => None,
+        let kind = match route {
+            Route::ProviderFile(_) => FileKind::Provider,
+            Route::ModuleDownload(package) => FileKind::ModuleLocation(package.to_string()),
+            Route::ModuleArchive(target) => FileKind::Module(target.package.to_string()),
+            _ => FileKind::Document,
         };
-        Some(Self { path: route.path(), host: host.clone(), is_package, module })
+        Some(Self { path: route.path(), registry: host.to_string(), kind })
     }
 }
 
@@ -94,32 +78,23 @@ impl Runs {
         RunRequest { counts, content: None }
     }
 
-    /// The counts of a run, once its answers have ended. Zeros for a run without requests.
+    /// Waits until no run has a request in flight.
+    pub async fn idle(&self) {
+        loop {
+            let all: Vec<Arc<RunCounts>> = self.0.lock().values().map(Arc::clone).collect();
+            let Some(busy) = all.iter().find(|counts| counts.state.lock().in_flight > 0) else { return };
+            busy.settled().await;
+        }
+    }
+
+    /// The files of a run, once its answers have ended. None for a run without requests.
     pub async fn report(&self, id: RunId) -> RunReport {
         let Some(counts) = self.0.lock().get(&id).map(Arc::clone) else { return RunReport::default() };
         // A client may have read the last byte of an answer before larder notices.
         let _ = timeout(SETTLE_TIMEOUT, counts.settled()).await;
         let state = counts.state.lock();
-        let mut report = RunReport { failed: state.failed, ..RunReport::default() };
-        for file in state.files.values() {
-            let RunContent { host, is_package, .. } = &file.content;
-            let sources = if *is_package { &mut report.packages } else { &mut report.documents };
-            count(sources, host, file);
-            if file.is_stale {
-                report.stale.insert(host.to_string());
-            }
-        }
-        report
+        state.report.clone()
     }
-}
-
-fn count(sources: &mut RunSources, host: &Hostname, file: &SentFile) {
-    let amount = match file.source {
-        Source::Upstream => sources.upstream.entry(host.to_string()).or_default(),
-        Source::Store | Source::Larder => &mut sources.store,
-    };
-    amount.count += 1;
-    amount.bytes += file.bytes;
 }
 
 impl RunCounts {
@@ -150,28 +125,22 @@ impl RunRequest {
 
     /// Counts the request: its outcome, and the body bytes that were sent.
     pub(super) fn end(&mut self, outcome: RequestOutcome, bytes: u64) {
-        let mut state = self.counts.state.lock();
-        let source = outcome.body_source();
-        if outcome == RequestOutcome::Error {
-            state.failed += 1;
-        }
-        let Some(content) = self.content.take().filter(|_| source != Source::Larder) else { return };
-        if state.files.len() >= MAX_FILES && !state.files.contains_key(&content.path) {
-            return;
-        }
-        let source = match &content.module {
-            Some(module) if content.is_package && state.fetched_modules.contains(module) => Source::Upstream,
-            Some(module) if outcome == RequestOutcome::Miss => {
-                state.fetched_modules.insert(module.clone());
-                source
+        let report = &mut self.counts.state.lock().report;
+        let source = match (outcome, outcome.body_source()) {
+            (RequestOutcome::Revalidated, _) => FileSource::Confirmed,
+            (_, Source::Upstream) => FileSource::Fetched,
+            (_, Source::Store) => FileSource::Store,
+            (RequestOutcome::Error, Source::Larder) => {
+                report.failed += 1;
+                return;
             }
-            _ => source,
+            (_, Source::Larder) => return,
         };
-        // The first answer decides: a file that was fetched for this run is stored when the run asks again.
-        let file =
-            state.files.entry(content.path.clone()).or_insert(SentFile { content, source, is_stale: false, bytes: 0 });
-        file.is_stale |= outcome == RequestOutcome::Stale;
-        file.bytes += bytes;
+        let Some(RunContent { path, registry, kind }) = self.content.take() else { return };
+        if report.files.len() < MAX_FILES || report.files.contains_key(&path) {
+            let stale = outcome == RequestOutcome::Stale;
+            report.add(path, SentFile { registry, kind, source, stale, bytes });
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tells one `larder run` from another: its URLs begin with `/run/ID`, and so do the links in its answers. By that, larder
 //! counts what each run was sent.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -57,12 +58,113 @@ impl fmt::Display for RunId {
     }
 }
 
-/// What one run was sent.
+/// Files sent to one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunReport {
-    /// Archives of providers and modules, each counted once.
+    /// The files, by their path below the run.
+    pub files: BTreeMap<String, SentFile>,
+    /// Requests without an answer, or with one that broke off.
+    pub failed: u64,
+}
+
+/// A file that a run was sent, in one answer or more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentFile {
+    /// The registry.
+    pub registry: String,
+    /// The kind of file.
+    #[serde(flatten)]
+    pub kind: FileKind,
+    /// The source of the first answer: a file that was fetched for this run is stored when the run asks again.
+    pub source: FileSource,
+    /// True if a document was served stale.
+    pub stale: bool,
+    /// Body bytes sent.
+    pub bytes: u64,
+}
+
+/// Kinds of files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "module", rename_all = "snake_case")]
+pub enum FileKind {
+    /// An archive of a provider.
+    Provider,
+    /// An archive of this module version.
+    Module(String),
+    /// The location of this module version.
+    ModuleLocation(String),
+    /// Any other document, and checksums and signatures.
+    Document,
+}
+
+/// Sources of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileSource {
+    /// The store, without a question to upstream.
+    Store,
+    /// Confirmed by upstream for this run.
+    Confirmed,
+    /// Fetched for this run.
+    Fetched,
+}
+
+impl RunReport {
+    /// Adds a file, or a further answer with it.
+    pub fn add(&mut self, path: String, sent: SentFile) {
+        match self.files.entry(path) {
+            Entry::Vacant(entry) => drop(entry.insert(sent)),
+            Entry::Occupied(entry) => {
+                let file = entry.into_mut();
+                file.stale |= sent.stale;
+                file.bytes += sent.bytes;
+            }
+        }
+    }
+
+    /// Adds what a later larder sent the same run.
+    pub fn and(mut self, later: Self) -> Self {
+        later.files.into_iter().for_each(|(path, sent)| self.add(path, sent));
+        self.failed += later.failed;
+        self
+    }
+
+    /// Counts the files by their source.
+    pub fn summary(&self) -> RunSummary {
+        let mut summary = RunSummary { failed: self.failed, ..RunSummary::default() };
+        for file in self.files.values() {
+            let sources = match file.kind {
+                FileKind::Provider | FileKind::Module(_) => &mut summary.packages,
+                FileKind::ModuleLocation(_) | FileKind::Document => &mut summary.documents,
+            };
+            let amount = match self.is_from_upstream(file) {
+                true => sources.upstream.entry(file.registry.clone()).or_default(),
+                false => &mut sources.store,
+            };
+            amount.count += 1;
+            amount.bytes += file.bytes;
+            if file.stale {
+                summary.stale.insert(file.registry.clone());
+            }
+        }
+        summary
+    }
+
+    /// A module is fetched when its location is asked for, so its archive comes from the store a moment later.
+    fn is_from_upstream(&self, file: &SentFile) -> bool {
+        let FileKind::Module(module) = &file.kind else { return file.source != FileSource::Store };
+        let location = FileKind::ModuleLocation(module.clone());
+        let is_new = |other: &SentFile| other.kind == location && other.source == FileSource::Fetched;
+        file.source != FileSource::Store || self.files.values().any(is_new)
+    }
+}
+
+/// Files sent to one run, counted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct RunSummary {
+    /// Archives of providers and modules.
     pub packages: RunSources,
-    /// Version lists and all other documents, checksums and signatures.
+    /// Everything else.
     pub documents: RunSources,
     /// Registries whose documents were served stale.
     pub stale: BTreeSet<String>,
@@ -70,8 +172,8 @@ pub struct RunReport {
     pub failed: u64,
 }
 
-/// Content by its source.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Files by their source.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct RunSources {
     /// From the store, without a question to upstream.
     pub store: RunAmount,
@@ -80,9 +182,9 @@ pub struct RunSources {
 }
 
 /// An amount of content.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct RunAmount {
-    /// Different files.
+    /// Files.
     pub count: u64,
     /// Body bytes sent.
     pub bytes: u64,
@@ -107,6 +209,31 @@ mod tests {
             format!("/run/{}/x", "AB".repeat(16)),
         ] {
             assert_eq!(RunId::split(&path), (None, path.as_str()));
+        }
+    }
+    fn file(kind: FileKind, source: FileSource, bytes: u64) -> SentFile {
+        SentFile { registry: "a.example".to_owned(), kind, source, stale: false, bytes }
+    }
+
+    #[test]
+    fn the_first_answer_with_a_file_decides_its_source() {
+        let mut report = RunReport::default();
+        for (source, bytes) in [(FileSource::Fetched, 0), (FileSource::Store, 7)] {
+            report.add("/a".to_owned(), file(FileKind::Provider, source, bytes));
+        }
+        let amount = RunAmount { count: 1, bytes: 7 };
+        let packages = RunSources { upstream: [("a.example".to_owned(), amount)].into(), ..RunSources::default() };
+        assert_eq!(report.summary(), RunSummary { packages, ..RunSummary::default() });
+    }
+
+    #[test]
+    fn a_module_comes_from_where_its_location_came_from() {
+        for (location, expected) in [(FileSource::Fetched, 0), (FileSource::Confirmed, 1), (FileSource::Store, 1)] {
+            let mut report = RunReport::default();
+            report.add("/l".to_owned(), file(FileKind::ModuleLocation("m 1.0.0".to_owned()), location, 0));
+            report.add("/o".to_owned(), file(FileKind::ModuleLocation("o 1.0.0".to_owned()), FileSource::Fetched, 0));
+            report.add("/m".to_owned(), file(FileKind::Module("m 1.0.0".to_owned()), FileSource::Store, 9));
+            assert_eq!(report.summary().packages.store.count, expected, "{location:?}");
         }
     }
 }

@@ -26,6 +26,9 @@ pub struct ListenerNote {
     pub main: SocketAddr,
     /// The admin listener.
     pub admin: SocketAddr,
+    /// The Unix socket at which another process gets both sockets, where the larder ends with a client.
+    #[serde(default)]
+    pub handover: Option<PathBuf>,
 }
 
 impl ListenerNote {

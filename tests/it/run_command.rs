@@ -355,6 +355,88 @@ async fn two_runs_at_once_share_one_store() {
     setup.assert_nothing_left();
 }
 
+/// A run whose client waits until the file `go` is in its folder, and then does the rest of a script.
+fn waiting(setup: &RunSetup, folder: &str, then: &str) -> (KillOnDrop, CapturedOutput, CapturedOutput) {
+    let work = setup.path("work").join(folder);
+    std::fs::create_dir_all(&work).unwrap();
+    let script = format!("echo ready; until [ -e go ]; do sleep 0.01; done; {then}");
+    let mut command = setup.command(&[], &["sh", "-c", &script]);
+    command.current_dir(&work);
+    spawn_captured(command)
+}
+
+fn go(setup: &RunSetup, folder: &str) {
+    std::fs::write(setup.path("work").join(folder).join("go"), "").unwrap();
+}
+
+/// The run that began first ends first: the others go on with the same URLs, one larder after another.
+#[tokio::test]
+async fn a_run_continues_the_larder_of_one_that_ends() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let init = format!("cd .. && {}", INIT.join(" "));
+    let (mut first, out, first_err) = waiting(setup.require(&["acme/null"]), "first", "true");
+    out.line_with("ready").await;
+    let (mut second, out, second_err) = waiting(&setup, "second", "true");
+    out.line_with("ready").await;
+    let (mut third, out, third_err) = waiting(&setup, "third", &init);
+    out.line_with("ready").await;
+    go(&setup, "first");
+    assert_eq!(first.wait_for_exit().await, Some(0), "{}", first_err.text());
+    go(&setup, "second");
+    assert_eq!(second.wait_for_exit().await, Some(0), "{}", second_err.text());
+    go(&setup, "third");
+    assert_eq!(third.wait_for_exit().await, Some(0), "{}", third_err.text());
+    until("the summary", async || third_err.text().ends_with(" s\n")).await;
+    assert_summary(&third_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    setup.assert_nothing_left();
+}
+
+/// A run whose larder sends another run a package waits for that, and what was sent before is counted.
+#[tokio::test]
+async fn a_run_that_ends_lets_the_download_of_another_finish() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let gate = upstream.hold_body(Target::Archive);
+    let (mut first, out, first_err) = waiting(&setup, "first", "true");
+    out.line_with("ready").await;
+    let init = setup.require(&["acme/null"]).command(&[], &["sh", "-c", &format!("{} && read -r _", INIT.join(" "))]);
+    let (mut second, out, second_err) = {
+        let mut command = init;
+        command.stdin(Stdio::piped());
+        spawn_captured(command)
+    };
+    upstream.wait_for(Target::Archive, 1).await;
+    go(&setup, "first");
+    first_err.line_with("another run still downloads through this one").await;
+    gate.open();
+    assert_eq!(first.wait_for_exit().await, Some(0), "{}", first_err.text());
+    out.line_with("successfully initialized").await;
+    second.close_input();
+    let _ = second.wait_for_exit().await;
+    until("the summary", async || second_err.text().ends_with(" s\n")).await;
+    assert_summary(&second_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    setup.assert_nothing_left();
+}
+
+/// A run that is killed leaves its folder; the client of another is served all the same.
+#[tokio::test]
+async fn a_run_continues_the_larder_of_one_that_is_killed() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let (first, out, _) = waiting(setup.require(&["acme/null"]), "first", "true");
+    out.line_with("ready").await;
+    let (mut second, out, err) = waiting(&setup, "second", &format!("cd .. && {}", INIT.join(" ")));
+    out.line_with("ready").await;
+    drop(first);
+    go(&setup, "second");
+    assert_eq!(second.wait_for_exit().await, Some(0), "{}", err.text());
+    until("the summary", async || err.text().ends_with(" s\n")).await;
+    assert_summary(&err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    // The client of the killed run ends.
+    go(&setup, "first");
+}
+
 /// Runs that begin at the same moment: one of them has the store, and the others find it.
 #[tokio::test]
 async fn runs_that_begin_together_all_succeed() {
@@ -428,6 +510,32 @@ async fn a_home_that_cannot_be_written_gets_a_temporary_store() {
     assert_eq!(entries(tmp.parent().unwrap()), [".keep"]);
     let output = init(&["--offline"]).await;
     assert!(output.code == Some(1) && output.err.contains("Permission denied"), "{output:?}");
+}
+
+/// A store that exists and cannot be written is read.
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_read() {
+    let (upstream, user) = (upstream().await, AnotherUser::new());
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let upstream_lines = format!("[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n", upstream.origin());
+    let config =
+        user.file("mirror.toml", &format!("[admin]\nlisten = \"127.0.0.1:{}\"\n{upstream_lines}", free_port()));
+    setup.require(&["acme/null"]);
+    let work = user.file("work/main.tf", &setup.read("work/main.tf"));
+    let init = |options: &[&str]| {
+        let arguments = [&["run", "--config", config.to_str().unwrap()], options, &["--"], &INIT[..]].concat();
+        let mut command = user.command(&arguments);
+        setup.adjust(&mut command);
+        command.current_dir(work.parent().unwrap()).env("TMPDIR", work.parent().unwrap());
+        run(command)
+    };
+    assert_eq!(init(&[]).await.code, Some(0));
+    std::fs::remove_dir_all(user.path("work/.terraform")).unwrap();
+    AnotherUser::make_unwritable_with_contents(&user.path("cache"));
+    let output = init(&["--offline"]).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_summary(&output.err, "1 package from the store (200.3 kB), nothing from upstream");
+    AnotherUser::make_writable(&user.path("cache"));
 }
 
 fn entries(folder: &Path) -> Vec<String> {

@@ -1,16 +1,21 @@
-//! The larder of a run: the one that has the store, else one within this process, on free ports of the loopback address.
+//! The larder of a run: the one that has the store, else one within this process, on free ports of the loopback address. Two
+//! runs share the larder of the first. When the first ends, another continues it, on the same sockets.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use bytes::Bytes;
 use serde::Deserialize;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::handover::Following;
+use super::own_larder::OwnLarder;
 use super::temp_folder::TempFolder;
-use crate::app::{App, Lifetime, StartError, StartSettings};
+use crate::app::{Sockets, StartError};
 use crate::cli::CommonOptions;
 use crate::cli::admin_service::{parse, running_larder};
 use crate::config::{Config, Server};
@@ -29,16 +34,28 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 pub(super) struct LarderOfRun {
     id: RunId,
     admin: AdminClient,
-    own: Option<OwnLarder>,
+    source: LarderSource,
     note: Option<String>,
 }
 
-/// A larder within this process.
+/// The process that a run's larder is in.
 #[derive(Debug)]
-struct OwnLarder {
-    stop: CancellationToken,
-    serving: JoinHandle<Result<(), StoreError>>,
-    temporary_store: Option<TempFolder>,
+enum LarderSource {
+    /// This one.
+    Own(OwnLarder),
+    /// That of another run, which this run continues.
+    Followed { leave: CancellationToken, following: JoinHandle<Followed> },
+    /// Another one, which outlasts this run.
+    Service,
+}
+
+/// The result of following other runs.
+#[derive(Debug, Default)]
+struct Followed {
+    /// Files that the larders of ended runs sent this run.
+    sent_before: RunReport,
+    /// The larder, if this run continues it.
+    own: Option<OwnLarder>,
 }
 
 /// The part of a status that a run needs.
@@ -48,11 +65,16 @@ struct StatusOfRunning {
 }
 
 impl LarderOfRun {
-    /// Finds the larder that has the store, or starts one.
+    /// Finds the larder that has the store, or starts one. `folder` belongs to this run.
     ///
     /// # Errors
     /// The store is taken by a command, or a larder does not start.
-    pub(super) async fn find_or_start(config: &Config, common: &CommonOptions, offline: bool) -> anyhow::Result<Self> {
+    pub(super) async fn find_or_start(
+        config: &Config,
+        common: &CommonOptions,
+        offline: bool,
+        folder: &Arc<TempFolder>,
+    ) -> anyhow::Result<Self> {
         let id = RunId::random().context("the system returned no random bytes")?;
         let own_config = config_of_run(config, offline);
         let deadline = Instant::now() + LOCK_TIMEOUT;
@@ -66,45 +88,64 @@ impl LarderOfRun {
                             config.store.path.display()
                         );
                     }
-                    return Ok(Self { id, admin, own: None, note: None });
+                    let is_offline = status.offline && !own_config.network.offline;
+                    let note = is_offline.then(|| {
+                        "the larder that has the store is offline: only what is stored can be installed".to_owned()
+                    });
+                    let Some(handover) = Store::listeners(&config.store.path).and_then(|noted| noted.handover) else {
+                        return Ok(Self { id, admin, source: LarderSource::Service, note });
+                    };
+                    if let Ok((following, sockets)) = Following::connect(&handover, id).await {
+                        // The larder that answered before may have ended since.
+                        let admin = AdminClient::new(sockets.admin.local_addr()?, AdminToken::Absent);
+                        let leave = CancellationToken::new();
+                        let follower = Follower { id, config: own_config, folder: Arc::clone(folder), sockets };
+                        let following = tokio::spawn(follower.follow(following, leave.clone()));
+                        return Ok(Self { id, admin, source: LarderSource::Followed { leave, following }, note });
+                    }
+                    // The other run ends.
+                    if Instant::now() > deadline {
+                        bail!(
+                            "the larder of another run, which has the store, does not answer: wait for that run, or end it"
+                        );
+                    }
                 }
-                Ok(None) => {}
+                Ok(None) => match OwnLarder::start(&own_config, folder, None).await {
+                    Ok((larder, admin)) => return Ok(Self::own(id, larder, admin)),
+                    Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {}
+                    Err(StartError::Store(error)) if error.is_unwritable() && !own_config.network.offline => {
+                        return Self::with_temporary_store(id, own_config, folder, &error).await;
+                    }
+                    Err(error) => return Err(anyhow::Error::from(error).context("larder did not start")),
+                },
                 // Another run has just begun, or ends.
                 Err(
                     AdminClientError::StoreInUse { .. }
                     | AdminClientError::NotRunning(_)
                     | AdminClientError::Failed { .. },
-                ) if Instant::now() < deadline => {
-                    sleep(LOCK_PAUSE).await;
-                    continue;
-                }
+                ) if Instant::now() < deadline => {}
                 Err(error) => return Err(error.into()),
             }
-            match App::start(&own_config, settings()).await {
-                Ok(app) => return Ok(Self::own(id, app, None)),
-                Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => sleep(LOCK_PAUSE).await,
-                Err(StartError::Store(error)) if error.is_unwritable() && !own_config.network.offline => {
-                    return Self::with_temporary_store(id, own_config, &error).await;
-                }
-                Err(error) => return Err(anyhow::Error::from(error).context("larder did not start")),
-            }
+            sleep(LOCK_PAUSE).await;
         }
     }
 
-    fn own(id: RunId, app: App, temporary_store: Option<TempFolder>) -> Self {
-        let admin = AdminClient::new(app.admin_address(), AdminToken::Absent);
-        let stop = CancellationToken::new();
-        let serving = tokio::spawn(app.serve(stop.clone()));
-        Self { id, admin, own: Some(OwnLarder { stop, serving, temporary_store }), note: None }
+    fn own(id: RunId, larder: OwnLarder, admin: SocketAddr) -> Self {
+        let admin = AdminClient::new(admin, AdminToken::Absent);
+        Self { id, admin, source: LarderSource::Own(larder), note: None }
     }
 
     /// Starts a larder whose store lasts as long as the run: for a home that cannot be written, such as in a container.
-    async fn with_temporary_store(id: RunId, mut config: Config, refused: &StoreError) -> anyhow::Result<Self> {
-        let folder = TempFolder::new()?;
+    async fn with_temporary_store(
+        id: RunId,
+        mut config: Config,
+        folder: &TempFolder,
+        refused: &StoreError,
+    ) -> anyhow::Result<Self> {
         let note = format!("{refused}; this run has a temporary store, so nothing stays for the next one");
-        config.store.path = folder.path().join("store");
-        let app = App::start(&config, settings()).await.context("larder did not start")?;
-        Ok(Self { note: Some(note), ..Self::own(id, app, Some(folder)) })
+        config.store.path = folder.file("store");
+        let (larder, admin) = OwnLarder::start(&config, folder, None).await.context("larder did not start")?;
+        Ok(Self { note: Some(note), ..Self::own(id, larder, admin) })
     }
 
     /// A line about this larder that the user needs.
@@ -114,31 +155,106 @@ impl LarderOfRun {
 
     /// The `host` blocks for the client. They have the id of this run in their URLs, where the larder knows runs.
     pub(super) async fn host_blocks(&self) -> anyhow::Result<String> {
-        let answer = match self.admin.get(&format!("{RUNS}/{}/client-config", self.id)).await {
+        let answer = match self.get(&format!("{RUNS}/{}/client-config", self.id)).await {
             // A larder of an older version.
-            Err(AdminClientError::Refused { .. }) => self.admin.get(CLIENT_CONFIG).await,
+            Err(AdminClientError::Refused { .. }) => self.get(CLIENT_CONFIG).await,
             answer => answer,
         };
         Ok(String::from_utf8_lossy(&answer?).into_owned())
     }
 
-    /// What the client of this run was sent; `None` where larder did not count it.
-    pub(super) async fn report(&self) -> Option<RunReport> {
-        let answer = self.admin.get(&format!("{RUNS}/{}", self.id)).await;
-        let report = answer.and_then(|answer| parse(&answer));
-        report.inspect_err(|error| tracing::debug!(%error, "the run was not counted")).ok()
+    /// Asks the larder. Where another run ends meanwhile, the larder after it answers.
+    async fn get(&self, path: &str) -> Result<Bytes, AdminClientError> {
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        loop {
+            match self.admin.get(path).await {
+                Err(AdminClientError::Failed { .. })
+                    if matches!(self.source, LarderSource::Followed { .. }) && Instant::now() < deadline =>
+                {
+                    sleep(LOCK_PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
-    /// Ends the larder of this process. Clients of other runs may finish their downloads.
-    pub(super) async fn close(self) -> anyhow::Result<()> {
-        let Some(OwnLarder { stop, serving, temporary_store }) = self.own else { return Ok(()) };
-        stop.cancel();
-        serving.await.context("larder ended unexpectedly")?.context("the store would not close")?;
-        if let Some(folder) = temporary_store {
-            folder.remove();
+    /// Leaves the larder of this run; returns what its client was sent, where larder counted it, and the larder to close.
+    pub(super) async fn leave(self) -> (Option<RunReport>, Option<OwnLarder>) {
+        // Asked first: if the other run ends now, this one continues its larder and answers itself.
+        let answer = self.get(&format!("{RUNS}/{}", self.id)).await.and_then(|answer| parse(&answer));
+        let report: Option<RunReport> =
+            answer.inspect_err(|error| tracing::debug!(%error, "the run was not counted")).ok();
+        match self.source {
+            LarderSource::Own(larder) => (report, Some(larder)),
+            LarderSource::Service => (report, None),
+            LarderSource::Followed { leave, following } => {
+                leave.cancel();
+                let Followed { sent_before, own } = following.await.unwrap_or_default();
+                (report.map(|report| sent_before.and(report)), own)
+            }
         }
-        Ok(())
     }
+}
+
+/// A run that uses the larder of another.
+#[derive(Debug)]
+struct Follower {
+    id: RunId,
+    config: Config,
+    folder: Arc<TempFolder>,
+    sockets: Sockets,
+}
+
+impl Follower {
+    /// Follows the larder from run to run until `leave`, or until this run has it.
+    async fn follow(self, mut following: Following, leave: CancellationToken) -> Followed {
+        let mut sent_before = RunReport::default();
+        loop {
+            let Some(sent) = leave.run_until_cancelled(following.ended()).await else {
+                return Followed { sent_before, own: None };
+            };
+            sent_before = sent_before.and(sent.unwrap_or_default());
+            match self.continue_or_follow().await {
+                Ok(Next::Own(own)) => return Followed { sent_before, own: Some(own) },
+                Ok(Next::Other(other)) => following = other,
+                Err(error) => {
+                    let reason = format!("{error:#}");
+                    tracing::error!(
+                        reason,
+                        "another run ended, and its larder cannot be continued: the client will fail"
+                    );
+                    return Followed { sent_before, own: None };
+                }
+            }
+        }
+    }
+
+    /// Continues the larder of a run that has ended. Of several runs, one has the store, and the others follow it.
+    async fn continue_or_follow(&self) -> anyhow::Result<Next> {
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        loop {
+            match OwnLarder::start(&self.config, &self.folder, Some(self.sockets.duplicate()?)).await {
+                Ok((own, _)) => return Ok(Next::Own(own)),
+                Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {}
+                Err(error) => return Err(error.into()),
+            }
+            if let Some(handover) = Store::listeners(&self.config.store.path).and_then(|noted| noted.handover)
+                && let Ok((other, _)) = Following::connect(&handover, self.id).await
+            {
+                return Ok(Next::Other(other));
+            }
+            sleep(LOCK_PAUSE).await;
+        }
+    }
+}
+
+/// The larder after the run that had it.
+#[derive(Debug)]
+enum Next {
+    /// In this process.
+    Own(OwnLarder),
+    /// In that of a third run.
+    Other(Following),
 }
 
 /// The running larder and its status. Without a configuration, only a larder that has the user's own store is one of theirs:
@@ -158,10 +274,6 @@ async fn find(
         Err(AdminClientError::NotLarder { .. }) if Store::listeners(store).is_none() => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-fn settings() -> StartSettings {
-    StartSettings { lifetime: Lifetime::OneRun, ..StartSettings::default() }
 }
 
 /// The configuration of a larder that serves one machine for one run: both listeners on free ports of the loopback address,

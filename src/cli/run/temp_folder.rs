@@ -1,10 +1,10 @@
 //! A folder for one run, which only this user can read, removed at its end.
 #![expect(clippy::disallowed_methods, reason = "the folder belongs to one run, not to the store")]
 
-use std::fs::{DirBuilder, OpenOptions, remove_dir_all};
+use std::fs::{DirBuilder, OpenOptions, remove_dir_all, remove_file};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 
@@ -14,7 +14,6 @@ use crate::protocol::run::RunId;
 #[derive(Debug)]
 pub(super) struct TempFolder {
     path: PathBuf,
-    is_removed: bool,
 }
 
 impl TempFolder {
@@ -25,26 +24,19 @@ impl TempFolder {
         // A folder that exists, even as a link of another user, is an error.
         let created = DirBuilder::new().mode(0o700).create(&path);
         created.with_context(|| format!("could not make the folder {}; TMPDIR names another place", path.display()))?;
-        Ok(Self { path, is_removed: false })
+        Ok(Self { path })
     }
 
-    /// Creates a folder with one file, which holds the user's tokens (mode 0600).
-    pub(super) fn with_file(name: &str, text: &str) -> anyhow::Result<Self> {
-        let folder = Self::new()?;
-        let path = folder.file(name);
+    /// Writes a file that only this user can read (mode 0600).
+    pub(super) fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.file(name);
         let written = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(&path)
             .and_then(|mut file| file.write_all(text.as_bytes()));
-        written.with_context(|| format!("could not write {}", path.display()))?;
-        Ok(folder)
-    }
-
-    /// The folder.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+        written.with_context(|| format!("could not write {}", path.display()))
     }
 
     /// The path of a file in the folder.
@@ -52,18 +44,15 @@ impl TempFolder {
         self.path.join(name)
     }
 
-    /// Removes the folder.
-    pub(super) fn remove(mut self) {
-        self.remove_now();
+    /// Removes a file, if it is there.
+    pub(super) fn remove_file(&self, name: &str) {
+        self.report(remove_file(self.file(name)));
     }
 
-    fn remove_now(&mut self) {
-        if std::mem::replace(&mut self.is_removed, true) {
-            return;
-        }
-        match remove_dir_all(&self.path) {
+    fn report(&self, removed: io::Result<()>) {
+        match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %self.path.display(), %error, "a temporary folder could not be removed");
+                tracing::warn!(path = %self.path.display(), %error, "a temporary file could not be removed");
             }
             _ => {}
         }
@@ -72,6 +61,6 @@ impl TempFolder {
 
 impl Drop for TempFolder {
     fn drop(&mut self) {
-        self.remove_now();
+        self.report(remove_dir_all(&self.path));
     }
 }

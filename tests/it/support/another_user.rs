@@ -50,6 +50,25 @@ impl AnotherUser {
         Self::set_mode(path, if rustix::process::geteuid().is_root() { 0o755 } else { 0o555 });
     }
 
+    /// Takes the permission to write from a folder of this user, and from everything in it.
+    pub(crate) fn make_unwritable_with_contents(path: &Path) {
+        Self::change_modes(path, &|mode| mode & !0o222);
+    }
+
+    /// Gives this user the permission to write a folder and everything in it.
+    pub(crate) fn make_writable(path: &Path) {
+        Self::change_modes(path, &|mode| mode | 0o200);
+    }
+
+    fn change_modes(path: &Path, change: &dyn Fn(u32) -> u32) {
+        Self::set_mode(path, change(std::fs::metadata(path).unwrap().permissions().mode()));
+        if path.is_dir() {
+            for entry in std::fs::read_dir(path).unwrap() {
+                Self::change_modes(&entry.unwrap().path(), change);
+            }
+        }
+    }
+
     /// `larder ARGUMENTS`, run by this user.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = command_of(&self.path("larder"), self.folder.path(), arguments);

@@ -134,6 +134,11 @@ impl KillOnDrop {
         Pid::from_raw(self.0.id().try_into().unwrap()).unwrap()
     }
 
+    /// Closes the standard input of the process, if it is a pipe.
+    pub(crate) fn close_input(&mut self) {
+        drop(self.0.stdin.take());
+    }
+
     /// Waits until the process ends by itself; returns its exit code.
     pub(crate) async fn wait_for_exit(&mut self) -> Option<i32> {
         eventually("the process ends", async || self.0.try_wait().unwrap()).await.code()

@@ -1,0 +1,131 @@
+//! Hands the larder of one run on to another. A run whose larder others use gives each of them both listening sockets, over
+//! a Unix socket in its private folder, and keeps that connection until it has released the store. Its end tells the others
+//! to take over: they already have the sockets, so clients that connect meanwhile wait and are never refused.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use rustix::process::geteuid;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::app::Sockets;
+use crate::http::Runs;
+use crate::protocol::run::{RunId, RunReport};
+
+/// The longest wait for a message of the other run.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Size limit of the counts that a run gets at the end.
+const MAX_REPORT_BYTES: u64 = 8 * 1024 * 1024;
+/// The pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Runs that use one larder at the same time.
+const MAX_FOLLOWERS: usize = 256;
+
+/// The connection of a run to the run whose larder it uses.
+#[derive(Debug)]
+pub(super) struct Following {
+    connection: UnixStream,
+}
+
+impl Following {
+    /// Connects to the run that has this Unix socket; also returns the listening sockets of its larder.
+    pub(super) async fn connect(path: &Path, id: RunId) -> io::Result<(Self, Sockets)> {
+        let exchange = async {
+            let mut connection = UnixStream::connect(path).await?;
+            check_user(&connection)?;
+            connection.write_all(id.to_string().as_bytes()).await?;
+            let sockets = connection.async_io(Interest::READABLE, || receive(&connection)).await?;
+            Ok((Self { connection }, sockets))
+        };
+        timeout(MESSAGE_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Waits until the other run has released the store; returns what this run was sent until then, where it said so.
+    pub(super) async fn ended(&mut self) -> Option<RunReport> {
+        let mut report = Vec::new();
+        // A run that was killed says nothing, and its end is seen all the same.
+        let _ = (&mut self.connection).take(MAX_REPORT_BYTES).read_to_end(&mut report).await;
+        serde_json::from_slice(&report).ok()
+    }
+}
+
+/// Gives the sockets to every run that connects, until `ended`: then each of them gets its counts, and its connection ends.
+pub(super) async fn serve(listener: UnixListener, sockets: Sockets, runs: Runs, ended: CancellationToken) {
+    let mut followers = JoinSet::new();
+    while let Some(accepted) = ended.run_until_cancelled(listener.accept()).await {
+        while followers.try_join_next().is_some() {}
+        match (accepted, sockets.duplicate()) {
+            (Ok((connection, _)), Ok(sockets)) if followers.len() < MAX_FOLLOWERS => {
+                followers.spawn(give(connection, sockets, runs.clone(), ended.clone()));
+            }
+            (Ok(_), _) => {}
+            // Too few file descriptors: an immediate retry would only spin.
+            (Err(_), _) => sleep(ACCEPT_PAUSE).await,
+        }
+    }
+    // Nobody may wait for sockets that nobody serves.
+    drop((listener, sockets));
+    while followers.join_next().await.is_some() {}
+}
+
+async fn give(mut connection: UnixStream, sockets: Sockets, runs: Runs, ended: CancellationToken) -> io::Result<()> {
+    check_user(&connection)?;
+    let mut id = [0; 32];
+    timeout(MESSAGE_TIMEOUT, connection.read_exact(&mut id)).await??;
+    let id = std::str::from_utf8(&id).ok().and_then(RunId::parse).ok_or(io::ErrorKind::InvalidData)?;
+    connection.async_io(Interest::WRITABLE, || send(&connection, &sockets)).await?;
+    drop(sockets);
+    let mut unexpected = [0; 1];
+    tokio::select! {
+        () = ended.cancelled() => {}
+        // The other run has ended first.
+        _ = connection.read(&mut unexpected) => return Ok(()),
+    }
+    let report = serde_json::to_vec(&runs.report(id).await).map_err(io::Error::other)?;
+    timeout(MESSAGE_TIMEOUT, connection.write_all(&report)).await?
+}
+
+/// Refuses a process of another user: the folder of the socket is private, and a system may not honour that for sockets.
+fn check_user(connection: &UnixStream) -> io::Result<()> {
+    let is_ours = connection.peer_cred()?.uid() == geteuid().as_raw();
+    if is_ours { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
+fn send(connection: &UnixStream, sockets: &Sockets) -> io::Result<()> {
+    let both = [sockets.main.as_fd(), sockets.admin.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&both));
+    sendmsg(connection, &[IoSlice::new(b"s")], &mut control, SendFlags::empty())?;
+    Ok(())
+}
+
+fn receive(connection: &UnixStream) -> io::Result<Sockets> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(connection, &mut [IoSliceMut::new(&mut [0; 1])], &mut control, RecvFlags::empty())?;
+    let messages = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
+        _ => None,
+    });
+    let received: Vec<OwnedFd> = messages.flatten().collect();
+    for socket in &received {
+        // The client must not inherit them.
+        fcntl_setfd(socket, FdFlags::CLOEXEC)?;
+    }
+    let [main, admin] = <[OwnedFd; 2]>::try_from(received).map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(Sockets { main: TcpListener::from(main), admin: TcpListener::from(admin) })
+}
