@@ -70,7 +70,6 @@ impl MainListener {
         let request_number = self.requests.next_number();
         let is_head = request.method() == Method::HEAD;
         let client = self.clients.client(peer.address.ip(), request.headers());
-        let (run, _) = RunId::split(request.uri().path());
         let mut log = RequestLog {
             requests: self.requests.clone(),
             request_number,
@@ -79,7 +78,7 @@ impl MainListener {
             client: client.address,
             start,
             route: RouteKind::NoRoute,
-            run: run.map(|run| self.runs.begin(run)),
+            run: None,
             answer: None,
             sent: (0, false),
         };
@@ -129,6 +128,7 @@ impl MainListener {
         {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
+        log.run = run.map(|run| self.runs.begin(run));
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let reason = "only GET and HEAD are answered here".to_owned();
             let (mut response, end) = self.refuse(Refusal::Method, StatusCode::METHOD_NOT_ALLOWED, reason);

@@ -12,7 +12,7 @@ use super::requests::{RequestOutcome, Source};
 use crate::protocol::route::{Route, RouteSubject};
 use crate::protocol::run::{FileKind, FileSource, RunId, RunReport, SentFile};
 
-/// Runs whose counts are kept; a further one replaces the oldest.
+/// Runs whose counts are kept; a further one replaces the oldest that has no request in flight.
 const MAX_RUNS: usize = 64;
 /// Different files that are counted for one run.
 const MAX_FILES: usize = 4096;
@@ -70,7 +70,10 @@ impl Runs {
             let mut runs = self.0.lock();
             let counts = Arc::clone(runs.entry(id).or_default());
             if runs.len() > MAX_RUNS {
-                runs.shift_remove_index(0);
+                // A run with requests in flight has not ended. Their number has a limit, too.
+                let oldest =
+                    runs.values().position(|other| !Arc::ptr_eq(other, &counts) && other.state.lock().in_flight == 0);
+                oldest.map(|index| runs.shift_remove_index(index));
             }
             counts
         };

@@ -95,6 +95,12 @@ impl Store {
         }
     }
 
+    /// Returns the listeners of the larder that last had the store in `folder` open. Another program may listen there now.
+    pub fn last_listeners(folder: &Path) -> Option<ListenerNote> {
+        let lock = disk::open(&folder.join("v1/lock")).ok().flatten()?;
+        ListenerNote::read(&lock)
+    }
+
     /// Notes the listeners of this process, for [`Self::listeners`].
     pub fn note_listeners(&self, note: &ListenerNote) {
         self.lock.note_listeners(note);
