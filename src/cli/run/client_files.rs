@@ -1,7 +1,7 @@
 //! The configuration for the client of a run: a copy of the user's own, with `host` blocks that lead to larder. Where the
 //! user's configuration already decides where packages come from, it wins, and the run says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -99,7 +99,7 @@ impl ClientFiles {
         let mut blocks = CliConfigCopy::read(host_blocks.as_bytes()).context(bad_blocks)?;
         for (host, (services, file)) in &self.hosts {
             // The lines that `larder serve` prints lead to larder, too; this run may have it on other ports.
-            if mirrored.contains_key(host) && !leads_to_larder(services, config) {
+            if mirrored.contains_key(host) && !leads_to_larder(services, &mirrored, config) {
                 blocks.remove_host(host);
                 let shown = file.display();
                 self.notes
@@ -119,10 +119,19 @@ impl ClientFiles {
     }
 }
 
-/// True if every service of a `host` block is one of this configuration's larder.
-fn leads_to_larder(services: &Services, config: &Config) -> bool {
+/// True if every service of a `host` block is one of this configuration's larder, or of the larder with these `host` blocks:
+/// the user's file may be the copy of another run.
+fn leads_to_larder(services: &Services, mirrored: &BTreeMap<Hostname, Services>, config: &Config) -> bool {
+    let urls = mirrored.values().flat_map(|services| services.values());
+    let origins: BTreeSet<String> = urls
+        .filter_map(|value| match value {
+            ServiceValue::Url(url) => Some(Url::parse(url).ok()?.origin().ascii_serialization()),
+            ServiceValue::Other => None,
+        })
+        .collect();
     let is_larder = |name: &str| match services.get(name) {
-        Some(ServiceValue::Url(url)) => Url::parse(url).is_ok_and(|url| is_own_listener(&url, config)),
+        Some(ServiceValue::Url(url)) => Url::parse(url)
+            .is_ok_and(|url| is_own_listener(&url, config) || origins.contains(&url.origin().ascii_serialization())),
         Some(ServiceValue::Other) => false,
         None => true,
     };

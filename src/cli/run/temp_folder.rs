@@ -1,30 +1,49 @@
-//! A folder for one run, which only this user can read, removed at its end.
+//! A folder for one run, which only this user can read, removed at its end. It holds tokens, so the next run removes the
+//! folder of one that was killed.
 #![expect(clippy::disallowed_methods, reason = "the folder belongs to one run, not to the store")]
 
-use std::fs::{DirBuilder, OpenOptions, remove_dir_all, remove_file};
+use std::fs::{DirBuilder, File, OpenOptions, read_dir, remove_dir_all, remove_file};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use rustix::process::geteuid;
 
 use crate::protocol::run::RunId;
+
+/// The name of a folder, without the random part.
+const PREFIX: &str = "larder-run-";
+/// The file that a run locks as long as its folder is in use.
+const LOCK: &str = "lock";
+/// Folders that a run looks at for those of killed runs.
+const MAX_OTHERS: usize = 1000;
 
 /// The folder; dropping the value removes it with its contents.
 #[derive(Debug)]
 pub(super) struct TempFolder {
     path: PathBuf,
+    /// Locked. The system unlocks it when the process is killed.
+    _lock: File,
 }
 
 impl TempFolder {
-    /// Creates an empty folder.
+    /// Creates a folder, and removes those of killed runs.
     pub(super) fn new() -> anyhow::Result<Self> {
         let id = RunId::random().context("the system returned no random bytes")?;
-        let path = std::env::temp_dir().join(format!("larder-run-{id}"));
+        // The client and other runs may have another working folder.
+        let parent = std::path::absolute(std::env::temp_dir()).context("TMPDIR names no folder")?;
+        remove_leftovers(&parent);
+        let path = parent.join(format!("{PREFIX}{id}"));
         // A folder that exists, even as a link of another user, is an error.
-        let created = DirBuilder::new().mode(0o700).create(&path);
-        created.with_context(|| format!("could not make the folder {}; TMPDIR names another place", path.display()))?;
-        Ok(Self { path })
+        let created = DirBuilder::new().mode(0o700).create(&path).and_then(|()| {
+            let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK))?;
+            lock.try_lock()?;
+            Ok(lock)
+        });
+        let lock = created
+            .with_context(|| format!("could not make the folder {}; TMPDIR names another place", path.display()))?;
+        Ok(Self { path, _lock: lock })
     }
 
     /// Writes a file that only this user can read (mode 0600).
@@ -63,4 +82,27 @@ impl Drop for TempFolder {
     fn drop(&mut self) {
         self.report(remove_dir_all(&self.path));
     }
+}
+
+/// Removes the folders of this user's runs that have ended without it.
+fn remove_leftovers(parent: &Path) {
+    let Ok(entries) = read_dir(parent) else { return };
+    let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
+    for entry in ours.take(MAX_OTHERS) {
+        if let Err(error) = remove_leftover(&entry.path()) {
+            tracing::debug!(path = %entry.path().display(), %error, "the folder of another run stays");
+        }
+    }
+}
+
+fn remove_leftover(folder: &Path) -> io::Result<()> {
+    // Others may put links in a folder that all can write.
+    let metadata = folder.symlink_metadata()?;
+    if !metadata.is_dir() || metadata.uid() != geteuid().as_raw() {
+        return Ok(());
+    }
+    // A folder without the file has just been made, and holds nothing.
+    let lock = OpenOptions::new().write(true).open(folder.join(LOCK))?;
+    lock.try_lock()?;
+    remove_dir_all(folder)
 }
