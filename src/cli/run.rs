@@ -63,10 +63,13 @@ impl Run {
         let starting = LarderOfRun::find_or_start(config, common, self.offline, &folder);
         let larder = tokio::select! {
             started = starting => started?,
-            () = signals.stop() => return Err(Interrupted::with_text("stopped before the client began")),
+            () = signals.stop() => return Err(stopped_before_client()),
         };
         let exit = self.run_client(config, &larder, &folder, &mut signals).await;
-        let (report, own) = larder.leave().await;
+        let (report, own) = tokio::select! {
+            left = larder.leave() => left,
+            () = signals.stop() => (None, None),
+        };
         let took = began.elapsed();
         if let Some(own) = own {
             let closing = own.close();
@@ -92,17 +95,10 @@ impl Run {
         folder: &Arc<TempFolder>,
         signals: &mut ClientSignals,
     ) -> anyhow::Result<u8> {
-        let host_blocks = larder.host_blocks().await?;
-        let program = self.command.first().cloned().unwrap_or_default();
-        let (config, folder) = (config.clone(), Arc::clone(folder));
-        // The home folder may be a slow network disk.
-        let preparing = spawn_blocking(move || {
-            let files = ClientFiles::read(&program, &config::environment());
-            let (text, notes) = files.with_hosts(&host_blocks, &config)?;
-            folder.write(CLIENT_CONFIG_FILE, &text)?;
-            anyhow::Ok((folder, notes))
-        });
-        let (folder, notes) = preparing.await.context("the client's configuration was not read")??;
+        let notes = tokio::select! {
+            notes = self.write_client_config(config, larder, folder) => notes?,
+            () = signals.stop() => return Err(stopped_before_client()),
+        };
         for note in notes.iter().chain(larder.note()) {
             print_error(note);
         }
@@ -111,6 +107,30 @@ impl Run {
         folder.remove_file(CLIENT_CONFIG_FILE);
         Ok(exit?)
     }
+
+    /// Writes the client's configuration; returns what the user should know about it.
+    async fn write_client_config(
+        &self,
+        config: &Config,
+        larder: &LarderOfRun,
+        folder: &Arc<TempFolder>,
+    ) -> anyhow::Result<Vec<String>> {
+        let host_blocks = larder.host_blocks().await?;
+        let program = self.command.first().cloned().unwrap_or_default();
+        let (config, folder) = (config.clone(), Arc::clone(folder));
+        // The home folder may be a slow network disk.
+        let writing = spawn_blocking(move || {
+            let files = ClientFiles::read(&program, &config::environment());
+            let (text, notes) = files.with_hosts(&host_blocks, &config)?;
+            folder.write(CLIENT_CONFIG_FILE, &text)?;
+            Ok(notes)
+        });
+        writing.await.context("the client's configuration was not read")?
+    }
+}
+
+fn stopped_before_client() -> anyhow::Error {
+    Interrupted::with_text("stopped before the client began")
 }
 
 /// The name of the client's configuration in the folder of the run.

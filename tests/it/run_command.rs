@@ -1,14 +1,14 @@
 //! `larder run`: the real client through larder, with a user's own configuration, and nothing left behind.
 
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Signal, kill_process_group};
 
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::json;
-use crate::support::larder::HOST;
+use crate::support::http::get;
+use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::tar_gz;
 use crate::support::ports::free_port;
 use crate::support::process::{CapturedOutput, KillOnDrop, Process, run, spawn_captured};
@@ -275,41 +275,60 @@ async fn a_client_that_does_not_start_is_127_or_126() {
     assert_eq!(output.code, Some(2), "{output:?}");
 }
 
-/// Starts a run in a process group of its own, as a shell does.
-fn spawn_in_group(mut command: Command) -> (KillOnDrop, CapturedOutput, CapturedOutput, Pid) {
-    command.process_group(0);
-    let (child, out, err) = spawn_captured(command);
-    let group = child.pid();
-    (child, out, err, group)
+/// A Perl program that counts a signal: a shell takes two that come in one moment for one. It waits for the first, then for
+/// 20 turns of its loop.
+fn counting(signal: &str) -> String {
+    format!(
+        "$| = 1; $n = 0; $SIG{{{signal}}} = sub {{ $n++ }}; sub turn {{ select(undef, undef, undef, 0.01) }} \
+         print \"ready\\n\"; turn until $n; turn for 1..20; print \"got $n\\n\"; exit 5"
+    )
 }
 
 /// Ctrl-C reaches the client by the terminal, once; the run waits for the client and cleans up.
 #[tokio::test]
-async fn ctrl_c_reaches_the_client_once_and_nothing_is_left() {
+async fn ctrl_c_in_a_terminal_reaches_the_client_once_and_nothing_is_left() {
     let setup = RunSetup::new(&upstream().await);
-    let script = "trap 'echo got INT; n=1' INT; echo ready; until [ \"$n\" ]; do sleep 0.01; done; kill -0 $$; echo done; exit 5";
-    let (mut larder, out, err, group) = spawn_in_group(setup.command(&[], &["sh", "-c", script]));
-    out.line_with("ready").await;
-    kill_process_group(group, Signal::INT).unwrap();
-    assert_eq!(larder.wait_for_exit().await, Some(5), "{}", err.text());
-    out.line_with("done").await;
-    assert_eq!(out.text().matches("got INT").count(), 1, "{}", out.text());
-    err.line_with(" s").await;
+    setup.write("work/script", &counting("INT"));
+    let mut command = setup.terminal_command("perl ./script");
+    command.stdin(Stdio::piped());
+    let (mut terminal, screen, _) = spawn_captured(command);
+    screen.line_with("ready").await;
+    terminal.type_keys(b"\x03");
+    assert_eq!(terminal.wait_for_exit().await, Some(5), "{}", screen.text());
+    screen.line_with("got 1").await;
+    screen.line_with(" s").await;
     setup.assert_nothing_left();
 }
 
-/// A client that Ctrl-C ends: 128 and the number of the signal.
+/// Without a terminal, programs such as timeout(1) signal the group of the run: the client still gets the signal once.
 #[tokio::test]
-async fn a_client_ended_by_ctrl_c_gives_130() {
-    let upstream = upstream().await;
+async fn a_signal_to_the_group_of_a_run_reaches_the_client_once() {
+    let setup = RunSetup::new(&upstream().await);
+    for (signal, name) in [(Signal::TERM, "TERM"), (Signal::INT, "INT"), (Signal::HUP, "HUP")] {
+        let (mut larder, out, err) = spawn_captured(setup.command(&[], &["perl", "-e", &counting(name)]));
+        out.line_with("ready").await;
+        kill_process_group(larder.pid(), signal).unwrap();
+        assert_eq!(larder.wait_for_exit().await, Some(5), "{name}: {}", err.text());
+        out.line_with("got 1").await;
+        err.line_with(" s").await;
+        setup.assert_nothing_left();
+    }
+}
+
+/// Terraform notices Ctrl-C when its download goes on or breaks off.
+#[tokio::test]
+async fn a_download_that_is_interrupted_is_no_success_and_the_next_run_works() {
+    let mut upstream = upstream().await;
     let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
     let gate = upstream.hold_body(Target::Archive);
-    let (mut larder, _, err, group) = spawn_in_group(setup.require(&["acme/null"]).command(&[], &INIT));
+    let (mut larder, _, err) = spawn_captured(setup.require(&["acme/null"]).command(&[], &INIT));
     upstream.wait_for(Target::Archive, 1).await;
-    kill_process_group(group, Signal::INT).unwrap();
-    let code = larder.wait_for_exit().await;
-    assert!(matches!(code, Some(1 | 130)), "{code:?}: {}", err.text());
+    larder.send(Signal::INT);
+    upstream.stop().await;
+    assert_eq!(larder.wait_for_exit().await, Some(1), "{}", err.text());
+    assert!(err.text().contains("interrupt"), "{}", err.text());
     gate.open();
+    upstream.restart().await;
     setup.assert_nothing_left();
     let err = setup.require(&["acme/null"]).init(&[]).await;
     assert!(summary(&err).contains("1 package from "), "{err}");
@@ -321,7 +340,7 @@ async fn sigterm_and_sighup_are_forwarded() {
     let setup = RunSetup::new(&upstream().await);
     for (signal, name) in [(Signal::TERM, "TERM"), (Signal::HUP, "HUP")] {
         let script = format!("trap 'echo got {name}; exit 6' {name}; echo ready; while :; do sleep 0.01; done");
-        let (mut larder, out, err, _) = spawn_in_group(setup.command(&[], &["sh", "-c", &script]));
+        let (mut larder, out, err) = spawn_captured(setup.command(&[], &["sh", "-c", &script]));
         out.line_with("ready").await;
         larder.send(signal);
         assert_eq!(larder.wait_for_exit().await, Some(6), "{name}: {}", err.text());
@@ -419,7 +438,7 @@ async fn a_run_that_ends_lets_the_download_of_another_finish() {
     setup.assert_nothing_left();
 }
 
-/// A run that is killed leaves its folder; the client of another is served all the same.
+/// A run that is killed leaves its folder with tokens, which the next run removes; the client of another is served.
 #[tokio::test]
 async fn a_run_continues_the_larder_of_one_that_is_killed() {
     let upstream = upstream().await;
@@ -435,6 +454,58 @@ async fn a_run_continues_the_larder_of_one_that_is_killed() {
     assert_summary(&err.text(), &format!("1 package from {HOST} (200.3 kB)"));
     // The client of the killed run ends.
     go(&setup, "first");
+    until("the client has ended", async || setup.processes().is_empty()).await;
+    assert_eq!(entries(&setup.path("tmp")).len(), 1);
+    setup.run(&[], &["true"]).await;
+}
+
+/// A run that begins between the end of one and the start of the run after it waits for that one: its own larder would leave
+/// the client of the other without an answer.
+#[tokio::test]
+async fn a_run_does_not_take_the_store_from_one_that_continues() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let (first, out, _) = waiting(setup.require(&["acme/null"]), "first", "true");
+    out.line_with("ready").await;
+    let (mut second, out, second_err) = waiting(&setup, "second", &format!("cd .. && {}", INIT.join(" ")));
+    out.line_with("ready").await;
+    second.send(Signal::STOP);
+    drop(first);
+    let mut third = setup.command(&[], &["true"]);
+    third.env("LARDER_LOG", "debug");
+    let (mut third, _, third_err) = spawn_captured(third);
+    third_err.line_with("another run is about to continue the larder").await;
+    second.send(Signal::CONT);
+    assert_eq!(third.wait_for_exit().await, Some(0), "{}", third_err.text());
+    go(&setup, "second");
+    assert_eq!(second.wait_for_exit().await, Some(0), "{}", second_err.text());
+    until("the summary", async || second_err.text().ends_with(" s\n")).await;
+    assert_summary(&second_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    go(&setup, "first");
+}
+
+/// A script of a run may run larder itself.
+#[tokio::test]
+async fn a_run_within_a_run_uses_its_larder() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let script = format!("{} run -- {}", env!("CARGO_BIN_EXE_larder"), INIT.join(" "));
+    let output = setup.require(&["acme/null"]).script(&script).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let lines: Vec<&str> = output.err.lines().filter(|line| line.starts_with("larder: ")).collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].starts_with(&format!("larder: 1 package from {HOST} (200.3 kB); ")), "{lines:?}");
+}
+
+/// The client, or a program that it starts, may have another working folder.
+#[tokio::test]
+async fn a_relative_folder_for_temporary_files_works() {
+    let setup = RunSetup::new(&upstream().await);
+    let mut command = setup.command(&[], &["sh", "-c", "cd work && grep -c registry/ \"$TF_CLI_CONFIG_FILE\""]);
+    command.current_dir(setup.path("work").parent().unwrap()).env("TMPDIR", "tmp");
+    let output = run(command).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(0), "2\n"), "{output:?}");
+    setup.assert_nothing_left();
 }
 
 /// Runs that begin at the same moment: one of them has the store, and the others find it.
@@ -467,6 +538,29 @@ async fn a_running_larder_is_used() {
     let output = setup.run(&["--offline"], &["true"]).await;
     assert!(output.code == Some(1) && output.err.contains("--offline does not change that"), "{output:?}");
     assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// However many ids others make up, the files of a run whose client still downloads are counted.
+#[tokio::test]
+async fn a_run_with_a_request_in_flight_keeps_its_counts() {
+    let upstream = upstream().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let run = "00112233445566778899aabbccddeeff";
+    let archive = format!("/run/{run}{}", larder.archive_path("null", "1.2.0").await);
+    let gate = upstream.hold_body(Target::Archive);
+    let receiving = larder.receive(&archive);
+    let others = async {
+        upstream.wait_for(Target::Archive, 1).await;
+        for other in 0..100 {
+            larder.get(&format!("/run/{other:032x}/.well-known/terraform.json")).await;
+        }
+        gate.open();
+    };
+    tokio::join!(receiving, others);
+    let counts = get(&format!("{}/admin/v1/runs/{run}", larder.admin())).await.expect(200).json();
+    let files = counts["files"].as_object().unwrap();
+    let sources: Vec<&str> = files.values().map(|file| file["source"].as_str().unwrap()).collect();
+    assert_eq!(sources, ["fetched"], "{counts}");
 }
 
 /// A home that cannot be written, such as in a container: the run works and says that nothing stays.

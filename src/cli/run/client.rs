@@ -1,4 +1,4 @@
-//! The client's process: inherits the terminal, gets the signals that only larder received, and gives its exit code.
+//! The client's process: inherits the terminal, gets each signal once, and gives its exit code.
 
 use std::ffi::OsString;
 use std::io;
@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 
 use anyhow::Context as _;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
@@ -49,12 +50,17 @@ pub(super) async fn run(
     signals: &mut ClientSignals,
 ) -> Result<u8, NotStarted> {
     let Some((program, arguments)) = command.split_first() else { return Ok(0) };
-    let started = Command::new(program).args(arguments).env(CONFIG_VARIABLE, config_file).spawn();
-    let mut client = started.map_err(|error| NotStarted::of(program, &error))?;
+    let mut command = Command::new(program);
+    command.args(arguments).env(CONFIG_VARIABLE, config_file);
+    let group = SignalGroup::of_this_process();
+    if group == SignalGroup::Own {
+        command.process_group(0);
+    }
+    let mut client = command.spawn().map_err(|error| NotStarted::of(program, &error))?;
     loop {
         tokio::select! {
             status = client.wait() => return status.map(exit_code).map_err(|error| NotStarted::of(program, &error)),
-            signal = signals.next_to_forward() => {
+            signal = signals.next_to_forward(group) => {
                 let client = client.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
                 // A client that has ended meanwhile needs no signal.
                 let _ = client.map(|client| kill_process(client, signal));
@@ -69,11 +75,28 @@ fn exit_code(status: ExitStatus) -> u8 {
     status.code().or(signal_code).and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
+/// The processes that get a signal together with the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SignalGroup {
+    /// larder: a client of a terminal must be in the foreground with it, to read and to get Ctrl-C.
+    Shared,
+    /// None: programs such as timeout(1) and CI runners signal the whole group of their child, and a client that gets
+    /// SIGTERM a second time from larder gives up its work at once. So larder alone gets the signal, and forwards it.
+    Own,
+}
+
+impl SignalGroup {
+    fn of_this_process() -> Self {
+        let terminal = rustix::fs::open("/dev/tty", OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty());
+        if terminal.is_ok() { Self::Shared } else { Self::Own }
+    }
+}
+
 /// The signals that would end this process before its client. One that was ignored when this process began stays ignored,
 /// for the client too, as `nohup` means it.
 #[derive(Debug)]
 pub(super) struct ClientSignals {
-    /// Ctrl-C. The terminal sends it to the client itself, and a client that gets it twice gives up its work.
+    /// Ctrl-C. A terminal sends it to the client itself.
     interrupt: Option<Signals>,
     /// Ctrl-\, as `interrupt`.
     quit: Option<Signals>,
@@ -98,24 +121,26 @@ impl ClientSignals {
     }
 
     /// Waits for a signal that the client does not get by itself.
-    async fn next_to_forward(&mut self) -> Signal {
+    async fn next_to_forward(&mut self, group: SignalGroup) -> Signal {
         loop {
-            tokio::select! {
-                () = next(&mut self.terminate) => return Signal::TERM,
-                () = next(&mut self.hangup) => return Signal::HUP,
-                () = next(&mut self.interrupt) => {}
-                () = next(&mut self.quit) => {}
+            match (self.next().await, group) {
+                (Signal::INT | Signal::QUIT, SignalGroup::Shared) => {}
+                (signal, _) => return signal,
             }
         }
     }
 
     /// Waits for any of the signals, while no client runs.
     pub(super) async fn stop(&mut self) {
+        self.next().await;
+    }
+
+    async fn next(&mut self) -> Signal {
         tokio::select! {
-            () = next(&mut self.interrupt) => {}
-            () = next(&mut self.quit) => {}
-            () = next(&mut self.terminate) => {}
-            () = next(&mut self.hangup) => {}
+            () = next(&mut self.interrupt) => Signal::INT,
+            () = next(&mut self.quit) => Signal::QUIT,
+            () = next(&mut self.terminate) => Signal::TERM,
+            () = next(&mut self.hangup) => Signal::HUP,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::pin::pin;
 use std::time::Duration;
 
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -27,7 +28,9 @@ use crate::protocol::run::{RunId, RunReport};
 
 /// The longest wait for a message of the other run.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Size limit of the counts that a run gets at the end.
+/// The longest wait for the files of a run, which may still have requests in flight.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Size limit of the files of a run, as they are sent.
 const MAX_REPORT_BYTES: u64 = 8 * 1024 * 1024;
 /// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -53,16 +56,39 @@ impl Following {
         timeout(MESSAGE_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Waits until the other run has released the store; returns what this run was sent until then, where it said so.
-    pub(super) async fn ended(&mut self) -> Option<RunReport> {
+    /// Waits until the other run has released the store, or until `leave`. Also returns the files that it has sent this run:
+    /// none where it was killed.
+    pub(super) async fn until_end(mut self, leave: &CancellationToken) -> (FollowingEnd, RunReport) {
         let mut report = Vec::new();
-        // A run that was killed says nothing, and its end is seen all the same.
-        let _ = (&mut self.connection).take(MAX_REPORT_BYTES).read_to_end(&mut report).await;
-        serde_json::from_slice(&report).ok()
+        let end = {
+            let (connection, mut leaving) = self.connection.split();
+            let mut connection = connection.take(MAX_REPORT_BYTES);
+            let mut reading = pin!(connection.read_to_end(&mut report));
+            tokio::select! {
+                _ = &mut reading => FollowingEnd::Released,
+                () = leave.cancelled() => {
+                    // The other run answers with the files, as it does at its own end.
+                    let _ = leaving.shutdown().await;
+                    let _ = timeout(REPORT_TIMEOUT, reading).await;
+                    FollowingEnd::Left
+                }
+            }
+        };
+        (end, serde_json::from_slice(&report).unwrap_or_default())
     }
 }
 
-/// Gives the sockets to every run that connects, until `ended`: then each of them gets its counts, and its connection ends.
+/// The end of following a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FollowingEnd {
+    /// The other run has released the store.
+    Released,
+    /// This run has ended first.
+    Left,
+}
+
+/// Gives the sockets to every run that connects, until `ended`. A run that leaves, and each run at the end, gets the list of
+/// its files; then its connection ends.
 pub(super) async fn serve(listener: UnixListener, sockets: Sockets, runs: Runs, ended: CancellationToken) {
     let mut followers = JoinSet::new();
     while let Some(accepted) = ended.run_until_cancelled(listener.accept()).await {
@@ -91,8 +117,8 @@ async fn give(mut connection: UnixStream, sockets: Sockets, runs: Runs, ended: C
     let mut unexpected = [0; 1];
     tokio::select! {
         () = ended.cancelled() => {}
-        // The other run has ended first.
-        _ = connection.read(&mut unexpected) => return Ok(()),
+        // The other run leaves, or was killed.
+        _ = connection.read(&mut unexpected) => {}
     }
     let report = serde_json::to_vec(&runs.report(id).await).map_err(io::Error::other)?;
     timeout(MESSAGE_TIMEOUT, connection.write_all(&report)).await?

@@ -2,17 +2,19 @@
 //! runs share the larder of the first. When the first ends, another continues it, on the same sockets.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use serde::Deserialize;
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::handover::Following;
+use super::handover::{Following, FollowingEnd};
 use super::own_larder::OwnLarder;
 use super::temp_folder::TempFolder;
 use crate::app::{Sockets, StartError};
@@ -26,6 +28,8 @@ use crate::store::{Store, StoreError};
 
 /// The longest wait for a larder that has the store and does not listen yet, or not any more.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest wait for a run that continues the larder of one that has just ended.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause between two looks at the store's lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -52,8 +56,8 @@ enum LarderSource {
 /// The result of following other runs.
 #[derive(Debug, Default)]
 struct Followed {
-    /// Files that the larders of ended runs sent this run.
-    sent_before: RunReport,
+    /// The files that the larders of other runs sent this run.
+    sent: RunReport,
     /// The larder, if this run continues it.
     own: Option<OwnLarder>,
 }
@@ -77,7 +81,7 @@ impl LarderOfRun {
     ) -> anyhow::Result<Self> {
         let id = RunId::random().context("the system returned no random bytes")?;
         let own_config = config_of_run(config, offline);
-        let deadline = Instant::now() + LOCK_TIMEOUT;
+        let (deadline, free_deadline) = (Instant::now() + LOCK_TIMEOUT, Instant::now() + CONTINUE_TIMEOUT);
         loop {
             match find(config, common).await {
                 Ok(Some((admin, status))) => {
@@ -109,6 +113,9 @@ impl LarderOfRun {
                             "the larder of another run, which has the store, does not answer: wait for that run, or end it"
                         );
                     }
+                }
+                Ok(None) if Instant::now() < free_deadline && is_being_continued(&config.store.path).await => {
+                    tracing::debug!("another run is about to continue the larder of one that has ended");
                 }
                 Ok(None) => match OwnLarder::start(&own_config, folder, None).await {
                     Ok((larder, admin)) => return Ok(Self::own(id, larder, admin)),
@@ -178,19 +185,23 @@ impl LarderOfRun {
         }
     }
 
-    /// Leaves the larder of this run; returns what its client was sent, where larder counted it, and the larder to close.
+    /// Leaves the larder of this run; returns the files that its client was sent, where larder counts them, and the larder to
+    /// close.
     pub(super) async fn leave(self) -> (Option<RunReport>, Option<OwnLarder>) {
-        // Asked first: if the other run ends now, this one continues its larder and answers itself.
-        let answer = self.get(&format!("{RUNS}/{}", self.id)).await.and_then(|answer| parse(&answer));
-        let report: Option<RunReport> =
-            answer.inspect_err(|error| tracing::debug!(%error, "the run was not counted")).ok();
         match self.source {
-            LarderSource::Own(larder) => (report, Some(larder)),
-            LarderSource::Service => (report, None),
+            LarderSource::Own(larder) => (Some(larder.report(self.id).await), Some(larder)),
+            LarderSource::Service => {
+                let answer = self.admin.get(&format!("{RUNS}/{}", self.id)).await.and_then(|answer| parse(&answer));
+                (answer.inspect_err(|error| tracing::debug!(%error, "the run was not counted")).ok(), None)
+            }
             LarderSource::Followed { leave, following } => {
                 leave.cancel();
-                let Followed { sent_before, own } = following.await.unwrap_or_default();
-                (report.map(|report| sent_before.and(report)), own)
+                let Followed { sent, own } = following.await.unwrap_or_default();
+                let report = match &own {
+                    Some(own) => sent.and(own.report(self.id).await),
+                    None => sent,
+                };
+                (Some(report), own)
             }
         }
     }
@@ -208,14 +219,15 @@ struct Follower {
 impl Follower {
     /// Follows the larder from run to run until `leave`, or until this run has it.
     async fn follow(self, mut following: Following, leave: CancellationToken) -> Followed {
-        let mut sent_before = RunReport::default();
+        let mut sent = RunReport::default();
         loop {
-            let Some(sent) = leave.run_until_cancelled(following.ended()).await else {
-                return Followed { sent_before, own: None };
-            };
-            sent_before = sent_before.and(sent.unwrap_or_default());
+            let (end, files) = following.until_end(&leave).await;
+            sent = sent.and(files);
+            if end == FollowingEnd::Left {
+                return Followed { sent, own: None };
+            }
             match self.continue_or_follow().await {
-                Ok(Next::Own(own)) => return Followed { sent_before, own: Some(own) },
+                Ok(Next::Own(own)) => return Followed { sent, own: Some(own) },
                 Ok(Next::Other(other)) => following = other,
                 Err(error) => {
                     let reason = format!("{error:#}");
@@ -223,7 +235,7 @@ impl Follower {
                         reason,
                         "another run ended, and its larder cannot be continued: the client will fail"
                     );
-                    return Followed { sent_before, own: None };
+                    return Followed { sent, own: None };
                 }
             }
         }
@@ -239,8 +251,11 @@ impl Follower {
                 Err(error) => return Err(error.into()),
             }
             if let Some(handover) = Store::listeners(&self.config.store.path).and_then(|noted| noted.handover)
-                && let Ok((other, _)) = Following::connect(&handover, self.id).await
+                && let Ok((other, sockets)) = Following::connect(&handover, self.id).await
             {
+                if sockets.main.local_addr()? != self.sockets.main.local_addr()? {
+                    bail!("another larder has taken the store, on other ports");
+                }
                 return Ok(Next::Other(other));
             }
             sleep(LOCK_PAUSE).await;
@@ -255,6 +270,16 @@ enum Next {
     Own(OwnLarder),
     /// In that of a third run.
     Other(Following),
+}
+
+/// True in the moment between the end of a run and the start of the one that continues its larder: the store is free, and
+/// its listening sockets are still open. A larder on other ports would leave the clients of that run without an answer.
+async fn is_being_continued(store: &Path) -> bool {
+    let noted = Store::last_listeners(store).filter(|noted| noted.handover.is_some());
+    match noted {
+        Some(noted) => TcpStream::connect(noted.main).await.is_ok(),
+        None => false,
+    }
 }
 
 /// The running larder and its status. Without a configuration, only a larder that has the user's own store is one of theirs:

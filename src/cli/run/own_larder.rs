@@ -15,6 +15,7 @@ use crate::app::{App, Lifetime, Sockets, StartError, StartSettings};
 use crate::cli::print_error;
 use crate::config::Config;
 use crate::http::Runs;
+use crate::protocol::run::{RunId, RunReport};
 use crate::store::StoreError;
 
 /// The name of the Unix socket in the folder of a run.
@@ -23,8 +24,8 @@ const HANDOVER: &str = "next";
 const QUIET_WAIT: Duration = Duration::from_secs(1);
 /// The longest wait for connections without a request, after the downloads: clients that connect meanwhile wait, too.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest wait for downloads of other runs.
-const OTHERS_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The longest wait for downloads of other runs: further ones may begin meanwhile.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A larder within this process.
 #[derive(Debug)]
@@ -68,6 +69,11 @@ impl OwnLarder {
         Ok((Self { runs, stop, serving, ended, handing_over }, admin))
     }
 
+    /// The files that a run was sent.
+    pub(super) async fn report(&self, id: RunId) -> RunReport {
+        self.runs.report(id).await
+    }
+
     /// Releases the store, and then tells the other runs. They may finish their downloads first.
     pub(super) async fn close(self) -> anyhow::Result<()> {
         let idle = self.runs.idle();
@@ -80,7 +86,7 @@ impl OwnLarder {
         let closed = self.serving.await;
         self.ended.cancel();
         if let Some(handing_over) = self.handing_over {
-            // It only sends the counts of the other runs, each within a time limit.
+            // It only sends the other runs their files, each within a time limit.
             let _ = handing_over.await;
         }
         closed.context("larder ended unexpectedly")?.context("the store would not close")

@@ -1,6 +1,6 @@
 //! The real binary as a separate process, for signals and `kill -9`.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -132,6 +132,11 @@ impl KillOnDrop {
     /// The process id.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.0.id().try_into().unwrap()).unwrap()
+    }
+
+    /// Writes to the standard input of the process, which is a pipe.
+    pub(crate) fn type_keys(&mut self, keys: &[u8]) {
+        self.0.stdin.as_mut().unwrap().write_all(keys).unwrap();
     }
 
     /// Closes the standard input of the process, if it is a pipe.

@@ -80,12 +80,25 @@ impl RunSetup {
         self
     }
 
-    /// `larder run OPTIONS -- CLIENT`. The tests themselves may run in the background, where a shell ignores signals; `run`
-    /// would pass that on.
+    /// `larder run OPTIONS -- CLIENT`, in a session without a terminal. The tests themselves may run in the background, where a
+    /// shell ignores signals; `run` would pass that on.
     pub(crate) fn command(&self, options: &[&str], client: &[&str]) -> Command {
-        let larder = [env!("CARGO_BIN_EXE_larder"), "run"];
-        let arguments = [&["--default-signal"], &larder[..], options, &["--"], client].concat();
-        let mut command = command_of(Path::new("env"), &self.path("home"), &arguments);
+        let larder = ["--default-signal", "setsid", env!("CARGO_BIN_EXE_larder"), "run"];
+        self.command_of("env", &[&larder[..], options, &["--"], client].concat())
+    }
+
+    /// `larder run -- CLIENT` in a new terminal, with what is written to its standard input as the keys. The path of larder
+    /// and the client must be words that a shell does not read in another way.
+    pub(crate) fn terminal_command(&self, client: &str) -> Command {
+        let larder = format!("exec {} run -- {client}", env!("CARGO_BIN_EXE_larder"));
+        self.command_of(
+            "env",
+            &["--default-signal", "script", "--quiet", "--return", "--command", &larder, "/dev/null"],
+        )
+    }
+
+    fn command_of(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = command_of(Path::new(program), &self.path("home"), arguments);
         self.adjust(&mut command);
         command
     }
@@ -122,7 +135,12 @@ impl RunSetup {
         let left: Vec<PathBuf> =
             std::fs::read_dir(self.path("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "left behind: {left:?}");
-        assert_eq!(processes_with(&self.path("tmp")), Vec::<String>::new(), "processes left behind");
+        assert_eq!(self.processes(), Vec::<String>::new(), "processes left behind");
+    }
+
+    /// The command lines of the processes of runs.
+    pub(crate) fn processes(&self) -> Vec<String> {
+        processes_with(&self.path("tmp"))
     }
 
     /// The hashes in the lock file: `h1:`, `zh:`.
