@@ -1,13 +1,14 @@
 //! Upstream's last answers that a client would notice: failures, and answers that came late. A dry run reads them as the
 //! result of asking again. They are in memory, and their number and age are limited.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::address::Address;
+use crate::address::{Address, Artifact, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::runtime::TtlCache;
-use crate::store::Key;
+use crate::store::{DocumentKey, Key};
 
 /// The time after which an answer is forgotten.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
@@ -66,10 +67,36 @@ impl LastAnswers {
 
     /// Forgets the answers about an address in its canonical spelling, after an operator accepted what it has now.
     pub(in crate::mirror) fn forget_address(&self, address: &Address) {
-        self.0.remove_if(|key| match key {
-            Key::Name(artifact) => Address::from(artifact) == *address,
-            key => key.is_document_of(address, |_| true),
+        self.0.remove_if(|key| is_about(key, address, &Versions::All));
+    }
+
+    /// Forgets 404s about the selected versions of an address in its canonical spelling.
+    pub(in crate::mirror) fn forget_absences(&self, address: &Address, versions: &Versions) {
+        let is_absent = |last: &LastAnswer| matches!(&last.failure, Some(Failure { error: Error::NotFound(_), .. }));
+        let absent = self.0.keys_if(|key, last| is_absent(last) && is_about(key, address, versions));
+        absent.iter().for_each(|key| self.0.remove(key));
+    }
+
+    /// Forgets the answer about one object.
+    pub(in crate::mirror) fn forget(&self, key: &Key) {
+        self.0.remove(key);
+    }
+
+    /// The packages that answers are about, of the selected versions of an address in its canonical spelling.
+    pub(in crate::mirror) fn packages(
+        &self,
+        address: &Address,
+        versions: &Versions,
+        now: Timestamp,
+    ) -> BTreeSet<Artifact> {
+        let keys = self.0.keys_if(|key, _| is_about(key, address, versions));
+        let packages = keys.into_iter().filter(|key| self.get(key, now).is_some()).filter_map(|key| match key {
+            Key::ProofSet(package) => Some(Artifact::Provider(package)),
+            Key::Document(DocumentKey::Location(package)) => Some(Artifact::Module(package)),
+            Key::Name(artifact) => Some(artifact),
+            _ => None,
         });
+        packages.collect()
     }
 
     /// Upstream's last answer about this object, if it failed or was late.
@@ -94,6 +121,14 @@ impl LastAnswers {
             Some(LastAnswer { failure: Some(Failure { error, broke_off: false }), .. }) => Err(error),
             Some(_) | None => Ok(()),
         }
+    }
+}
+
+/// True for the version list of an address, and for the objects of its selected versions.
+fn is_about(key: &Key, address: &Address, versions: &Versions) -> bool {
+    match key {
+        Key::Name(artifact) => Address::from(artifact) == *address && versions.include(artifact.version()),
+        key => key.is_document_of(address, |version| versions.include(version)),
     }
 }
 

@@ -253,6 +253,7 @@ impl Runtime {
     pub(super) fn forget_absences(&self, address: &Address, versions: &Versions) {
         let config = self.config();
         config.not_found.remove_if(|key| key.is_document_of(address, |version| versions.include(version)));
+        config.last_answers.forget_absences(address, versions);
         match address {
             Address::Provider(provider) => {
                 let is_meant = |package: &Package| package.provider == *provider && versions.include(&package.version);
@@ -316,6 +317,12 @@ impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
 
     pub(super) fn remove(&self, key: &K) {
         self.0.lock().remove(key);
+    }
+
+    /// The keys that are selected, of expired values too.
+    pub(super) fn keys_if(&self, is_selected: impl Fn(&K, &V) -> bool) -> Vec<K> {
+        let map = self.0.lock();
+        map.iter().filter(|(key, entry)| is_selected(key, &entry.value)).map(|(key, _)| key.clone()).collect()
     }
 
     pub(super) fn remove_if(&self, is_selected: impl Fn(&K) -> bool) {

@@ -568,6 +568,9 @@ fn advice(
     let packages = platform.map_or(named.clone(), |platform| format!("{named} --platform {platform}"));
     let is_refused = matches!(step.answer, ExpectedAnswer::Refused { .. });
     let refresh = || format!("larder refresh {named}");
+    let warm = || format!("larder warm {packages}");
+    // A refresh fetches no archive of a provider.
+    let again = || if step.step == StepKind::Archive { warm() } else { refresh() };
     match step.rule {
         Rule::Offline if is_refused => {
             let create = format!("larder bundle create carry.tar --for {packages}");
@@ -576,19 +579,18 @@ fn advice(
         }
         Rule::LastAnswerFailed | Rule::LastAnswerLate | Rule::NotConfirmed => {
             advice.push(with_command("see if the upstream can be reached from here:", "larder doctor".to_owned()));
-            advice.push(with_command("ask it again now:", refresh()));
+            advice.push(with_command("ask it again now:", again()));
         }
         Rule::LeftAlone => {
             advice.push(with_command("larder asks by itself after the pause; to ask now:", refresh()));
         }
-        Rule::NotVerified => advice.push(with_command("when its publisher has mended it, ask again:", refresh())),
+        Rule::NotVerified => advice.push(with_command("when its publisher has mended it, ask again:", again())),
         Rule::NotListed if rules.is_some_and(|rules| !rules.offline) => {
-            let refresh = format!("larder refresh {address}");
-            advice.push(with_command("if it was published a moment ago, ask for the list again:", refresh));
+            advice.push(with_command("if it was published a moment ago, ask for the list again:", refresh()));
         }
         Rule::NotStored if subject.version.is_some() => {
             let text = "nothing: the first client that asks gets it from upstream; to store it before:";
-            advice.push(with_command(text, format!("larder warm {packages}")));
+            advice.push(with_command(text, warm()));
         }
         _ => {}
     }

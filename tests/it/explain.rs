@@ -59,7 +59,7 @@ async fn request(larder: &Larder, path: &str) -> Seen {
     Seen { status: status.parse().unwrap(), reason: reason.to_owned(), cache_status: cache_status.to_owned() }
 }
 
-async fn explain(larder: &Larder, name: &str, value: &str) -> Value {
+pub(crate) async fn explain(larder: &Larder, name: &str, value: &str) -> Value {
     let query: String = url::form_urlencoded::Serializer::new(String::new())
         .append_pair(name, value)
         .append_pair("platform", "linux_amd64")

@@ -33,6 +33,7 @@ mod documents;
 mod egress_policy;
 mod eviction;
 mod explain;
+mod explain_advice;
 mod faults_archives;
 mod faults_documents;
 mod faults_kills;

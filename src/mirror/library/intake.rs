@@ -207,6 +207,7 @@ impl Library {
                     staged.discard()?;
                     return Ok(Err(refused));
                 }
+                self.resolve_tree_alarms(key);
             }
             TreeExpectation::Accepted => {
                 module_history::accept(self, key, &tree)?;

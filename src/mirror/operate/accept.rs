@@ -258,7 +258,7 @@ impl Operations {
     }
 
     /// The platforms that upstream lists of a version. The inner error says why it lists none.
-    async fn listed_platforms(
+    pub(super) async fn listed_platforms(
         &self,
         selection: &Selection<ProviderAddress>,
         version: &Version,

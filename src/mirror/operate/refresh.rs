@@ -1,18 +1,25 @@
-//! Revalidates version lists, stored proof sets and cached locations for an operator, whatever their age.
+//! Revalidates version lists, stored proof sets and cached locations for an operator, whatever their age. Of one exact
+//! version it also asks again for what is not stored and failed before, or has an alarm.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, PackageSelector};
+use crate::address::{
+    Address, Artifact, ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, ProviderAddress, Selection,
+    Version, Versions,
+};
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
 use crate::mirror::documents::revalidate::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
+use crate::mirror::library::{AlarmPart, AlarmSubject};
 use crate::mirror::modules::fill::RecheckMode;
 use crate::mirror::{FetchReason, Operations, RequestContext};
+use crate::store::Key;
 
 /// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
@@ -69,7 +76,9 @@ impl RefreshOutcome {
 }
 
 impl Operations {
-    /// Revalidates the version list and the stored sets, even if they are fresh, and forgets cached 404s.
+    /// Revalidates the version list and the stored sets, even if they are fresh, and forgets cached 404s. Of one exact
+    /// version it also asks for the sets, the location and the tree that are not stored, if upstream's last answer about
+    /// them failed, or an alarm says that they are refused.
     ///
     /// # Errors
     /// [`Error::Sealed`] while offline, and [`Error::UnknownHost`].
@@ -92,7 +101,10 @@ impl Operations {
         // A failure of one does not stop the others.
         match selector {
             PackageSelector::Provider(selection) => {
-                let sets = self.library.packages_with_sets_in(selection).await?;
+                let mut sets = BTreeSet::from_iter(self.library.packages_with_sets_in(selection).await?);
+                if let Versions::Exactly(version) = versions {
+                    sets.extend(self.remembered_sets(selection, version, call).await);
+                }
                 let asking = sets.into_iter().map(|package| async {
                     let subject = PackageRef::from(&package);
                     let outcome = self.refresh_set(package, call).await;
@@ -101,14 +113,16 @@ impl Operations {
                 refreshed.extend(stream::iter(asking).buffered(AT_ONE_TIME).collect::<Vec<_>>().await);
             }
             PackageSelector::Module(selection) => {
-                let key = call.config.key_of(&selection.of);
-                let located =
-                    self.library.on_disk(move |library| library.store.records.package_documents(&Address::Module(key)));
-                for (artifact, _) in located.await? {
+                let module = Address::Module(call.config.key_of(&selection.of));
+                let located = self.library.on_disk(move |library| library.store.records.package_documents(&module));
+                let mut packages: BTreeSet<Artifact> =
+                    located.await?.into_iter().map(|(artifact, _)| artifact).collect();
+                packages.retain(|artifact| versions.include(artifact.version()));
+                if let Versions::Exactly(version) = versions {
+                    packages.extend(self.remembered_module(&selection.of, version, call));
+                }
+                for artifact in packages {
                     let Artifact::Module(key) = artifact else { continue };
-                    if !versions.include(&key.version) {
-                        continue;
-                    }
                     let package = ModulePackage { module: selection.of.clone(), version: key.version.clone() };
                     let outcome = self.refresh_location(&package, call).await.unwrap_or_else(failed);
                     refreshed.push(RefreshResult { package: (&key).into(), outcome });
@@ -137,22 +151,80 @@ impl Operations {
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.confirmed);
         let flight = self.proof_sets.join_set_flight(&package, seen, FetchReason::NotStored, call).await;
+        if flight.is_ok() {
+            // The set names the archive, so a failure of the time before it says nothing any more.
+            call.config.last_answers.forget(&Key::Name(Artifact::from(&package)));
+        }
         Ok(RefreshOutcome::of(&flight, |now: &Arc<StoredProofSet>| {
             before.is_some_and(|before| before.current.has_same_files(&now.current))
         }))
     }
 
-    /// Refetches a cached location, and checks that a stored version still resolves to the first-seen tree.
+    /// Refetches a cached location. Checks that a stored version still resolves to the first-seen tree, and fetches the
+    /// tree of one that is not stored and was refused.
     async fn refresh_location(&self, package: &ModulePackage, call: &RequestContext) -> Result<RefreshOutcome, Error> {
+        let key = call.config.key_of_package(package);
+        let is_tree_refused = self.is_tree_refused(&key, call);
         let (flight, outcome) = self.refresh_document(package, call).await?;
-        if let Ok(fetched) = &flight
-            && !fetched.confirmed.gone
-            && self.library.stored_module(&call.config.key_of_package(package)).await?.is_some()
-        {
+        let Some(fetched) = flight.ok().filter(|fetched| !fetched.confirmed.gone) else { return Ok(outcome) };
+        if self.library.stored_module(&key).await?.is_some() {
             let location = fetched.value.as_location(package)?;
             self.modules.recheck(package, &location, RecheckMode::Always, call).await?;
+        } else if is_tree_refused {
+            self.modules.module_fill(package, call).await?;
         }
         Ok(outcome)
+    }
+
+    /// The packages of a version whose last fetch failed, or whose set is refused by an alarm.
+    async fn remembered_sets(
+        &self,
+        selection: &Selection<ProviderAddress>,
+        version: &Version,
+        call: &RequestContext,
+    ) -> BTreeSet<Package> {
+        let provider = Address::from(&selection.of);
+        let package = |platform| Package { provider: selection.of.clone(), version: version.clone(), platform };
+        let answers = call.config.last_answers.packages(&provider, &selection.versions, call.now);
+        let mut packages: BTreeSet<Package> = answers
+            .into_iter()
+            .filter_map(|artifact| match artifact {
+                Artifact::Provider(package) => Some(package),
+                Artifact::Module(_) => None,
+            })
+            .collect();
+        for AlarmSubject { part, .. } in self.refusals(&provider, version) {
+            match part {
+                AlarmPart::Platform(platform) => drop(packages.insert(package(platform))),
+                // Any platform may end it.
+                AlarmPart::Version | AlarmPart::Key(_) => {
+                    // A list that cannot be read is a result of its own.
+                    if let Ok(Ok(platforms)) = self.listed_platforms(selection, version, call).await {
+                        packages.extend(platforms.into_iter().map(package));
+                    }
+                }
+            }
+        }
+        packages
+    }
+
+    /// The module version, if its last fetch failed or its tree is refused by an alarm.
+    fn remembered_module(&self, module: &ModuleAddress, version: &Version, call: &RequestContext) -> Option<Artifact> {
+        let key = ModulePackage { module: call.config.key_of(module), version: version.clone() };
+        let location_failed = call.config.last_answers.get(&Key::location(&key), call.now).is_some();
+        (location_failed || self.is_tree_refused(&key, call)).then_some(Artifact::Module(key))
+    }
+
+    /// True for a module version whose last fill failed, or that an alarm refuses.
+    fn is_tree_refused(&self, key: &ModulePackage, call: &RequestContext) -> bool {
+        let name = Key::Name(Artifact::Module(key.clone()));
+        call.config.last_answers.get(&name, call.now).is_some()
+            || !self.refusals(&(&key.module).into(), &key.version).is_empty()
+    }
+
+    /// The alarms that refuse what upstream has of a version.
+    fn refusals(&self, address: &Address, version: &Version) -> Vec<AlarmSubject> {
+        self.library.alarms.subjects(address, |subject| subject.kind.refuses() && subject.version == *version)
     }
 }
 
