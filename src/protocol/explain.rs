@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use url::Url;
+use url::{Position, Url};
 
 use super::admin::explain::{
     Advice, ExpectedAnswer, ExplainReport, ExplainRequest, ExplainStep, ExplainSubject, Rule, StepKind, Verdict,
     VersionSummary,
 };
 use super::route::{Api, Route, RouteError};
+use super::run::RunId;
 use super::{Links, Protocols, ReplyContent, RequestFailure};
 use crate::address::{
     Address, Artifact, Hostname, ModulePackage, Package, PackageRef, PackageSelector, Platform, Version, Versions,
@@ -138,7 +139,8 @@ impl Protocols {
     fn route_of_url(&self, given: &str) -> Result<Route, (RouteError, Api)> {
         let url = Url::parse(given).ok();
         let (path, query, host) = match &url {
-            Some(url) => (url.path(), url.query(), url.host_str()),
+            // An upstream may have a port, which is part of its name.
+            Some(url) => (url.path(), url.query(), Some(&url[Position::BeforeHost..Position::AfterPort])),
             None => match given.split_once('?') {
                 Some((path, query)) => (path, Some(query), None),
                 None => (given, None, None),
@@ -146,6 +148,7 @@ impl Protocols {
         };
         // A client writes the folder of a module behind a double slash.
         let path = path.split_once("//").map_or(path, |(archive, _)| archive);
+        let (_, path) = RunId::split(path);
         let path = self.mount.without_prefix(path);
         let api = Api::of_path(path);
         match Route::parse(path, query, host, &self.route_context) {

@@ -455,13 +455,37 @@ async fn any_of_larders_urls_is_explained_as_a_client_gets_it() {
         let step = assert_agrees(&larder, &upstream, path, "no route").await;
         assert_eq!(step["rule"], "no-route", "{step:#}");
     }
-    // The same URL as a client sees it, and as a log shows it.
-    for url in [format!("{}{archive}", larder.base()), format!("http://mirror.corp.example{archive}?x=1")] {
+    // The same URL as a client sees it, as a log shows it, and as a client of `larder run` sees it.
+    let run = format!("/run/{}", "0123456789abcdef".repeat(2));
+    assert_agrees(&larder, &upstream, &format!("{run}{}", document()), "of a run").await;
+    for url in [
+        format!("{}{archive}", larder.base()),
+        format!("http://mirror.corp.example{archive}?x=1"),
+        format!("{}{run}{archive}", larder.base()),
+    ] {
         let report = explain(&larder, "url", &url).await;
         assert_eq!((&report["version"], &report["platform"]), (&json!("1.2.0"), &json!("linux_amd64")), "{url}");
         assert_eq!(requested(&report)["step"], "archive", "{url}");
     }
     assert_eq!(requested(&explain(&larder, "url", "/healthz").await)["answer"], "refused");
+}
+
+/// An upstream with a port whose name leads to larder: its URLs are those of that upstream, and of no other.
+#[tokio::test]
+async fn a_url_with_the_port_of_an_upstream_is_explained_as_a_client_gets_it() {
+    let (other, upstream) = (upstream_with(edition(1)).await, upstream_with(edition(1)).await);
+    let larder = Larder::mirroring(&other)
+        .upstream("registry.corp:8443", &upstream.origin(), "")
+        .server(&format!("default_upstream = \"{HOST}\""))
+        .start()
+        .await;
+    let path = "/v1/providers/acme/null/versions";
+    let report = explain(&larder, "url", &format!("https://registry.corp:8443{path}")).await;
+    assert_eq!(report["address"], "registry.corp:8443/acme/null", "{report:#}");
+    larder.get_with(path, &[("host", "registry.corp:8443")]).await.expect(200);
+    assert_eq!((other.requests().len(), upstream.count_where(|request| request.path == path)), (0, 1));
+    let report = explain(&larder, "url", &format!("https://mirror.corp:8443{path}")).await;
+    assert_eq!(report["address"], format!("{HOST}/acme/null"), "{report:#}");
 }
 
 /// A module: its list, its location and its archive.
