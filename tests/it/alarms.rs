@@ -5,7 +5,7 @@ use larder::clock::Timestamp;
 use larder::store::{Durability, Key, Store};
 use serde_json::{Value, json};
 
-use crate::support::http::{client, send};
+use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::null_provider::{
     NULL, NULL_120, PACKAGE, always_revalidating, edition, install, upstream_with, zip,
@@ -347,4 +347,29 @@ async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt()
     assert_eq!(done.outcomes(), [(PACKAGE, "accepted")], "{done}");
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[]));
     assert!(install(&larder).await.2 == original_zip);
+}
+
+/// The command of an alarm is one that works now, whatever larder was when the alarm was raised.
+#[tokio::test]
+async fn the_command_of_an_alarm_follows_a_restart_in_the_other_mode() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = larder_with_new_key_alarm(&upstream, &SigningKey::new_key()).await;
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
+    larder.document("null", "1.2.0").await.expect(200);
+    let online = [format!("larder accept {HOST}/{NULL}"), format!("larder accept {HOST}/{NULL_120}")];
+    let offline =
+        ["1.3.0", "1.2.0"].map(|version| format!("larder bundle apply BUNDLE --accept {HOST}/{NULL}@{version}"));
+    let mut folder = larder.stop().await;
+    for (is_offline, expected) in [(true, offline), (false, online)] {
+        let network = format!("offline = {is_offline}");
+        let larder = Larder::mirroring(&upstream).store_at(&folder).network(&network).start().await;
+        let alarms = larder.alarms().await;
+        for (alarm, command) in [("new-key", &expected[0]), ("waits-for-accept", &expected[1])] {
+            let (.., raised) = alarms.iter().find(|(kind, ..)| kind == alarm).unwrap();
+            assert_eq!(raised["resolve"], **command, "offline: {is_offline}");
+        }
+        let page = get(&format!("{}/", larder.admin())).await.expect(200).text();
+        assert_eq!(page.contains(">Accept acme/null"), !is_offline, "offline: {is_offline}");
+        folder = larder.stop().await;
+    }
 }

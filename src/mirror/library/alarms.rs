@@ -32,7 +32,8 @@ pub struct Alarm {
     pub detail: String,
     /// The time it was found, in seconds since 1970.
     pub since: Timestamp,
-    /// The command that resolves it; none if only upstream can.
+    /// The command that resolves it; none if only upstream can. It depends on whether larder is offline, so it is written
+    /// when the alarm is read, and a stored one counts for nothing.
     pub resolve: Option<String>,
 }
 
@@ -101,7 +102,7 @@ impl AlarmKind {
     }
 
     /// The command that resolves it. Offline, that is a bundle applied with `--accept`.
-    fn resolve_command(self, address: &Address, version: &Version, link: Connectivity) -> Option<String> {
+    fn resolve_command(self, address: &Address, version: &str, link: Connectivity) -> Option<String> {
         match self {
             Self::Dropped => None,
             _ if link == Connectivity::Offline => {
@@ -282,8 +283,16 @@ impl Alarms {
         subjects.filter(|subject| is_meant(subject)).cloned().collect()
     }
 
-    pub(in crate::mirror) fn all(&self) -> Vec<Alarm> {
-        self.raised.lock().values().flat_map(|entry| entry.alarms.values()).cloned().collect()
+    /// All alarms, each with the command that resolves it while larder has this connectivity.
+    pub(in crate::mirror) fn all(&self, link: Connectivity) -> Vec<Alarm> {
+        let raised = self.raised.lock();
+        let alarms =
+            raised.iter().flat_map(|(address, entry)| entry.alarms.values().map(move |alarm| (address, alarm)));
+        let present = |(address, alarm): (&Address, &Alarm)| Alarm {
+            resolve: alarm.kind.resolve_command(address, &alarm.version, link),
+            ..alarm.clone()
+        };
+        alarms.map(present).collect()
     }
 
     /// Changes the alarms of an address and saves them if `change` returns true.
@@ -353,7 +362,7 @@ impl Library {
                 version: version.to_string(),
                 detail,
                 since: time,
-                resolve: kind.resolve_command(&address, &version, self.runtime.connectivity()),
+                resolve: None,
             };
             let raised = entry.set(subject, alarm);
             (raised == RaiseOutcome::New, raised)
@@ -421,7 +430,7 @@ impl Library {
 
     /// The unresolved alarms, at most a thousand of each kind about each address.
     pub fn alarms(&self) -> Vec<Alarm> {
-        self.alarms.all()
+        self.alarms.all(self.runtime.connectivity())
     }
 }
 
