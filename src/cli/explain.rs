@@ -98,6 +98,7 @@ fn verdict_text(verdict: Verdict, decisive: Option<&ExplainStep>) -> String {
         (Verdict::Refused, Some(ExpectedAnswer::Refused { status, .. })) => format!("REFUSED with {status}"),
         (Verdict::Refused, _) => "NOT LISTED, so no client finds it".to_owned(),
         (Verdict::AsksUpstream, _) => "FETCHED from upstream when a client asks".to_owned(),
+        (Verdict::Elsewhere, _) => "PASSED ON to a source that the client fetches itself".to_owned(),
         (Verdict::Served, None) => "SERVED from the store alone".to_owned(),
         (Verdict::Served, Some(_)) => "SERVED from the store".to_owned(),
     }
@@ -135,6 +136,7 @@ fn mark(step: &ExplainStep) -> &'static str {
             Rule::Gone => "gone",
             Rule::NotStored => "fetch",
             Rule::NotListed => "ABSENT",
+            Rule::Elsewhere => "passed",
             Rule::Offline | Rule::LeftAlone | Rule::LastAnswerFailed | Rule::LastAnswerLate | Rule::NotConfirmed => {
                 "stale"
             }
@@ -246,6 +248,9 @@ fn why(step: &ExplainStep, now: Timestamp) -> String {
         }
         Rule::NotListed => "upstream does not have it".to_owned(),
         Rule::WaitsForAccept => "changed since it was first verified; the change waits for `larder accept`".to_owned(),
+        Rule::Elsewhere if matches!(step.answer, ExpectedAnswer::Refused { .. }) => {
+            "at a source that larder cannot fetch, and larder is offline".to_owned()
+        }
         Rule::Elsewhere => "at a source that larder cannot fetch; clients fetch it there".to_owned(),
         Rule::NoRoute => "none of larder's URLs, or a host that is no upstream here".to_owned(),
         Rule::Own => "a limit or a failure of larder itself".to_owned(),
@@ -307,10 +312,12 @@ fn coloured(text: &str) -> String {
         ("NOT LISTED", colour(AnsiColor::Red).bold()),
         ("ABSENT", colour(AnsiColor::Red).bold()),
         ("FETCHED", colour(AnsiColor::Yellow).bold()),
+        ("PASSED ON", colour(AnsiColor::Yellow).bold()),
         ("SERVED", colour(AnsiColor::Green).bold()),
         ("fetch", colour(AnsiColor::Yellow)),
         ("stale", colour(AnsiColor::Yellow)),
         ("gone", colour(AnsiColor::Yellow)),
+        ("passed", colour(AnsiColor::Yellow)),
         ("ok", colour(AnsiColor::Green)),
     ];
     let coloured_line = |(number, line): (usize, &str)| {
@@ -369,6 +376,7 @@ mod tests {
             archives: Vec::new(),
             last_answer: Some(AnswerFacts { at: Timestamp(1_795_299_000), milliseconds: 7, failure, broke_off: false }),
             left_alone: Some(OriginBackoff { origin: "https://registry.terraform.io".to_owned(), seconds: 99 }),
+            elsewhere: false,
         };
         let unknown = ExplainStep {
             url: None,

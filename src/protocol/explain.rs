@@ -391,6 +391,7 @@ impl ExplainContext<'_> {
             Ok(answer) => {
                 let is_listed = self.names_subject(kind, &answer.value, subject).await;
                 let rule = match is_listed {
+                    true if facts.elsewhere => Rule::Elsewhere,
                     true => rule_of_outcome(&answer, &facts, is_offline, self.call.now),
                     false => Rule::NotListed,
                 };
@@ -398,7 +399,14 @@ impl ExplainContext<'_> {
                 (ExpectedAnswer::Served { status: status_of(&answer.value), cache_status }, rule)
             }
             Err(RequestFailure::Mirror(Error::WouldAsk(_))) => (ExpectedAnswer::AsksUpstream, Rule::NotStored),
-            Err(failure) => (self.refused(&failure, Api::of_path(&path)), rule_of_failure(&failure, is_offline)),
+            Err(failure) => {
+                let rule = match &failure {
+                    // Offline, no client is sent to another source.
+                    RequestFailure::Mirror(Error::Upstream(_)) if facts.elsewhere => Rule::Elsewhere,
+                    failure => rule_of_failure(failure, is_offline),
+                };
+                (self.refused(&failure, Api::of_path(&path)), rule)
+            }
         };
         Ok(ExplainStep { step: kind, url, requested, answer, rule, facts })
     }
@@ -484,7 +492,6 @@ fn rule_of_outcome(answer: &Answer<ReplyContent>, facts: &ObjectFacts, is_offlin
     let is_archive = matches!(answer.value, ReplyContent::File(_));
     match answer.outcome {
         Outcome::Hit if is_archive => Rule::Stored,
-        // A location that larder cannot fetch is passed on while its document is fresh.
         Outcome::Hit => Rule::Fresh,
         Outcome::Revalidated => Rule::Revalidated,
         Outcome::Gone => Rule::Gone,
@@ -524,6 +531,7 @@ fn verdict(steps: &[ExplainStep]) -> (Verdict, Option<usize>) {
     let refuses =
         |step: &ExplainStep| matches!(step.answer, ExpectedAnswer::Refused { .. }) || step.rule == Rule::NotListed;
     let asks = |step: &ExplainStep| matches!(step.answer, ExpectedAnswer::AsksUpstream);
+    let is_elsewhere = |step: &ExplainStep| step.rule == Rule::Elsewhere;
     let first = |is: &dyn Fn(&ExplainStep) -> bool| {
         let main = steps.iter().position(|step| is_main(step) && is(step));
         main.or_else(|| steps.iter().position(|step| step.step == StepKind::Discovery && is(step)))
@@ -534,18 +542,26 @@ fn verdict(steps: &[ExplainStep]) -> (Verdict, Option<usize>) {
         let verdict = match () {
             () if refuses(step) => Verdict::Refused,
             () if asks(step) => Verdict::AsksUpstream,
+            () if is_elsewhere(step) => Verdict::Elsewhere,
             () => Verdict::Served,
         };
         return (verdict, requested);
     }
     if let Some(index) = first(&refuses) {
-        // A version that upstream's list does not name is refused by its own step, with the reason.
-        let with_reason =
-            steps.iter().position(|step| is_main(step) && matches!(step.answer, ExpectedAnswer::Refused { .. }));
+        // A version that upstream's list does not name is refused by its own step, with the reason. One at a source that
+        // larder cannot fetch is never in an offline list, and its location has the reason.
+        let position = |is: &dyn Fn(&ExplainStep) -> bool| {
+            let refuses = |step: &ExplainStep| is_main(step) && matches!(step.answer, ExpectedAnswer::Refused { .. });
+            steps.iter().position(|step| refuses(step) && is(step))
+        };
+        let with_reason = position(&is_elsewhere).or_else(|| position(&|_| true));
         return (Verdict::Refused, with_reason.or(Some(index)));
     }
     if let Some(index) = first(&asks) {
         return (Verdict::AsksUpstream, Some(index));
+    }
+    if let Some(index) = first(&is_elsewhere) {
+        return (Verdict::Elsewhere, Some(index));
     }
     // What upstream could not confirm matters more than what it confirms for each request.
     let is_unconfirmed =
@@ -574,7 +590,14 @@ fn advice(
     let warm = || format!("larder warm {packages}");
     // A refresh fetches no archive of a provider.
     let again = || if step.step == StepKind::Archive { warm() } else { refresh() };
+    let without_command = |text: &str| Advice { text: text.to_owned(), command: None };
     match step.rule {
+        Rule::Elsewhere if is_refused => advice.push(without_command(
+            "no bundle can bring it; to have it offline, publish it at a source that larder can fetch: git, or an archive over https",
+        )),
+        Rule::Elsewhere => advice.push(without_command(
+            "larder stores nothing of it: the client fetches it from there, and cannot while larder is offline; to have it stored, publish it at a source that larder can fetch: git, or an archive over https",
+        )),
         Rule::Offline if is_refused => {
             let create = format!("larder bundle create carry.tar --for {packages}");
             advice.push(with_command("on a larder with upstream access, make a bundle:", create));

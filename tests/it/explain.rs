@@ -537,6 +537,36 @@ async fn modules_are_explained_as_a_client_gets_them() {
     assert_eq!(step["rule"], "waits-for-accept", "{step:#}");
 }
 
+/// A module at a source that larder cannot fetch: the client gets the location, and fetches the module there itself.
+/// Offline it gets an error.
+#[tokio::test]
+async fn a_module_at_a_source_that_larder_cannot_fetch_is_explained_as_a_client_gets_it() {
+    let fixture = ModuleFixture::start().await;
+    fixture.publish("one", "s3::https://s3-eu-west-1.amazonaws.com/acme-modules/net.zip");
+    let path = format!("/registry/{HOST}/v1/modules/acme/one/test/1.0.0/download");
+    let larder = fixture.larder().start().await;
+    request(&larder, &path).await;
+    for _ in 0..2 {
+        let step = assert_agrees(&larder, &fixture.registry, &path, "elsewhere").await;
+        assert_eq!((&step["rule"], &step["status"]), (&json!("elsewhere"), &json!(204)), "{step:#}");
+        larder.clock.advance(Duration::from_secs(48 * 3600));
+    }
+    for (name, value) in [("address", "acme/one/test@1.0.0"), ("url", &*path)] {
+        let report = explain(&larder, name, value).await;
+        assert_eq!((&report["verdict"], &report["decided_by"]), (&json!("elsewhere"), &json!(2)), "{report:#}");
+        let advice = report["to_do"][0]["text"].as_str().unwrap_or_else(|| panic!("{report:#}"));
+        assert!(advice.contains("the client fetches it from there"), "{report:#}");
+    }
+    let folder = larder.stop().await;
+    let larder = fixture.larder_on(&folder).network("offline = true").start().await;
+    let step = assert_agrees(&larder, &fixture.registry, &path, "elsewhere, offline").await;
+    assert_eq!(step["rule"], "elsewhere", "{step:#}");
+    let report = explain(&larder, "address", "acme/one/test@1.0.0").await;
+    assert_eq!((&report["verdict"], &report["decided_by"]), (&json!("refused"), &json!(2)), "{report:#}");
+    let advice = report["to_do"].as_array().unwrap();
+    assert!(advice.len() == 1 && advice[0]["text"].as_str().unwrap().contains("no bundle"), "{report:#}");
+}
+
 /// The bytes of every file of the store but its index, by path.
 fn content(folder: &Folder) -> BTreeMap<PathBuf, Vec<u8>> {
     let below = ["names", "documents", "seen", "alarms", "blobs", "jobs", "staging", "aside"];

@@ -10,6 +10,7 @@ use crate::address::{Address, Artifact, Hostname, ModulePackage, Package, Platfo
 use crate::clock::Timestamp;
 use crate::config::FreshnessLifetimes;
 use crate::error::{Error, safe_text};
+use crate::mirror::documents::module_location::LocationDocument;
 use crate::mirror::documents::revalidate::{Confirmed, Revalidatable};
 use crate::mirror::documents::{DocumentKind, DocumentRequest};
 use crate::mirror::freshness::FreshnessRule;
@@ -23,6 +24,7 @@ use crate::upstream::Upstream;
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
+use crate::upstream::source::PackageSource;
 
 /// An object that a request is about.
 #[derive(Debug, Clone)]
@@ -56,6 +58,9 @@ pub struct ObjectFacts {
     /// The origin that is left alone after failures, if one of the object's is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_alone: Option<OriginBackoff>,
+    /// True for the location of a module that is not stored, at a source that larder cannot fetch.
+    #[serde(skip)]
+    pub elsewhere: bool,
 }
 
 /// The stored copy of a document or a proof set.
@@ -160,11 +165,24 @@ impl Operations {
         match object {
             ExplainedObject::Discovery(host) => self.document_facts(host, call).await,
             ExplainedObject::Versions(address) => self.document_facts(address, call).await,
-            ExplainedObject::Location(package) => self.document_facts(package, call).await,
+            ExplainedObject::Location(package) => {
+                let elsewhere = self.is_elsewhere(package, call).await?;
+                Ok(ObjectFacts { elsewhere, ..self.document_facts(package, call).await? })
+            }
             ExplainedObject::Page(page) => self.document_facts(page, call).await,
             ExplainedObject::ProofSet(package) => self.set_facts(package, call).await,
             ExplainedObject::Archive(artifact) => self.archive_facts(artifact, call).await,
         }
+    }
+
+    /// True for a module version that is not stored, and whose location is a source that larder cannot fetch.
+    async fn is_elsewhere(&self, package: &ModulePackage, call: &RequestContext) -> Result<bool, Error> {
+        let key = call.config.key_of_package(package);
+        let Some(stored) = self.library.stored_document(&Key::location(&key)).await? else { return Ok(false) };
+        let is_unsupported =
+            |location: LocationDocument| matches!(location.parsed.source, PackageSource::Unsupported(_));
+        Ok(stored.value.as_location(package).is_ok_and(is_unsupported)
+            && self.library.stored_module(&key).await?.is_none())
     }
 
     async fn document_facts<K: DocumentKind>(&self, kind: &K, call: &RequestContext) -> Result<ObjectFacts, Error> {

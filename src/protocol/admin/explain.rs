@@ -111,6 +111,8 @@ pub enum Verdict {
     Served,
     /// Missing content is fetched from upstream when a client asks.
     AsksUpstream,
+    /// The location of a module at a source that larder cannot fetch. The client fetches it from there itself.
+    Elsewhere,
     /// An error.
     Refused,
 }
