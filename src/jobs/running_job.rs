@@ -220,6 +220,16 @@ impl RunningJob {
         self.tracked.lock().report()
     }
 
+    /// The first failures of the job, at most `number`.
+    pub fn first_failures(&self, number: usize) -> Vec<(PackageRef, String)> {
+        let tracked = self.tracked.lock();
+        let failed = tracked.items.iter().filter_map(|TrackedItem { item, .. }| match &item.state {
+            ItemState::Failed { error } => Some((item.package.clone(), error.clone())),
+            _ => None,
+        });
+        failed.take(number).collect()
+    }
+
     /// The order to run; `None` once the job has ended.
     pub(super) fn pending_warm_up(&self) -> Option<Arc<WarmUp>> {
         self.tracked.lock().warm_up.clone()

@@ -313,11 +313,18 @@ impl Index {
 
     fn archives_by(&self, time: impl Fn(&IndexedArchive) -> Timestamp) -> Result<Vec<IndexedArchive>, StoreError> {
         let mut archives = Vec::new();
-        self.each_entry(ARCHIVE, |hex, entry| {
-            archives.extend(Digest::parse(hex).ok().map(|digest| IndexedArchive::new(digest, &entry)));
-        })?;
+        self.each_archive(|archive| archives.push(archive))?;
         archives.sort_by_key(time);
         Ok(archives)
+    }
+
+    /// Visits every archive, in no particular order.
+    pub fn each_archive(&self, mut visit: impl FnMut(IndexedArchive)) -> Result<(), StoreError> {
+        self.each_entry(ARCHIVE, |hex, entry| {
+            if let Ok(digest) = Digest::parse(hex) {
+                visit(IndexedArchive::new(digest, &entry));
+            }
+        })
     }
 
     /// The entry of one archive.

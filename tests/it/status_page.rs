@@ -97,6 +97,34 @@ async fn the_page_shows_what_is_stored_saved_and_asked() {
     assert_eq!(html.matches("<table>").count(), 3, "{html}");
 }
 
+/// Of many archives the page shows the ten largest, and the ten that are unused for the longest time, in order.
+#[tokio::test]
+async fn the_largest_and_the_oldest_archives_are_shown_in_order() {
+    let (upstream, clock) = (FakeUpstream::start().await, Clock::frozen());
+    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
+    // The sizes go up and down, so that neither order is that of the versions.
+    let sizes = (0..14).map(|minor: usize| 10_000 + 5_000 * (minor * 5 % 14));
+    for (minor, size) in sizes.clone().enumerate() {
+        upstream.publish(Provider::new("acme", "null").version(&format!("1.{minor}.0")).size(size));
+    }
+    for minor in 0..14 {
+        store_archive(&larder, &format!("1.{minor}.0"), "linux_amd64").await;
+        clock.advance(Duration::from_secs(60));
+    }
+    let text = readable_text(&open(&larder).await);
+    let content = &text[text.find("Largest archives").unwrap()..];
+    let (largest, oldest) = content.split_at(content.find("Longest unused").unwrap());
+    let named = |part: &str| -> Vec<String> {
+        let names = part.match_indices("acme/null 1.").map(|(at, _)| &part[at..]);
+        names.map(|name| name.split(' ').nth(1).unwrap().to_owned()).collect()
+    };
+    let mut by_size: Vec<(usize, usize)> = sizes.enumerate().map(|(minor, size)| (size, minor)).collect();
+    by_size.sort_unstable();
+    let expected: Vec<String> = by_size.iter().rev().take(10).map(|(_, minor)| format!("1.{minor}.0")).collect();
+    assert_eq!(named(largest), expected, "{text}");
+    assert_eq!(named(oldest), (0..10).map(|minor| format!("1.{minor}.0")).collect::<Vec<_>>(), "{text}");
+}
+
 /// Done when (issue): what is refused, why, and what to do about it is on the page.
 #[tokio::test]
 async fn a_refused_version_is_explained_with_the_command_that_resolves_it() {

@@ -19,6 +19,9 @@ use crate::protocol::admin::outcome_lines::{accepted_lines, pinned_lines, purged
 /// The archives listed as the largest, and as the longest unused.
 const NOTABLE_ARCHIVES: usize = 10;
 
+/// The failures shown of a job.
+const MAX_FAILURES: usize = 3;
+
 impl Admin {
     /// Renders the status page. Reads the disk.
     pub(super) fn status_page(&self) -> Response<Body> {
@@ -28,7 +31,7 @@ impl Admin {
         };
         let jobs = self.jobs.all().into_iter().map(|summary| {
             let failed = JobId::parse(&summary.id).filter(|_| summary.state == JobState::Failed);
-            let failures = failed.and_then(|id| self.jobs.find(id)).map(|job| JobOnPage::failures(job.report().items));
+            let failures = failed.and_then(|id| self.jobs.find(id)).map(|job| job.first_failures(MAX_FAILURES));
             JobOnPage { summary, failures: failures.unwrap_or_default() }
         });
         page::status(&StatusData {

@@ -12,7 +12,7 @@ use super::chart::TrafficView;
 use super::{Body, Frame, Moment, grouped, page};
 use crate::address::{Hostname, PackageRef};
 use crate::clock::Timestamp;
-use crate::jobs::job_report::{ItemState, JobItem, JobState, JobSummary};
+use crate::jobs::job_report::{JobState, JobSummary};
 use crate::jobs::{LastRun, RecurringState, Traffic, TrafficCount, TrafficHistory};
 use crate::mirror::{
     Alarm, LastBundle, NotableArchives, Status, StoreFailure, StoreState, StoredArchiveNames, UpstreamState,
@@ -25,9 +25,8 @@ const SCRIPT: &str = include_str!("../../../templates/status.js");
 /// The most entries shown of a list.
 const MAX_ALARMS: usize = 50;
 const MAX_LISTED: usize = 20;
-/// The most addresses shown of one job, and the most failures of it.
+/// The most addresses shown of one job.
 const MAX_ORDERED: usize = 3;
-const MAX_ERRORS: usize = 3;
 /// The most names shown of one archive.
 const MAX_NAMES: usize = 1;
 /// The most characters shown of a foreign text.
@@ -53,17 +52,6 @@ pub(in crate::http) struct JobOnPage {
     pub(in crate::http) summary: JobSummary,
     /// The first failures.
     pub(in crate::http) failures: Vec<(PackageRef, String)>,
-}
-
-impl JobOnPage {
-    /// The first items that failed of those in the report of a job.
-    pub(in crate::http) fn failures(items: Vec<JobItem>) -> Vec<(PackageRef, String)> {
-        let failed = items.into_iter().filter_map(|item| match item.state {
-            ItemState::Failed { error } => Some((item.package, error)),
-            _ => None,
-        });
-        failed.take(MAX_ERRORS).collect()
-    }
 }
 
 /// The traffic of the last hour and day, in short spans for a chart and longer ones for a table.

@@ -1,6 +1,7 @@
 //! The archives that a person looks at first when space is short: the largest, and those unused for the longest time.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use crate::address::PackageRef;
 use crate::clock::Timestamp;
@@ -37,20 +38,45 @@ impl Operations {
     /// The index cannot be read.
     pub fn notable_archives(&self, number: usize) -> Result<NotableArchives, StoreError> {
         let index = &self.library.store.index;
-        let mut archives = index.archives_by_age()?;
-        let names = |archive: &IndexedArchive| -> Result<StoredArchiveNames, StoreError> {
+        let (mut largest, mut oldest) = (FirstOf::new(number), FirstOf::new(number));
+        index.each_archive(|archive| {
+            largest.offer((Reverse(archive.size_bytes), archive.digest), &archive);
+            oldest.offer((archive.last_use, archive.digest), &archive);
+        })?;
+        let names = |archive: IndexedArchive| -> Result<StoredArchiveNames, StoreError> {
             let packages = index.names_of(&archive.digest)?;
             let packages = packages.iter().take(MAX_NAMES).map(PackageRef::from).collect();
             Ok(StoredArchiveNames { packages, size_bytes: archive.size_bytes, last_use: archive.last_use })
         };
-        let oldest = archives.iter().take(number).map(names).collect::<Result<_, _>>()?;
-        // Only the largest need an order.
-        if archives.len() > number {
-            archives.select_nth_unstable_by_key(number, |archive| Reverse(archive.size_bytes));
-            archives.truncate(number);
-        }
-        archives.sort_unstable_by_key(|archive| (Reverse(archive.size_bytes), archive.digest));
-        let largest = archives.iter().map(names).collect::<Result<_, _>>()?;
+        let largest = largest.into_sorted().map(names).collect::<Result<_, _>>()?;
+        let oldest = oldest.into_sorted().map(names).collect::<Result<_, _>>()?;
         Ok(NotableArchives { largest, oldest })
+    }
+}
+
+/// The archives with the smallest keys of all that are offered. Takes memory for these only.
+struct FirstOf<K> {
+    number: usize,
+    archives: BTreeMap<K, IndexedArchive>,
+}
+
+impl<K: Ord> FirstOf<K> {
+    fn new(number: usize) -> Self {
+        Self { number, archives: BTreeMap::new() }
+    }
+
+    fn offer(&mut self, key: K, archive: &IndexedArchive) {
+        let is_full = self.archives.len() >= self.number;
+        if is_full && self.archives.last_key_value().is_none_or(|(last, _)| key >= *last) {
+            return;
+        }
+        self.archives.insert(key, archive.clone());
+        if self.archives.len() > self.number {
+            self.archives.pop_last();
+        }
+    }
+
+    fn into_sorted(self) -> impl Iterator<Item = IndexedArchive> {
+        self.archives.into_values()
     }
 }
