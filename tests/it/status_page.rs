@@ -145,7 +145,9 @@ async fn a_refused_version_is_explained_with_the_command_that_resolves_it() {
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    assert_eq!(buttons(&page), [format!("accept {FULL_NULL_120}"), format!("refresh {FULL_NULL_120}")]);
+    let [accept, refresh] = &buttons(&page)[..] else { panic!() };
+    assert!(accept.starts_with("accept:") && accept.ends_with(&format!(" {FULL_NULL_120}")), "{accept}");
+    assert_eq!(*refresh, format!("refresh {FULL_NULL_120}"));
 }
 
 /// The button does what the command does: it accepts the version, and says which key and files changed.
@@ -164,6 +166,35 @@ async fn the_button_accepts_the_version() {
     assert!(!readable_text(&open(&larder).await).contains("What happened"));
 }
 
+/// A person accepts the evidence on the page. If it is other evidence by now, or more of it, the button does nothing.
+#[tokio::test]
+async fn the_button_accepts_only_what_the_page_showed() {
+    let (upstream, larder, _) = larder_with_refused_version().await;
+    let [accept, _] = &buttons(&open(&larder).await)[..] else { panic!() };
+    let token = larder.token();
+    let assert_refused = async |accept: &str, detail: &str| {
+        let refused = press(&larder.admin(), &[("token", &token), ("do", accept)], &[]).await.expect(409);
+        assert_self_contained(&refused);
+        let text = readable_text(&refused);
+        assert!(text.contains("has changed since the page was loaded") && text.contains("Nothing was done"), "{text}");
+        assert_eq!(larder.alarms().await.len(), 1, "{detail}");
+    };
+    upstream.publish(edition(3).signed_by(&SigningKey::new_key()));
+    larder.document("null", "1.2.0").await.expect(200);
+    assert_refused(accept, "other evidence").await;
+    assert_refused(&format!("accept {FULL_NULL_120}"), "no evidence").await;
+    assert_refused(&format!("accept:0123 {FULL_NULL_120}"), "wrong evidence").await;
+    assert_refused(&accept.replace("@1.2.0", ""), "more than the page showed").await;
+    let [now, _] = &buttons(&open(&larder).await)[..] else { panic!() };
+    assert_ne!(accept, now);
+    press(&larder.admin(), &[("token", &token), ("do", now)], &[]).await.expect(200);
+    assert_eq!(larder.alarms().await.len(), 0);
+    assert!(install(&larder).await.2 == zip(&upstream));
+    // The finding ended: the button of the old page does nothing.
+    let refused = press(&larder.admin(), &[("token", &token), ("do", now)], &[]).await.expect(409);
+    assert!(readable_text(&refused).contains("has changed since the page was loaded"));
+}
+
 /// If upstream took the change back, asking again resolves it.
 #[tokio::test]
 async fn the_button_asks_upstream_again() {
@@ -180,7 +211,8 @@ async fn the_button_asks_upstream_again() {
 async fn a_button_that_fails_says_why() {
     let (upstream, larder, _) = larder_with_refused_version().await;
     upstream.fault(Target::Document, Fault::Status(503));
-    let fields = [("token", &*larder.token()), ("do", &format!("accept {FULL_NULL_120}"))];
+    let [accept, _] = &buttons(&open(&larder).await)[..] else { panic!() };
+    let fields = [("token", &*larder.token()), ("do", accept)];
     let text = readable_text(&press(&larder.admin(), &fields, &[]).await.expect(200));
     assert!(text.contains("It did not work") && text.contains("not accepted: "), "{text}");
     assert_eq!(larder.alarms().await.len(), 1);
@@ -213,7 +245,7 @@ async fn a_form_without_the_token_is_refused() {
 #[tokio::test]
 async fn a_form_of_another_site_is_refused() {
     let (_upstream, larder, _) = larder_with_refused_version().await;
-    let (admin, token, order) = (larder.admin(), larder.token(), format!("accept {FULL_NULL_120}"));
+    let (admin, token, order) = (larder.admin(), larder.token(), buttons(&open(&larder).await).swap_remove(0));
     let fields = [("token", &*token), ("do", &*order)];
     let port = admin.rsplit_once(':').unwrap().1.to_owned();
     for headers in [
@@ -234,7 +266,17 @@ async fn a_form_of_another_site_is_refused() {
         send(request).await.unwrap().expect(415);
     }
     press(&admin, &[("token", &token), ("do", &"a".repeat(9000))], &[]).await.expect(413);
-    for order in ["", "accept", "accept ", "verify x", "accept a/b/c/d/e", "purge ../..", "accept acme/null@~"] {
+    for order in [
+        "",
+        "accept",
+        "accept ",
+        "accept:",
+        "accept:0123",
+        "verify x",
+        "accept a/b/c/d/e",
+        "purge ../..",
+        "accept acme/null@~",
+    ] {
         press(&admin, &[("token", &token), ("do", order)], &[]).await.expect(400);
     }
     assert_eq!(larder.alarms().await.len(), 1);

@@ -55,9 +55,17 @@ impl Admin {
             self.requests.record_refusal(Refusal::AdminToken);
             return Ok(page::wrong_token(&self.mirror.operations.status().store));
         }
-        let (operation, selector) =
+        let (operation, evidence, selector) =
             self.parse_button(field("do").unwrap_or_default()).map_err(|reason| refused(vec![reason]))?;
-        let command = format!("larder {} {selector}", operation.label());
+        let target = selector.to_string();
+        // A person accepts what the page showed, not what an alarm says by now.
+        if operation == Operation::Accept {
+            let present = page::evidence(&self.mirror.library.alarms(), &target);
+            if present.is_empty() || evidence != present {
+                return Ok(page::changed_alarm(&target));
+            }
+        }
+        let command = format!("larder {} {target}", operation.label());
         // The operation goes on when the browser leaves, as one of a command does.
         let admin = Arc::clone(self);
         let operating = tokio::spawn(async move { admin.operate(operation, selector).await });
@@ -65,16 +73,17 @@ impl Admin {
         Ok(page::result(operation, &command, &result))
     }
 
-    /// Parses the value of a button: an operation and an address.
+    /// Parses the value of a button: an operation, with `:` and the evidence that its page showed, and an address.
     ///
     /// # Errors
     /// The problem.
-    fn parse_button(&self, value: &str) -> Result<(Operation, PackageSelector), String> {
+    fn parse_button<'a>(&self, value: &'a str) -> Result<(Operation, &'a str, PackageSelector), String> {
         let (word, address) = value.split_once(' ').unwrap_or((value, ""));
+        let (word, evidence) = word.split_once(':').unwrap_or((word, ""));
         let operation = Operation::ALL.into_iter().find(|operation| operation.label() == word);
         let operation = operation.ok_or("the form names no operation of larder: load the status page again")?;
         let selector = PackageSelector::parse(address, &self.default_host).map_err(|bad| bad.to_string())?;
-        Ok((operation, selector))
+        Ok((operation, evidence, selector))
     }
 
     async fn operate(&self, operation: Operation, selector: PackageSelector) -> OperationResult {

@@ -5,6 +5,7 @@ use super::Moment;
 use super::status::without_host;
 use crate::address::Hostname;
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 use crate::mirror::{Alarm, AlarmKind};
 use crate::protocol::admin::Operation;
 use crate::wording::escape_invisible;
@@ -202,6 +203,26 @@ fn explanation(kind: AlarmKind) -> AlarmText {
     }
 }
 
+/// The evidence that an `accept` of `target` (`ADDRESS` or `ADDRESS@VERSION`) decides about, in short: the digest of the
+/// kinds and details of its alarms. It tells whether a person saw all of it. Empty without an alarm.
+pub(in crate::http) fn evidence(alarms: &[Alarm], target: &str) -> String {
+    let is_about = |alarm: &&Alarm| {
+        let below = target.strip_prefix(alarm.address.as_str());
+        below.is_some_and(|below| below.is_empty() || below.strip_prefix('@') == Some(&alarm.version))
+    };
+    let mut found: Vec<_> =
+        alarms.iter().filter(is_about).map(|alarm| (alarm.kind, &alarm.version, &alarm.detail)).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    found.sort_unstable();
+    let digest = Digest::of(format!("{found:?}").as_bytes()).to_string();
+    digest.chars().take(EVIDENCE_DIGITS).collect()
+}
+
+/// The digits of a digest in the value of a button.
+const EVIDENCE_DIGITS: usize = 16;
+
 /// An alarm on the page.
 pub(super) struct AlarmView {
     /// Position on the page, from 1.
@@ -225,15 +246,22 @@ pub(super) struct Choice {
     pub(super) command: String,
     /// The text of the button; empty if there is none.
     pub(super) button: String,
-    /// The value of the button: the operation and its address.
+    /// The value of the button: the operation and its address. That of `accept` has the evidence of the page, too.
     pub(super) value: String,
     /// True for the button that ends the finding.
     pub(super) is_decision: bool,
 }
 
 impl AlarmView {
-    /// An alarm as it is shown. Offline, `accept` comes with a bundle, and a button cannot bring one.
-    pub(super) fn of(number: usize, alarm: &Alarm, default_host: &Hostname, offline: bool, now: Timestamp) -> Self {
+    /// An alarm as it is shown; `alarms` are all. Offline, `accept` comes with a bundle, and a button cannot bring one.
+    pub(super) fn of(
+        number: usize,
+        alarm: &Alarm,
+        alarms: &[Alarm],
+        default_host: &Hostname,
+        offline: bool,
+        now: Timestamp,
+    ) -> Self {
         let Alarm { kind, address, version, detail, since, resolve } = alarm;
         let AlarmText { heading, happened, matters, clients_get, choices } = explanation(*kind);
 
@@ -257,9 +285,12 @@ impl AlarmView {
             let has_button = value.is_some() && !(offline && operation == Operation::Refresh);
             // The command may be about the whole provider.
             let target = value.and_then(|value| value.split_once(' ')).map_or("", |(_, target)| target);
+            let value = match operation {
+                Operation::Accept if value.is_some() => format!("accept:{} {target}", evidence(alarms, target)),
+                _ => value.unwrap_or_default().to_owned(),
+            };
             let target = without_host(target, default_host).replace('@', " ");
             let button = if has_button { format!("{} {target}", verb(operation)) } else { String::new() };
-            let value = value.unwrap_or_default().to_owned();
             Choice {
                 command,
                 button,

@@ -61,6 +61,15 @@ pub(in crate::http) fn wrong_token(store: &str) -> Response<Body> {
     render(StatusCode::FORBIDDEN, "bad", "That is not the admin token", "", &lines)
 }
 
+/// Renders the refusal of an `accept` whose evidence is other than on the page with the button.
+pub(in crate::http) fn changed_alarm(target: &str) -> Response<Body> {
+    let lines = [
+        format!("{target}: this alarm has changed since the page was loaded, or it has ended. Nothing was done."),
+        "Go back to the status, and look at its evidence again.".to_owned(),
+    ];
+    render(StatusCode::CONFLICT, "bad", "Look again: the evidence is not the one that you saw", "", &lines)
+}
+
 fn render(
     status: StatusCode,
     class: &'static str,
