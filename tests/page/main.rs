@@ -205,16 +205,16 @@ async fn a_refused_version_is_accepted_on_the_page(tools: &Tools) {
     tab.open(&url).await;
     assert_eq!(tab.text("h1").await.as_deref(), Some("A version waits for your decision"));
     // Without a token the browser itself refuses to send the form.
-    tab.click("button[value^='accept ']").await;
+    tab.click("button[value^='accept:']").await;
     assert_eq!(tab.value("document.activeElement.id").await, json!("token"));
     tab.type_text("not the token").await;
-    tab.leave_by(async || tab.click("button[value^='accept ']").await).await;
+    tab.leave_by(async || tab.click("button[value^='accept:']").await).await;
     assert_eq!(tab.text("h1").await.as_deref(), Some("That is not the admin token"));
     assert_eq!(scene.larder.alarms().await.len(), 1);
     tab.leave_by(async || tab.click("main a").await).await;
     tab.click("#token").await;
     tab.type_text(&token).await;
-    tab.leave_by(async || tab.click("button[value^='accept ']").await).await;
+    tab.leave_by(async || tab.click("button[value^='accept:']").await).await;
     assert_eq!(tab.text("h1").await.as_deref(), Some("Accepted"));
     let violations = tab.violations(&tools.axe).await;
     assert!(violations.is_empty(), "{violations:#?}");
@@ -238,7 +238,7 @@ async fn the_page_works_without_scripts(tools: &Tools) {
     tab.leave_by(async || tab.click("header a").await).await;
     tab.click("#token").await;
     tab.type_text(&token).await;
-    tab.leave_by(async || tab.click("button[value^='accept ']").await).await;
+    tab.leave_by(async || tab.click("button[value^='accept:']").await).await;
     assert_eq!(tab.text("h1").await.as_deref(), Some("Accepted"));
     tab.open(&format!("{}/", scene.larder.base())).await;
     assert_eq!(tab.value("document.querySelector('[data-copy]').hidden").await, json!(true));
@@ -266,7 +266,7 @@ async fn the_page_works_with_the_keyboard(tools: &Tools) {
         if reached.last().is_some_and(|element| element == "token") {
             tab.type_text(&token).await;
         }
-        if reached.last().is_some_and(|element| element.starts_with("accept ")) {
+        if reached.last().is_some_and(|element| element.starts_with("accept:")) {
             tab.leave_by(async || tab.press("Enter").await).await;
             assert_eq!(tab.text("h1").await.as_deref(), Some("Accepted"));
             println!("the page works with the keyboard");
