@@ -306,13 +306,8 @@ impl Verdict {
         let refused = mirror.alarms.iter().filter(|alarm| alarm.kind.refuses()).count() as u64;
         let others = mirror.alarms.len() as u64 - refused;
         if refused > 0 {
-            let verb = if refused == 1 { "is" } else { "are" };
-            add(
-                "bad",
-                format!("New files of {} {verb} refused until you decide.", plural(refused, "version")),
-                "alarms",
-                "Decide",
-            );
+            let text = format!("The new files of {} are refused until you decide.", plural(refused, "version"));
+            add("bad", text, "alarms", "Decide");
         }
         if others > 0 {
             let text = format!("{} about what registries changed. It is served.", plural(others, "finding"));
