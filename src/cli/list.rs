@@ -70,7 +70,7 @@ struct ListPrinter {
     totals: ListTotals,
 }
 
-/// Text that was printed.
+/// Sums over the printed entries.
 #[derive(Debug, Default)]
 struct ListTotals {
     addresses: u64,

@@ -114,11 +114,11 @@ async fn give(mut connection: UnixStream, sockets: Sockets, runs: Runs, ended: C
     let id = std::str::from_utf8(&id).ok().and_then(RunId::parse).ok_or(io::ErrorKind::InvalidData)?;
     connection.async_io(Interest::WRITABLE, || send(&connection, &sockets)).await?;
     drop(sockets);
-    let mut unexpected = [0; 1];
+    let mut end_of_other = [0; 1];
     tokio::select! {
         () = ended.cancelled() => {}
         // The other run leaves, or was killed.
-        _ = connection.read(&mut unexpected) => {}
+        _ = connection.read(&mut end_of_other) => {}
     }
     let report = serde_json::to_vec(&runs.report(id).await).map_err(io::Error::other)?;
     timeout(MESSAGE_TIMEOUT, connection.write_all(&report)).await?
