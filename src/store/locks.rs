@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,11 @@ use super::disk::{self, Identity};
 
 /// Size limit of the note in a lock file, in bytes.
 const MAX_NOTE_BYTES: usize = 4096;
+
+/// Tries to lock a store at whose lock others only look.
+const MAX_LOOKS: u32 = 100;
+/// The pause between two of them.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 /// The addresses at which the larder that has a store listens. Noted in the lock file, so that other processes of this
 /// machine find it on whatever ports it has.
@@ -62,7 +68,7 @@ impl StoreLock {
     pub(super) fn lock_folder(root: &Path) -> Result<Self, StoreError> {
         let path = root.join("lock");
         let lock_file = disk::open_lock(&path)?;
-        match lock_file.try_lock() {
+        match try_lock_past_looks(&lock_file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root.to_owned())),
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", root, source)),
@@ -131,6 +137,20 @@ impl StoreLock {
     }
 }
 
+/// Locks the file. A command that looks whether a larder runs locks it, too, for a moment and shared; that is waited for.
+fn try_lock_past_looks(lock_file: &File) -> Result<(), TryLockError> {
+    for _ in 0..MAX_LOOKS {
+        match lock_file.try_lock() {
+            // A lock that others share is only looked at.
+            Err(TryLockError::WouldBlock) if lock_file.try_lock_shared().is_ok() => {}
+            locked => return locked,
+        }
+        lock_file.unlock().map_err(TryLockError::Error)?;
+        std::thread::sleep(LOOK_PAUSE);
+    }
+    Err(TryLockError::WouldBlock)
+}
+
 /// The number of values: so many that two of the some twenty keys in use at one time rarely share one.
 const STRIPES: usize = 4096;
 
@@ -151,5 +171,36 @@ impl<T> Striped<T> {
     pub(crate) fn of(&self, key: &(impl Hash + ?Sized)) -> &T {
         // The modulus keeps the index in bounds.
         &self.stripes[self.hasher.hash_one(key) as usize % self.stripes.len()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_opened_while_commands_look_at_its_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(StoreLock::lock_folder(folder.path()).unwrap());
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    let look = File::options().read(true).open(folder.path().join("lock")).unwrap();
+                    let _ = look.try_lock_shared();
+                    std::thread::yield_now();
+                }
+            });
+            for _ in 0..300 {
+                let lock = StoreLock::lock_folder(folder.path());
+                if lock.is_err() {
+                    is_done.store(true, Ordering::Relaxed);
+                }
+                lock.unwrap();
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        let _lock = StoreLock::lock_folder(folder.path()).unwrap();
+        assert!(matches!(StoreLock::lock_folder(folder.path()), Err(StoreError::Locked(_))));
     }
 }
