@@ -2,7 +2,7 @@
 //! folder of one that was killed.
 #![expect(clippy::disallowed_methods, reason = "the folder belongs to one run, not to the store")]
 
-use std::fs::{DirBuilder, File, OpenOptions, read_dir, remove_dir_all, remove_file};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError, read_dir, remove_dir_all, remove_file};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -16,6 +16,8 @@ use crate::protocol::run::RunId;
 const PREFIX: &str = "larder-run-";
 /// The file that a run locks as long as its folder is in use.
 const LOCK: &str = "lock";
+/// The tries to make a folder that no other run removes at that moment.
+const ATTEMPTS: u32 = 10;
 /// Folders that a run looks at for those of killed runs.
 const MAX_OTHERS: usize = 1000;
 
@@ -30,20 +32,30 @@ pub(super) struct TempFolder {
 impl TempFolder {
     /// Creates a folder, and removes those of killed runs.
     pub(super) fn new() -> anyhow::Result<Self> {
-        let id = RunId::random().context("the system returned no random bytes")?;
         // The client and other runs may have another working folder.
         let parent = std::path::absolute(std::env::temp_dir()).context("TMPDIR names no folder")?;
         remove_leftovers(&parent);
+        let created = (0..ATTEMPTS).find_map(|_| Self::try_new(&parent).transpose());
+        let nameless = || Err(io::Error::other("other runs remove it"));
+        created
+            .unwrap_or_else(nameless)
+            .with_context(|| format!("could not make a folder in {}; TMPDIR names another place", parent.display()))
+    }
+
+    /// `None` where another run has taken the folder, before its lock, for one that a killed run left.
+    fn try_new(parent: &Path) -> io::Result<Option<Self>> {
+        let id = RunId::random().map_err(|_| io::Error::other("the system returned no random bytes"))?;
         let path = parent.join(format!("{PREFIX}{id}"));
         // A folder that exists, even as a link of another user, is an error.
-        let created = DirBuilder::new().mode(0o700).create(&path).and_then(|()| {
-            let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK))?;
-            lock.try_lock()?;
-            Ok(lock)
-        });
-        let lock = created
-            .with_context(|| format!("could not make the folder {}; TMPDIR names another place", path.display()))?;
-        Ok(Self { path, _lock: lock })
+        DirBuilder::new().mode(0o700).create(&path)?;
+        let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        let is_there = path.join(LOCK).try_exists()?;
+        Ok(is_there.then_some(Self { path, _lock: lock }))
     }
 
     /// Writes a file that only this user can read (mode 0600).
@@ -105,4 +117,32 @@ fn remove_leftover(folder: &Path) -> io::Result<()> {
     let lock = OpenOptions::new().write(true).open(folder.join(LOCK))?;
     lock.try_lock()?;
     remove_dir_all(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_in_use_is_never_taken_for_one_of_a_killed_run() {
+        let parent = tempfile::tempdir().unwrap();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    remove_leftovers(parent.path());
+                }
+            });
+            let written: io::Result<Vec<bool>> = (0..500)
+                .map(|_| {
+                    let folder = TempFolder::try_new(parent.path())?;
+                    Ok(folder.is_none_or(|folder| folder.write("token", "secret").is_ok()))
+                })
+                .collect();
+            is_done.store(true, Ordering::Relaxed);
+            assert!(written.unwrap().into_iter().all(|is_written| is_written));
+        });
+    }
 }
