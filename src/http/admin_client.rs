@@ -319,7 +319,8 @@ impl AdminClient {
         }
     }
 
-    fn failed(&self, reason: impl ToString) -> AdminClientError {
+    /// The failure of a request to this server.
+    pub fn failed(&self, reason: impl ToString) -> AdminClientError {
         AdminClientError::Failed { address: self.address(), reason: reason.to_string() }
     }
 

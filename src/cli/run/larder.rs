@@ -2,7 +2,7 @@
 //! runs share the larder of the first. When the first ends, another continues it, on the same sockets.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,6 +68,23 @@ struct StatusOfRunning {
     offline: bool,
 }
 
+/// A larder that has the store.
+#[derive(Debug)]
+struct Found {
+    admin: AdminClient,
+    is_offline: bool,
+    holder: Holder,
+}
+
+/// The process that has the store.
+#[derive(Debug)]
+enum Holder {
+    /// Another run, with the Unix socket at which it hands its larder on.
+    Run(PathBuf),
+    /// A larder that outlasts this run.
+    Service,
+}
+
 impl LarderOfRun {
     /// Finds the larder that has the store, or starts one. `folder` belongs to this run.
     ///
@@ -84,20 +101,20 @@ impl LarderOfRun {
         let (deadline, free_deadline) = (Instant::now() + LOCK_TIMEOUT, Instant::now() + CONTINUE_TIMEOUT);
         loop {
             match find(config, common).await {
-                Ok(Some((admin, status))) => {
-                    if offline && !status.offline {
+                Ok(Some(Found { admin, is_offline, holder })) => {
+                    if offline && !is_offline {
                         bail!(
                             "a larder with network access has the store {}, and --offline does not change that: stop it, or leave \
                              out --offline",
                             config.store.path.display()
                         );
                     }
-                    let is_offline = status.offline && !own_config.network.offline;
-                    let note = is_offline.then(|| {
+                    let note = (is_offline && !own_config.network.offline).then(|| {
                         "the larder that has the store is offline: only what is stored can be installed".to_owned()
                     });
-                    let Some(handover) = Store::listeners(&config.store.path).and_then(|noted| noted.handover) else {
-                        return Ok(Self { id, admin, source: LarderSource::Service, note });
+                    let handover = match holder {
+                        Holder::Run(handover) => handover,
+                        Holder::Service => return Ok(Self { id, admin, source: LarderSource::Service, note }),
                     };
                     if let Ok((following, sockets)) = Following::connect(&handover, id).await {
                         // The larder that answered before may have ended since.
@@ -284,21 +301,24 @@ async fn is_being_continued(store: &Path) -> bool {
 
 /// The running larder and its status. Without a configuration, only a larder that has the user's own store is one of theirs:
 /// another user of this machine may listen on the usual port.
-async fn find(
-    config: &Config,
-    common: &CommonOptions,
-) -> Result<Option<(AdminClient, StatusOfRunning)>, AdminClientError> {
+async fn find(config: &Config, common: &CommonOptions) -> Result<Option<Found>, AdminClientError> {
     let store = &config.store.path;
     let is_named = config.source.is_some() || common.admin_listen.is_some();
     if !is_named && !Store::exists(store).unwrap_or(false) {
         return Ok(None);
     }
+    let noted = Store::listeners(store);
     let Some(admin) = running_larder(config).await? else { return Ok(None) };
-    match admin.get(STATUS).await {
-        Ok(status) => Ok(Some((admin, parse(&status)?))),
-        Err(AdminClientError::NotLarder { .. }) if Store::listeners(store).is_none() => Ok(None),
-        Err(error) => Err(error),
+    let is_offline = match admin.get(STATUS).await {
+        Ok(status) => parse::<StatusOfRunning>(&status)?.offline,
+        Err(AdminClientError::NotLarder { .. }) if Store::listeners(store).is_none() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if Store::listeners(store) != noted || Store::is_free(store) {
+        return Err(admin.failed("the store has another larder since"));
     }
+    let holder = noted.and_then(|noted| noted.handover).map_or(Holder::Service, Holder::Run);
+    Ok(Some(Found { admin, is_offline, holder }))
 }
 
 /// The configuration of a larder that serves one machine for one run: both listeners on free ports of the loopback address,
