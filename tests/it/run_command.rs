@@ -374,11 +374,12 @@ async fn two_runs_at_once_share_one_store() {
     setup.assert_nothing_left();
 }
 
-/// A run whose client waits until the file `go` is in its folder, and then does the rest of a script.
+/// A run whose client waits until the file `go` is in its folder, and then does the rest of a script. Where the test fails
+/// before, the client ends with the folder.
 fn waiting(setup: &RunSetup, folder: &str, then: &str) -> (KillOnDrop, CapturedOutput, CapturedOutput) {
     let work = setup.path("work").join(folder);
     std::fs::create_dir_all(&work).unwrap();
-    let script = format!("echo ready; until [ -e go ]; do sleep 0.01; done; {then}");
+    let script = format!("echo ready; until [ -e go ]; do sleep 0.01; [ -e \"$PWD\" ] || exit 9; done; {then}");
     let mut command = setup.command(&[], &["sh", "-c", &script]);
     command.current_dir(&work);
     spawn_captured(command)
@@ -386,6 +387,12 @@ fn waiting(setup: &RunSetup, folder: &str, then: &str) -> (KillOnDrop, CapturedO
 
 fn go(setup: &RunSetup, folder: &str) {
     std::fs::write(setup.path("work").join(folder).join("go"), "").unwrap();
+}
+
+/// Ends the client of a run that was killed: nobody else does.
+async fn end_client_of_killed(setup: &RunSetup, folder: &str) {
+    go(setup, folder);
+    until("the client has ended", async || setup.processes().is_empty()).await;
 }
 
 /// The run that began first ends first: the others go on with the same URLs, one larder after another.
@@ -452,9 +459,7 @@ async fn a_run_continues_the_larder_of_one_that_is_killed() {
     assert_eq!(second.wait_for_exit().await, Some(0), "{}", err.text());
     until("the summary", async || err.text().ends_with(" s\n")).await;
     assert_summary(&err.text(), &format!("1 package from {HOST} (200.3 kB)"));
-    // The client of the killed run ends.
-    go(&setup, "first");
-    until("the client has ended", async || setup.processes().is_empty()).await;
+    end_client_of_killed(&setup, "first").await;
     assert_eq!(entries(&setup.path("tmp")).len(), 1);
     setup.run(&[], &["true"]).await;
 }
@@ -469,7 +474,7 @@ async fn a_run_does_not_take_the_store_from_one_that_continues() {
     out.line_with("ready").await;
     let (mut second, out, second_err) = waiting(&setup, "second", &format!("cd .. && {}", INIT.join(" ")));
     out.line_with("ready").await;
-    second.send(Signal::STOP);
+    second.stop().await;
     drop(first);
     let mut third = setup.command(&[], &["true"]);
     third.env("LARDER_LOG", "debug");
@@ -481,7 +486,7 @@ async fn a_run_does_not_take_the_store_from_one_that_continues() {
     assert_eq!(second.wait_for_exit().await, Some(0), "{}", second_err.text());
     until("the summary", async || second_err.text().ends_with(" s\n")).await;
     assert_summary(&second_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
-    go(&setup, "first");
+    end_client_of_killed(&setup, "first").await;
 }
 
 /// A script of a run may run larder itself.

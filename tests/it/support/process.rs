@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::http::{Answer, client, get, send};
 use super::larder::{Builder, HOST, LOCK_TIMEOUT};
-use super::{TEST_TIMEOUT, eventually};
+use super::{TEST_TIMEOUT, eventually, until};
 
 /// The output of a process, read continuously.
 #[derive(Debug, Clone, Default)]
@@ -48,12 +48,15 @@ impl CapturedOutput {
         self.text()
     }
 
-    /// The first line that contains this text; waits for it.
+    /// The first line that contains this text; waits for it, as long as the process may still write it.
     pub(crate) async fn line_with(&self, part: &str) -> String {
         let line = async || {
+            let is_complete = self.is_complete.load(Ordering::Acquire);
             let text = self.text();
-            let complete_lines = &text[..text.rfind('\n')? + 1];
-            complete_lines.lines().find(|line| line.contains(part)).map(str::to_owned)
+            let complete_lines = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
+            let line = complete_lines.lines().find(|line| line.contains(part)).map(str::to_owned);
+            assert!(line.is_some() || !is_complete, "no line with {part:?} in the whole output: {text}");
+            line
         };
         eventually(&format!("a line with {part:?}"), line).await
     }
@@ -127,6 +130,20 @@ impl KillOnDrop {
     /// Sends the process a signal.
     pub(crate) fn send(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Stops the process; waits until none of its threads runs.
+    pub(crate) async fn stop(&self) {
+        self.send(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let is_stopped = |task: std::fs::DirEntry| {
+            let status = std::fs::read_to_string(task.path().join("stat")).unwrap();
+            status.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+        };
+        until("the process has stopped", async || {
+            std::fs::read_dir(&tasks).unwrap().all(|task| is_stopped(task.unwrap()))
+        })
+        .await;
     }
 
     /// The process id.
