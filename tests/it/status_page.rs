@@ -125,7 +125,7 @@ async fn the_largest_and_the_oldest_archives_are_shown_in_order() {
     assert_eq!(named(oldest), (0..10).map(|minor| format!("1.{minor}.0")).collect::<Vec<_>>(), "{text}");
 }
 
-/// Done when (issue): what is refused, why, and what to do about it is on the page.
+/// What is refused, why, and what to do about it is on the page.
 #[tokio::test]
 async fn a_refused_version_is_explained_with_the_command_that_resolves_it() {
     let (_upstream, larder, key) = larder_with_refused_version().await;

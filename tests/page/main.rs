@@ -197,7 +197,7 @@ async fn a_job_changes_on_the_page(tools: &Tools) {
     println!("a job changes on the page while it runs");
 }
 
-/// Done when (issue): a person finds out from the page alone why a version is refused, and resolves it.
+/// A person finds out from the page alone why a version is refused, and resolves it.
 async fn a_refused_version_is_accepted_on_the_page(tools: &Tools) {
     let scene = Scene::refused().await;
     let (url, token) = (status_url(&scene.larder), scene.larder.token());
@@ -265,6 +265,9 @@ async fn the_page_works_with_the_keyboard(tools: &Tools) {
         reached.push(element.as_str().unwrap_or_default().to_owned());
         if reached.last().is_some_and(|element| element == "token") {
             tab.type_text(&token).await;
+            // It decides nothing: the person has not chosen yet.
+            tab.press("Enter").await;
+            assert_eq!(tab.text("h1").await.as_deref(), Some("A version waits for your decision"));
         }
         if reached.last().is_some_and(|element| element.starts_with("accept:")) {
             tab.leave_by(async || tab.press("Enter").await).await;

@@ -48,18 +48,18 @@ fn explanation(kind: AlarmKind) -> AlarmText {
             heading: "It changed after its release, and the change is refused",
             happened: "The registry offers other files for this version than the ones that larder verified first. No key that may vouch for such a change has signed them.",
             matters: "A released version should never change. Either its publisher released it again, or somebody else put other files in its place.",
-            clients_get: "The files that larder stored first. Where none are stored, an error (502) that names this.",
+            clients_get: "The files that larder stored first. Where none are stored, an error (502) that says why.",
             choices: const {
                 &[
                     ASK_PUBLISHER,
                     choice(
                         "The publisher confirms the change",
-                        "larder fetches and verifies the new files, and serves them from then on. Lock files with the old hashes refuse them until they are updated.",
+                        "larder verifies the new checksums now, and fetches each file when a client asks for it. The key that signed them counts for this version and for later ones. Lock files with the old hashes refuse the new files until they are updated.",
                         ACCEPT,
                     ),
                     choice(
                         "The publisher took the change back",
-                        "larder asks the registry again. If the first files are back, this finding ends.",
+                        "larder asks the registry again. If the first files are back, this alarm ends.",
                         REFRESH,
                     ),
                 ]
@@ -73,7 +73,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
             choices: const {
                 &[
                     ASK_PUBLISHER,
-                    choice("The publisher confirms the change", "This finding ends. Nothing else changes.", ACCEPT),
+                    choice("The publisher confirms the change", "This alarm ends. Nothing else changes.", ACCEPT),
                 ]
             },
         },
@@ -81,7 +81,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
             heading: "The module version moved, and its new contents are refused",
             happened: "The tag or the archive of this module version leads to other contents than when larder first saw it.",
             matters: "A tag that moves changes what your configurations run, without a new version number.",
-            clients_get: "The first contents, as long as they are stored. Otherwise an error (502) that names this.",
+            clients_get: "The first contents, as long as they are stored. Otherwise an error (502) that says why.",
             choices: const {
                 &[
                     choice(
@@ -96,7 +96,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
                     ),
                     choice(
                         "The author moved the tag back",
-                        "larder asks the registry again. If it leads to the first contents, this finding ends.",
+                        "larder asks the registry again. If it leads to the first contents, this alarm ends.",
                         REFRESH,
                     ),
                 ]
@@ -116,7 +116,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
                     ),
                     choice(
                         "The publisher announced the key",
-                        "From then on the key is known for the provider, and this finding ends.",
+                        "From then on the key is known for the provider, and this alarm ends.",
                         ACCEPT,
                     ),
                 ]
@@ -126,7 +126,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
             heading: "It is no longer signed, and new files are refused",
             happened: "The registry lists no signing key for this provider any more. Its earlier versions were signed.",
             matters: "Without a signature nothing proves that files come from the publisher. Somebody who takes over an account would leave the signature out.",
-            clients_get: "Everything that is stored. For all else, an error (502) that names this.",
+            clients_get: "Everything that is stored. For all else, an error (502) that says why.",
             choices: const {
                 &[
                     ASK_PUBLISHER,
@@ -137,7 +137,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
                     ),
                     choice(
                         "The registry has repaired it",
-                        "larder asks the registry again. If the files are signed, this finding ends.",
+                        "larder asks the registry again. If the files are signed, this alarm ends.",
                         REFRESH,
                     ),
                 ]
@@ -152,7 +152,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
                 &[
                     choice(
                         "You still need it",
-                        "larder never evicts it. This finding stays as a reminder.",
+                        "larder never evicts it. This alarm stays as a reminder.",
                         Some(Operation::Pin),
                     ),
                     choice(
@@ -160,11 +160,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
                         "larder removes what it has stored of it. Clients then get the registry's answer, which is that it does not exist.",
                         Some(Operation::Purge),
                     ),
-                    choice(
-                        "The registry lists it again",
-                        "This finding ends when larder next reads the list.",
-                        REFRESH,
-                    ),
+                    choice("The registry lists it again", "This alarm ends when larder next reads the list.", REFRESH),
                 ]
             },
         },
@@ -172,7 +168,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
             heading: "Its history cannot be read, and new files are refused",
             happened: "The record of what this version was when it was first verified is damaged, and nothing that is stored can rebuild it.",
             matters: "Without that record larder cannot tell whether the registry still offers the same files. The usual cause is a failing disk.",
-            clients_get: "What is stored. For all else, an error (502) that names this.",
+            clients_get: "What is stored. For all else, an error (502) that says why.",
             choices: const {
                 &[
                     choice(
@@ -196,7 +192,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
             choices: const {
                 &[
                     choice("You do not know yet", "Ask whoever made the import where its files came from.", None),
-                    choice("You know where the import came from", "This finding ends. Nothing else changes.", ACCEPT),
+                    choice("You know where the import came from", "This alarm ends. Nothing else changes.", ACCEPT),
                 ]
             },
         },
@@ -233,7 +229,8 @@ pub(super) struct AlarmView {
     pub(super) happened: &'static str,
     pub(super) matters: &'static str,
     pub(super) clients_get: &'static str,
-    pub(super) evidence: String,
+    /// Each fact for itself.
+    pub(super) evidence: Vec<String>,
     pub(super) since: Moment,
     pub(super) choices: Vec<Choice>,
 }
@@ -248,7 +245,7 @@ pub(super) struct Choice {
     pub(super) button: String,
     /// The value of the button: the operation and its address. That of `accept` has the evidence of the page, too.
     pub(super) value: String,
-    /// True for the button that ends the finding.
+    /// True for the button that ends the alarm.
     pub(super) is_decision: bool,
 }
 
@@ -307,7 +304,7 @@ impl AlarmView {
             happened,
             matters,
             clients_get,
-            evidence: escape_invisible(detail),
+            evidence: detail.split("; ").map(escape_invisible).collect(),
             since: Moment::ago(*since, now),
             choices: choices.collect(),
         }
@@ -317,7 +314,7 @@ impl AlarmView {
 /// The verb on the button of an operation.
 fn verb(operation: Operation) -> &'static str {
     match operation {
-        Operation::Refresh => "Ask again for",
+        Operation::Refresh => "Refresh",
         Operation::Purge => "Remove",
         Operation::Accept => "Accept",
         Operation::Pin => "Keep",

@@ -310,7 +310,7 @@ impl Verdict {
             add("bad", text, "alarms", "Decide");
         }
         if others > 0 {
-            let text = format!("{} about what registries changed. It is served.", plural(others, "finding"));
+            let text = format!("Registries changed what is served: {}.", plural(others, "alarm"));
             add("warn", text, "alarms", "Look at it");
         }
         let left_alone = |upstream: &&UpstreamState| !upstream.left_alone.is_empty();
