@@ -186,7 +186,7 @@ mod tests {
         std::thread::scope(|threads| {
             threads.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
-                    let look = File::options().read(true).open(folder.path().join("lock")).unwrap();
+                    let look = disk::open(&folder.path().join("lock")).unwrap().unwrap();
                     let _ = look.try_lock_shared();
                     std::thread::yield_now();
                 }
