@@ -326,7 +326,7 @@ async fn a_download_that_is_interrupted_is_no_success_and_the_next_run_works() {
     larder.send(Signal::INT);
     upstream.stop().await;
     assert_eq!(larder.wait_for_exit().await, Some(1), "{}", err.text());
-    assert!(err.text().contains("interrupt"), "{}", err.text());
+    err.line_with("interrupt").await;
     gate.open();
     upstream.restart().await;
     setup.assert_nothing_left();
