@@ -38,9 +38,9 @@ impl Tools {
         Some(self.folder.join("bin").join(name)).filter(|path| path.is_file())
     }
 
-    /// Terraform of a version.
-    fn terraform(&self, version: &str) -> Option<Terraform> {
-        Terraform::find_named(&self.program(&format!("terraform-{version}"))?.display().to_string())
+    /// A client by the name of its program, such as `terraform-1.13`.
+    fn client(&self, name: &str) -> Option<Terraform> {
+        Terraform::find_named(&self.program(name)?.display().to_string())
     }
 }
 
@@ -54,7 +54,10 @@ async fn main() -> ExitCode {
     let tools = Tools { folder: folder.into(), selected };
     let mut report = Report::default();
     if tools.wants("terraform") {
-        terraform::rows(&tools, &mut report).await;
+        terraform::terraform_rows(&tools, &mut report).await;
+    }
+    if tools.wants("tofu") {
+        terraform::tofu_rows(&tools, &mut report).await;
     }
     if tools.wants("renovate") {
         tools::renovate(&tools, &mut report).await;

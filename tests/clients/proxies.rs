@@ -96,7 +96,7 @@ const SQUID: &str = "http_port @LISTEN@\nacl all_ports port 1-65535\nhttp_access
 
 pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     let subject = "init: files, lock file, modules";
-    let Some(client) = ["1.15", "1.14"].iter().find_map(|name| tools.terraform(name)) else {
+    let Some(client) = ["1.15", "1.14"].iter().find_map(|name| tools.client(&format!("terraform-{name}"))) else {
         return report.row("proxies", "-", subject, Verdict::NotRun("no terraform is installed".to_owned()));
     };
     let ca = TestCa::new();

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::Tools;
@@ -20,7 +21,7 @@ use crate::tools::with_version;
 /// A client and its features.
 struct Cli {
     name: String,
-    client: Terraform,
+    program: PathBuf,
     /// Major and minor version of Terraform; for OpenTofu, those of the Terraform that behaves like it.
     version: (u64, u64),
     /// The host of an address that names none.
@@ -34,15 +35,35 @@ enum Route {
     Override,
     OverrideTls,
     Mirror,
-    /// With `trust_all_hashes`, which only OpenTofu has.
+    /// With `trust_all_hashes`, which only OpenTofu has, since 1.12.
     TrustedMirror,
     TakeOver,
     OwnName,
+    /// `larder run -- CLIENT`, without a larder that runs beside.
+    Run,
+}
+
+impl Cli {
+    /// A new, empty folder to run this client in.
+    fn workspace(&self) -> Workspace {
+        workspace_of(&self.program)
+    }
+}
+
+fn workspace_of(program: &Path) -> Workspace {
+    Terraform::find_named(&program.display().to_string()).expect("the program is installed").workspace()
 }
 
 impl Route {
-    const ALL_THROUGH_LARDER: [Self; 6] =
-        [Self::Override, Self::OverrideTls, Self::Mirror, Self::TrustedMirror, Self::TakeOver, Self::OwnName];
+    const ALL_THROUGH_LARDER: [Self; 7] = [
+        Self::Override,
+        Self::OverrideTls,
+        Self::Mirror,
+        Self::TrustedMirror,
+        Self::TakeOver,
+        Self::OwnName,
+        Self::Run,
+    ];
 
     /// True for the route that serves providers only.
     fn is_mirror(self) -> bool {
@@ -58,6 +79,7 @@ impl Route {
             Self::TrustedMirror => "network mirror, trust_all_hashes",
             Self::TakeOver => "take-over of the name",
             Self::OwnName => "own host name",
+            Self::Run => "larder run",
         }
     }
 }
@@ -65,14 +87,14 @@ impl Route {
 /// The result of a step: files by path with their digests, and the lock file.
 pub(crate) type InstalledFiles = BTreeMap<String, String>;
 
-pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
+pub(crate) async fn terraform_rows(tools: &Tools, report: &mut Report) {
     for (version, name) in
         [((0, 13), "0.13"), ((0, 15), "0.15"), ((1, 6), "1.6"), ((1, 13), "1.13"), ((1, 14), "1.14"), ((1, 15), "1.15")]
     {
         let title = format!("Terraform {name}");
-        match tools.terraform(name) {
-            Some(client) => {
-                let cli = Cli { name: title, client, version, default_host: HOST };
+        match tools.program(&format!("terraform-{name}")) {
+            Some(program) => {
+                let cli = Cli { name: title, program, version, default_host: HOST };
                 compare_client(&cli, report).await;
                 if version >= (1, 15) {
                     compare_variable_sources(&cli, report).await;
@@ -81,15 +103,28 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
             None => report.row(&title, "-", "-", Verdict::NotRun("the program is not installed".to_owned())),
         }
     }
-    let tofu = std::env::var("LARDER_TOFU").ok();
-    match tofu.as_deref().and_then(|path| Some((path, Terraform::find_named(path)?))) {
-        Some((path, client)) => {
-            let name = with_version("OpenTofu", Path::new(path), "version").await;
-            let cli = Cli { name, client, version: (1, 9), default_host: "registry.opentofu.org" };
-            compare_client(&cli, report).await;
-            compare_variable_sources(&cli, report).await;
+}
+
+pub(crate) async fn tofu_rows(tools: &Tools, report: &mut Report) {
+    for (name, like) in [("1.9", (1, 9)), ("1.12", (1, 15))] {
+        match tools.program(&format!("tofu-{name}")) {
+            Some(program) => compare_tofu(format!("OpenTofu {name}"), program, like, report).await,
+            None => {
+                let reason = "there is no Go to build it with".to_owned();
+                report.row(&format!("OpenTofu {name}"), "-", "-", Verdict::NotRun(reason));
+            }
         }
-        None => report.row("OpenTofu", "-", "-", Verdict::NotRun("LARDER_TOFU names no program".to_owned())),
+    }
+    if let Some(program) = std::env::var_os("LARDER_TOFU").map(PathBuf::from) {
+        compare_tofu(with_version("OpenTofu", &program, "version").await, program, (1, 15), report).await;
+    }
+}
+
+async fn compare_tofu(name: String, program: PathBuf, like: (u64, u64), report: &mut Report) {
+    let cli = Cli { name, program, version: like, default_host: "registry.opentofu.org" };
+    compare_client(&cli, report).await;
+    if like >= (1, 15) {
+        compare_variable_sources(&cli, report).await;
     }
 }
 
@@ -110,10 +145,10 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
             .file("terraform.tfvars", "range = \"1.0\"\n")
             .env("TF_CLI_ARGS_init", "-var=name=net");
     };
-    let mut direct = cli.client.workspace();
+    let mut direct = cli.workspace();
     write_configuration(&mut direct);
     direct.cli_config(&host_override(cli.default_host, &upstream.providers_url(), &upstream.modules_url()));
-    let mut through_larder = cli.client.workspace();
+    let mut through_larder = cli.workspace();
     write_configuration(&mut through_larder);
     let base = format!("{}/registry/{}/v1", larder.base(), cli.default_host);
     through_larder.cli_config(&host_override(
@@ -154,7 +189,7 @@ async fn compare_client(cli: &Cli, report: &mut Report) {
         return report.row(&cli.name, "direct", step, Verdict::Wrong(error.clone()));
     }
     for route in Route::ALL_THROUGH_LARDER {
-        if route == Route::TrustedMirror && cli.default_host == HOST {
+        if route == Route::TrustedMirror && (cli.default_host == HOST || cli.version < (1, 15)) {
             continue;
         }
         for (step, installed) in run(cli, route).await {
@@ -282,26 +317,32 @@ fn null(version: &str) -> Provider {
 
 /// All steps of a client on one route: the result of each, or the client's error.
 async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<InstalledFiles, String>)> {
-    let (upstream, ca) = (registry().await, TestCa::new());
+    let (upstream, ca, folder) = (registry().await, TestCa::new(), Folder::new());
     let larder = Larder::builder()
         .upstream(cli.default_host, &format!("{}/", upstream.origin()), "")
         .server(&format!("default_upstream = \"{}\"", cli.default_host))
-        .always_revalidate();
+        .always_revalidate()
+        .store_at(&folder);
+    if route == Route::Run {
+        let (config, program) = (folder.path().join("mirror.toml"), folder.path().join("client"));
+        fs::write(&config, larder.config_text()).unwrap();
+        let larder = env!("CARGO_BIN_EXE_larder");
+        let command = format!("'{larder}' run --config '{}' -- '{}'", config.display(), cli.program.display());
+        fs::write(&program, format!("#!/bin/sh\nexec {command} \"$@\"\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut workspace = workspace_of(&program);
+        require_packages(&mut workspace, cli.default_host, route);
+        return steps(cli, route, &workspace, cli.default_host, &upstream).await;
+    }
     let larder = match route {
         Route::Direct | Route::Override => larder.start().await,
         _ => larder.tls(&ca, &["127.0.0.1", cli.default_host]).start().await,
     };
     let own_name = format!("127.0.0.1:{}", larder.address().port());
     let host = if route == Route::OwnName { own_name.as_str() } else { cli.default_host };
-    let mut workspace = cli.client.workspace();
-    workspace
-        .trust(&ca.pem())
-        .require(&format!("{host}/acme/null"), "~> 1.1")
-        .require(&format!("{host}/acme/random"), ">= 3.0.0");
-    if !route.is_mirror() {
-        let module = format!("module \"m\" {{\n  source  = \"{host}/acme/vpc/aws\"\n  version = \"~> 1.0\"\n}}\n");
-        workspace.file("module.tf", &module);
-    }
+    let mut workspace = cli.workspace();
+    workspace.trust(&ca.pem());
+    require_packages(&mut workspace, host, route);
     let base = format!("{}/registry/{}", larder.base(), cli.default_host);
     match route {
         Route::Direct => {
@@ -321,9 +362,18 @@ async fn run(cli: &Cli, route: Route) -> Vec<(&'static str, Result<InstalledFile
             let proxy = connect_proxy::start_for(larder.address()).await;
             workspace.env("HTTPS_PROXY", &proxy);
         }
-        Route::OwnName => {}
+        Route::OwnName | Route::Run => {}
     }
     steps(cli, route, &workspace, host, &upstream).await
+}
+
+/// Writes a configuration with two providers, and a module where the route serves modules.
+fn require_packages(workspace: &mut Workspace, host: &str, route: Route) {
+    workspace.require(&format!("{host}/acme/null"), "~> 1.1").require(&format!("{host}/acme/random"), ">= 3.0.0");
+    if !route.is_mirror() {
+        let module = format!("module \"m\" {{\n  source  = \"{host}/acme/vpc/aws\"\n  version = \"~> 1.0\"\n}}\n");
+        workspace.file("module.tf", &module);
+    }
 }
 
 async fn steps(
