@@ -81,8 +81,10 @@ impl Scene {
         let ago = |seconds| Timestamp(now.0 - seconds);
         let aws = provider("hashicorp", "aws");
         let [datadog, random] = [provider("datadog", "datadog"), provider("hashicorp", "random")];
-        let changed = "terraform-provider-aws_5.31.0_linux_amd64.zip has SHA-256 9b1c…e07f; every verified set before gave it \
-                       4d2a…81c3. Signed by key 1F9D4E0C7AB2D6650893, which never signed for this provider; known: 72D7468F34365C6C";
+        let changed = "its proof set for linux_amd64 gives terraform-provider-aws_5.31.0_linux_amd64.zip the SHA-256 \
+                       9b1c66f0c4b2dd4aa94e2d2bd2af6ce4d7f0f7a3f1f0a2bb63ac6e2f9c0de07f; it was \
+                       4d2a90e1c8b54b1f0c4ef16a3b7bb8e0f9d6e6ad7b1d5f3b8a2c07d94ef581c3 when this version was first verified; \
+                       signed by key 1F9D4E0C7AB2D6650893; the keys known for this provider are 72D7468F34365C6C";
         let hostile = "<img src=x onerror=alert(1)><script>alert(2)</script> is signed by key A2166B8DE8BDC3367D1901C11EE2FF37CA8DA16B";
         let folder = store_with(
             now,
