@@ -26,10 +26,9 @@ use crate::protocol::admin::{CLIENT_CONFIG, RUNS, STATUS};
 use crate::protocol::run::{RunId, RunReport};
 use crate::store::{Store, StoreError};
 
-/// The longest wait for a larder that has the store and does not listen yet, or not any more.
+/// The longest wait for a larder that has the store and does not listen yet, or not any more, and for a run that continues the
+/// larder of one that has just ended.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest wait for a run that continues the larder of one that has just ended.
-const CONTINUE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause between two looks at the store's lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -70,7 +69,7 @@ struct StatusOfRunning {
 
 /// A larder that has the store.
 #[derive(Debug)]
-struct Found {
+struct FoundLarder {
     admin: AdminClient,
     is_offline: bool,
     holder: Holder,
@@ -98,10 +97,10 @@ impl LarderOfRun {
     ) -> anyhow::Result<Self> {
         let id = RunId::random().context("the system returned no random bytes")?;
         let own_config = config_of_run(config, offline);
-        let (deadline, free_deadline) = (Instant::now() + LOCK_TIMEOUT, Instant::now() + CONTINUE_TIMEOUT);
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match find(config, common).await {
-                Ok(Some(Found { admin, is_offline, holder })) => {
+                Ok(Some(FoundLarder { admin, is_offline, holder })) => {
                     if offline && !is_offline {
                         bail!(
                             "a larder with network access has the store {}, and --offline does not change that: stop it, or leave \
@@ -131,7 +130,7 @@ impl LarderOfRun {
                         );
                     }
                 }
-                Ok(None) if Instant::now() < free_deadline && is_being_continued(&config.store.path).await => {
+                Ok(None) if Instant::now() < deadline && is_being_continued(&config.store.path).await => {
                     tracing::debug!("another run is about to continue the larder of one that has ended");
                 }
                 Ok(None) => match OwnLarder::start(&own_config, folder, None).await {
@@ -301,7 +300,7 @@ async fn is_being_continued(store: &Path) -> bool {
 
 /// The running larder and its status. Without a configuration, only a larder that has the user's own store is one of theirs:
 /// another user of this machine may listen on the usual port.
-async fn find(config: &Config, common: &CommonOptions) -> Result<Option<Found>, AdminClientError> {
+async fn find(config: &Config, common: &CommonOptions) -> Result<Option<FoundLarder>, AdminClientError> {
     let store = &config.store.path;
     let is_named = config.source.is_some() || common.admin_listen.is_some();
     if !is_named && !Store::exists(store).unwrap_or(false) {
@@ -318,7 +317,7 @@ async fn find(config: &Config, common: &CommonOptions) -> Result<Option<Found>, 
         return Err(admin.failed("the store has another larder since"));
     }
     let holder = noted.and_then(|noted| noted.handover).map_or(Holder::Service, Holder::Run);
-    Ok(Some(Found { admin, is_offline, holder }))
+    Ok(Some(FoundLarder { admin, is_offline, holder }))
 }
 
 /// The configuration of a larder that serves one machine for one run: both listeners on free ports of the loopback address,
