@@ -10,7 +10,7 @@ use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::process::{Process, command, spawn_captured};
-use crate::support::reports::JobReport;
+use crate::support::reports::{JobItemReport, JobReport};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
 use crate::support::warm_fixture::WarmFixture;
 
@@ -57,25 +57,38 @@ async fn a_job_of_thirty_items_that_is_killed_in_the_middle_finishes_and_fetches
     let all = [large.clone(), small.clone()].concat();
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
-    let gates: Vec<_> = large[3..]
+    let gates: Vec<_> = large
         .iter()
-        .map(|name| upstream.hold_after(Target::Archive.with_path_part(&format!("-{name}_")), HALF_BYTES))
+        .map(|name| (name, upstream.hold_after(Target::Archive.with_path_part(&format!("-{name}_")), HALF_BYTES)))
         .collect();
 
     let (larder, fixture) = start(&builder(), &folder);
     let path = fixture.start_job(&job_request(&all)).await;
-    let half_fetched_count = |job: &JobReport| {
-        job.items.iter().filter(|item| item.state == "fetching" && item.bytes == HALF_BYTES as u64).count()
-    };
-    // A few archives complete; then every concurrent fetch waits in the middle of a large one, so that nothing else happens
-    // when larder is killed.
+    let is_half_fetched = |item: &JobItemReport| item.state == "fetching" && item.bytes == HALF_BYTES as u64;
+    let half_fetched_count = |job: &JobReport| job.items.iter().filter(|item| is_half_fetched(item)).count();
     let fetched = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
-    let before = fixture.wait_for_job(&path, |job| half_fetched_count(job) == 4 && fetched(job) >= 3).await;
+    // Every concurrent fetch waits in the middle of a large archive. Three go on, and others take their places.
+    let held = fixture.wait_for_job(&path, |job| half_fetched_count(job) == 4).await;
+    let opened: Vec<String> =
+        held.items.iter().filter(|item| is_half_fetched(item)).take(3).map(JobItemReport::name).collect();
+    for (_, gate) in gates.iter().filter(|(name, _)| opened.iter().any(|item| item.contains(&format!("/{name}@")))) {
+        gate.open();
+    }
+    // Then nothing else happens when larder is killed.
+    let is_quiet = |job: &JobReport| {
+        let is_opened = |item: &&JobItemReport| opened.contains(&item.name());
+        let is_still = |item: &JobItemReport| ["waiting", "fetched"].contains(&&*item.state) || is_half_fetched(item);
+        job.items.iter().filter(is_opened).all(|item| item.state == "fetched")
+            && half_fetched_count(job) == 4
+            && job.items.iter().all(is_still)
+    };
+    let before = fixture.wait_for_job(&path, is_quiet).await;
+    assert!(fetched(&before) >= 3, "{before}");
     larder.kill();
     let stored_count = folder.blobs().len();
     assert!(stored_count >= fetched(&before) && stored_count < 30, "{stored_count}: {before}");
     let (requests_before, partial_count) = (archive_requests(&upstream), folder.partial_downloads().len());
-    gates.iter().for_each(|gate| gate.open());
+    gates.iter().for_each(|(_, gate)| gate.open());
 
     let (larder, fixture) = start(&builder(), &folder);
     let job = fixture.finished_job(&path).await;
