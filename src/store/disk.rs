@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FallocateFlags, StatVfsMountFlags, fallocate, fstatvfs, statvfs};
+use rustix::fs::{Access, FallocateFlags, StatVfsMountFlags, access, fallocate, fstatvfs, statvfs};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -75,16 +75,29 @@ pub(super) fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
     }
 }
 
-pub(super) fn open_lock(path: &Path) -> Result<File, StoreError> {
-    let created = OpenOptions::new().create(true).truncate(false).write(true).open(path);
+pub(super) fn open_lock(path: &Path) -> Result<(File, LockKind), StoreError> {
+    // Network file systems want both for a lock of either kind.
+    let created = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
     let opened = match created {
-        // A store on a read-only disk is locked through a read-only file.
         Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
-            File::open(path).map_err(|_| e)
+            let folder = path.parent().unwrap_or(path);
+            let kind = match access(folder, Access::WRITE_OK) {
+                Ok(()) => LockKind::Exclusive,
+                Err(_) => LockKind::Shared,
+            };
+            File::open(path).map(|file| (file, kind)).map_err(|_| e)
         }
-        opened => opened,
+        opened => opened.map(|file| (file, LockKind::Exclusive)),
     };
     opened.map_err(|e| StoreError::io("open", path, e))
+}
+
+/// The lock that a larder takes on a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LockKind {
+    Exclusive,
+    /// For a store that cannot be written: several processes may read it.
+    Shared,
 }
 
 /// Returns true for a missing file, also where a parent is a file.
@@ -293,17 +306,17 @@ pub(super) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     Ok(random)
 }
 
-/// Reads the token at `path`, or creates one that only this user can read.
-pub(super) fn read_or_create_secret(path: &Path) -> Result<String, StoreError> {
-    if let Some(token) = read_secret(path)? {
-        return Ok(token);
-    }
+/// Writes a token that only this user can read, in place of an unusable one.
+pub(super) fn write_secret(path: &Path, token: &str) -> Result<(), StoreError> {
     let failed = |e| StoreError::io("write", path, e);
-    let token = hex::encode(random_bytes::<32>().map_err(failed)?);
     remove(path)?;
     let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(failed)?;
-    file.write_all(token.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-    Ok(token)
+    file.write_all(token.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
+}
+
+/// A random token.
+pub(super) fn new_secret() -> io::Result<String> {
+    random_bytes::<32>().map(hex::encode)
 }
 
 /// Reads the token at `path`; `None` if there is no usable one.

@@ -14,13 +14,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
-use super::disk::{self, Identity};
+use super::disk::{self, Identity, LockKind};
 
 /// Size limit of the note in a lock file, in bytes.
 const MAX_NOTE_BYTES: usize = 4096;
 
 /// Tries to lock a store at whose lock others only look.
-const MAX_LOOKS: u32 = 100;
+const MAX_LOOKS: u32 = 1000;
 /// The pause between two of them.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
@@ -67,15 +67,21 @@ impl StoreLock {
     /// Locks the store at `root`, whose folder exists.
     pub(super) fn lock_folder(root: &Path) -> Result<Self, StoreError> {
         let path = root.join("lock");
-        let lock_file = disk::open_lock(&path)?;
-        match try_lock_past_looks(&lock_file) {
+        let (lock_file, kind) = disk::open_lock(&path)?;
+        let locked = match kind {
+            LockKind::Exclusive => try_lock_past_looks(&lock_file),
+            LockKind::Shared => lock_file.try_lock_shared(),
+        };
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root.to_owned())),
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", root, source)),
         }
-        // A note of an earlier owner would lead commands, and the admin token, to whatever has its port now. The lock file
-        // of a read-only disk never had one.
-        if let Err(error) = lock_file.set_len(0) {
+        // A note of an earlier owner would lead commands, and the admin token, to whatever has its port now. A store that
+        // is only read keeps it, and nobody heeds it, because its lock is shared.
+        if kind == LockKind::Exclusive
+            && let Err(error) = lock_file.set_len(0)
+        {
             tracing::debug!(%error, "the lock file cannot be emptied");
         }
         let identity = disk::identity(&lock_file).map_err(|e| StoreError::io("look at", &path, e))?;
@@ -188,6 +194,8 @@ mod tests {
                 while !is_done.load(Ordering::Relaxed) {
                     let look = disk::open(&folder.path().join("lock")).unwrap().unwrap();
                     let _ = look.try_lock_shared();
+                    std::thread::yield_now();
+                    drop(look);
                     std::thread::yield_now();
                 }
             });

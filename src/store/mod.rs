@@ -185,7 +185,17 @@ impl Store {
     pub fn admin_token(&self) -> Result<String, StoreError> {
         self.lock.check()?;
         let folder = self.root.parent().unwrap_or(&self.root);
-        disk::read_or_create_secret(&Self::token_file(folder))
+        let path = Self::token_file(folder);
+        if let Some(token) = disk::read_secret(&path)? {
+            return Ok(token);
+        }
+        let token = disk::new_secret().map_err(|e| StoreError::io("write", &path, e))?;
+        match disk::write_secret(&path, &token) {
+            // Nothing can be changed on such a disk, so nobody needs the token.
+            Err(error) if error.is_unwritable() => tracing::debug!(%error, "the admin token is not stored"),
+            written => written?,
+        }
+        Ok(token)
     }
 
     /// The path of the admin token, for the configured store folder.

@@ -137,7 +137,7 @@ impl KillOnDrop {
         self.send(Signal::STOP);
         let tasks = format!("/proc/{}/task", self.0.id());
         let is_stopped = |task: std::fs::DirEntry| {
-            let status = std::fs::read_to_string(task.path().join("stat")).unwrap();
+            let status = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             status.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
         };
         until("the process has stopped", async || {
