@@ -222,6 +222,7 @@ impl Command {
             Command::Plan(_) | Command::Verify => FINDING,
             _ => 1,
         };
+        let is_run = matches!(self, Command::Run(_));
         let result = match self {
             Command::Run(run) => match run.run(common) {
                 Ok(code) => return ExitCode::from(code),
@@ -266,8 +267,11 @@ impl Command {
                 if matches!(error.downcast_ref(), Some(Interrupted(None))) {
                     return ExitCode::from(INTERRUPTED);
                 }
-                if common.json {
-                    print_json(&json!({ "errors": errors(&error) }));
+                let errors = || json!({ "errors": errors(&error) });
+                if is_run && common.json {
+                    print_error_json(&errors());
+                } else if common.json {
+                    print_json(&errors());
                 } else {
                     print_error(&error_chain_text(&error));
                 }

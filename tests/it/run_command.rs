@@ -271,16 +271,24 @@ async fn a_client_that_does_not_start_is_127_or_126() {
     setup.write("work/plain file", "text");
     let output = setup.run(&[], &["./plain file"]).await;
     assert!(output.code == Some(126) && output.err.contains("could not be started: Permission denied"), "{output:?}");
+    let script = setup.write("work/windows.sh", "#!/bin/sh\r\necho ready\r\n");
+    std::fs::set_permissions(script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let output = setup.run(&[], &["./windows.sh"]).await;
+    assert!(output.code == Some(127) && output.err.contains("that its first line names does not exist"), "{output:?}");
+    // With --json the error is JSON, and standard output still belongs to the client.
+    let output = setup.run(&["--json"], &["./terraform"]).await;
+    assert_eq!((output.code, output.out.as_str()), (Some(127), ""));
+    assert_eq!(json(&output.err)["errors"][0], "./terraform: there is no such program");
     let output = setup.run(&[], &[]).await;
     assert_eq!(output.code, Some(2), "{output:?}");
 }
 
-/// A Perl program that counts a signal: a shell takes two that come in one moment for one. It waits for the first, then for
-/// 20 turns of its loop.
+/// A Perl program that counts a signal: a shell takes two that come in one moment for one. It waits for the first, or for the
+/// end of larder where the test fails before, then for 20 turns of its loop.
 fn counting(signal: &str) -> String {
     format!(
         "$| = 1; $n = 0; $SIG{{{signal}}} = sub {{ $n++ }}; sub turn {{ select(undef, undef, undef, 0.01) }} \
-         print \"ready\\n\"; turn until $n; turn for 1..20; print \"got $n\\n\"; exit 5"
+         $larder = getppid; print \"ready\\n\"; turn until $n || getppid != $larder; turn for 1..20; print \"got $n\\n\"; exit 5"
     )
 }
 
@@ -339,7 +347,8 @@ async fn a_download_that_is_interrupted_is_no_success_and_the_next_run_works() {
 async fn sigterm_and_sighup_are_forwarded() {
     let setup = RunSetup::new(&upstream().await);
     for (signal, name) in [(Signal::TERM, "TERM"), (Signal::HUP, "HUP")] {
-        let script = format!("trap 'echo got {name}; exit 6' {name}; echo ready; while :; do sleep 0.01; done");
+        let script =
+            format!("trap 'echo got {name}; exit 6' {name}; echo ready; while [ -e \"$PWD\" ]; do sleep 0.01; done");
         let (mut larder, out, err) = spawn_captured(setup.command(&[], &["sh", "-c", &script]));
         out.line_with("ready").await;
         larder.send(signal);
@@ -355,11 +364,7 @@ async fn two_runs_at_once_share_one_store() {
     let upstream = upstream().await;
     let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
     upstream.publish(Provider::new("acme", "other").platform("linux_amd64").size(SIZE));
-    let first_work = setup.path("work/first");
-    std::fs::create_dir(&first_work).unwrap();
-    let mut first = setup.command(&[], &["sh", "-c", "echo ready; until [ -e go ]; do sleep 0.01; done"]);
-    first.current_dir(&first_work);
-    let (mut first, out, first_err) = spawn_captured(first);
+    let (mut first, out, first_err) = waiting(&setup, "first", "true");
     out.line_with("ready").await;
     let second = run(setup.require(&["acme/null"]).command(&[], &INIT)).await;
     assert_eq!(second.code, Some(0), "{second:?}");
@@ -367,7 +372,7 @@ async fn two_runs_at_once_share_one_store() {
     let third = run(setup.require(&["acme/null", "acme/other"]).command(&[], &INIT)).await;
     let expected = format!("1 package from the store (200.3 kB), 1 from {HOST} (200.3 kB)");
     assert_summary(&third.err, &expected);
-    std::fs::write(first_work.join("go"), "").unwrap();
+    go(&setup, "first");
     assert_eq!(first.wait_for_exit().await, Some(0));
     until("the summary", async || first_err.text().ends_with(" s\n")).await;
     assert_summary(&first_err.text(), "the client asked for nothing");
@@ -379,10 +384,13 @@ async fn two_runs_at_once_share_one_store() {
 fn waiting(setup: &RunSetup, folder: &str, then: &str) -> (KillOnDrop, CapturedOutput, CapturedOutput) {
     let work = setup.path("work").join(folder);
     std::fs::create_dir_all(&work).unwrap();
-    let script = format!("echo ready; until [ -e go ]; do sleep 0.01; [ -e \"$PWD\" ] || exit 9; done; {then}");
-    let mut command = setup.command(&[], &["sh", "-c", &script]);
+    let mut command = setup.command(&[], &["sh", "-c", &waiting_script(then)]);
     command.current_dir(&work);
     spawn_captured(command)
+}
+
+fn waiting_script(then: &str) -> String {
+    format!("echo ready; until [ -e go ]; do sleep 0.01; [ -e \"$PWD\" ] || exit 9; done; {then}")
 }
 
 fn go(setup: &RunSetup, folder: &str) {
@@ -415,6 +423,43 @@ async fn a_run_continues_the_larder_of_one_that_ends() {
     assert_eq!(third.wait_for_exit().await, Some(0), "{}", third_err.text());
     until("the summary", async || third_err.text().ends_with(" s\n")).await;
     assert_summary(&third_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    setup.assert_nothing_left();
+}
+
+/// A run that asked for no network gets none, whichever run continues the larder.
+#[tokio::test]
+async fn an_offline_larder_stays_offline_when_a_run_with_network_continues_it() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let offline = |folder: &str, script: &str| {
+        let mut command = setup.command(&["--offline"], &["sh", "-c", &waiting_script(script)]);
+        std::fs::create_dir_all(setup.path("work").join(folder)).unwrap();
+        command.current_dir(setup.path("work").join(folder));
+        spawn_captured(command)
+    };
+    let (mut first, out, _) = offline("first", "true");
+    out.line_with("ready").await;
+    let init = format!("cd .. && {}", INIT.join(" "));
+    let (mut second, out, second_err) = offline("second", &init);
+    out.line_with("ready").await;
+    let (mut third, out, third_err) = waiting(setup.require(&["acme/null"]), "third", "true");
+    out.line_with("ready").await;
+    third_err.line_with("is offline").await;
+    // So the third continues the larder of the first.
+    second.stop().await;
+    go(&setup, "first");
+    assert_eq!(first.wait_for_exit().await, Some(0));
+    let lock = setup.store().join("v1/lock");
+    until("the third run continues the larder", async || {
+        std::fs::File::open(&lock).unwrap().try_lock_shared().is_err()
+    })
+    .await;
+    second.send(Signal::CONT);
+    go(&setup, "second");
+    assert_eq!(second.wait_for_exit().await, Some(1), "{}", second_err.text());
+    assert_eq!(upstream.requests().len(), 0);
+    go(&setup, "third");
+    assert_eq!(third.wait_for_exit().await, Some(0), "{}", third_err.text());
     setup.assert_nothing_left();
 }
 
@@ -621,19 +666,25 @@ async fn a_store_that_cannot_be_written_is_read() {
         user.file("mirror.toml", &format!("[admin]\nlisten = \"127.0.0.1:{}\"\n{upstream_lines}", free_port()));
     setup.require(&["acme/null"]);
     let work = user.file("work/main.tf", &setup.read("work/main.tf"));
-    let init = |options: &[&str]| {
-        let arguments = [&["run", "--config", config.to_str().unwrap()], options, &["--"], &INIT[..]].concat();
+    let command = |options: &[&str], client: &[&str]| {
+        let arguments = [&["run", "--config", config.to_str().unwrap()], options, &["--"], client].concat();
         let mut command = user.command(&arguments);
         setup.adjust(&mut command);
         command.current_dir(work.parent().unwrap()).env("TMPDIR", work.parent().unwrap());
-        run(command)
+        command
     };
-    assert_eq!(init(&[]).await.code, Some(0));
+    assert_eq!(run(command(&[], &INIT)).await.code, Some(0));
     std::fs::remove_dir_all(user.path("work/.terraform")).unwrap();
+    // As it is where only commands have filled the store.
+    std::fs::remove_file(user.path("cache/larder/admin-token")).unwrap();
     AnotherUser::make_unwritable_with_contents(&user.path("cache"));
-    let output = init(&["--offline"]).await;
+    let (mut beside, out, beside_err) = spawn_captured(command(&["--offline"], &["sh", "-c", &waiting_script("true")]));
+    out.line_with("ready").await;
+    let output = run(command(&["--offline"], &INIT)).await;
     assert_eq!(output.code, Some(0), "{output:?}");
     assert_summary(&output.err, "1 package from the store (200.3 kB), nothing from upstream");
+    user.file("work/go", "");
+    assert_eq!(beside.wait_for_exit().await, Some(0), "{}", beside_err.text());
     AnotherUser::make_writable(&user.path("cache"));
 }
 

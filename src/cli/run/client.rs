@@ -33,6 +33,10 @@ impl NotStarted {
         match error.kind() {
             io::ErrorKind::NotFound => {
                 let reason = match program.contains('/') {
+                    true if Path::new(&program).exists() => {
+                        "the program that its first line names does not exist; see that the line ends as on Unix"
+                            .to_owned()
+                    }
                     true => "there is no such program".to_owned(),
                     false => "command not found: no folder of PATH has it; install it, or write its path".to_owned(),
                 };
@@ -59,12 +63,14 @@ pub(super) async fn run(
     let mut client = command.spawn().map_err(|error| NotStarted::of(program, &error))?;
     loop {
         tokio::select! {
-            status = client.wait() => return status.map(exit_code).map_err(|error| NotStarted::of(program, &error)),
+            // First the signal: the Ctrl-C that ended the client must not count once more for what larder does then.
+            biased;
             signal = signals.next_to_forward(group) => {
                 let client = client.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
                 // A client that has ended meanwhile needs no signal.
                 let _ = client.map(|client| kill_process(client, signal));
             }
+            status = client.wait() => return status.map(exit_code).map_err(|error| NotStarted::of(program, &error)),
         }
     }
 }

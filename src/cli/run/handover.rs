@@ -5,11 +5,12 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -47,7 +48,8 @@ impl Following {
     /// Connects to the run that has this Unix socket; also returns the listening sockets of its larder.
     pub(super) async fn connect(path: &Path, id: RunId) -> io::Result<(Self, Sockets)> {
         let exchange = async {
-            let mut connection = UnixStream::connect(path).await?;
+            let folder = Folder::of(path)?;
+            let mut connection = UnixStream::connect(folder.path_of(path)).await?;
             check_user(&connection)?;
             connection.write_all(id.to_string().as_bytes()).await?;
             let sockets = connection.async_io(Interest::READABLE, || receive(&connection)).await?;
@@ -85,6 +87,45 @@ pub(super) enum FollowingEnd {
     Released,
     /// This run has ended first.
     Left,
+}
+
+/// Makes the Unix socket of a run.
+pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
+    let folder = Folder::of(path)?;
+    UnixListener::bind(folder.path_of(path))
+}
+
+/// The open folder of a Unix socket. The path of a socket has 107 bytes at most on Linux, and TMPDIR alone can be longer: a
+/// path through the descriptor of the folder is short.
+#[cfg(target_os = "linux")]
+struct Folder(OwnedFd);
+
+#[cfg(target_os = "linux")]
+impl Folder {
+    fn of(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(path.parent().unwrap_or(path), flags, Mode::empty())?))
+    }
+
+    fn path_of(&self, path: &Path) -> PathBuf {
+        let folder = PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()));
+        folder.join(path.file_name().unwrap_or_default())
+    }
+}
+
+/// Elsewhere a path that is too long is an error.
+#[cfg(not(target_os = "linux"))]
+struct Folder;
+
+#[cfg(not(target_os = "linux"))]
+impl Folder {
+    fn of(_: &Path) -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    fn path_of(&self, path: &Path) -> PathBuf {
+        path.to_owned()
+    }
 }
 
 /// Gives the sockets to every run that connects, until `ended`. A run that leaves, and each run at the end, gets the list of
@@ -139,17 +180,22 @@ fn send(connection: &UnixStream, sockets: &Sockets) -> io::Result<()> {
     Ok(())
 }
 
+/// The client must not inherit the sockets, even if it starts at this moment.
+#[cfg(target_os = "linux")]
+const RECEIVE: RecvFlags = RecvFlags::CMSG_CLOEXEC;
+#[cfg(not(target_os = "linux"))]
+const RECEIVE: RecvFlags = RecvFlags::empty();
+
 fn receive(connection: &UnixStream) -> io::Result<Sockets> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(connection, &mut [IoSliceMut::new(&mut [0; 1])], &mut control, RecvFlags::empty())?;
+    recvmsg(connection, &mut [IoSliceMut::new(&mut [0; 1])], &mut control, RECEIVE)?;
     let messages = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
         _ => None,
     });
     let received: Vec<OwnedFd> = messages.flatten().collect();
     for socket in &received {
-        // The client must not inherit them.
         fcntl_setfd(socket, FdFlags::CLOEXEC)?;
     }
     let [main, admin] = <[OwnedFd; 2]>::try_from(received).map_err(|_| io::ErrorKind::InvalidData)?;

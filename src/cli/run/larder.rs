@@ -119,7 +119,10 @@ impl LarderOfRun {
                         // The larder that answered before may have ended since.
                         let admin = AdminClient::new(sockets.admin.local_addr()?, AdminToken::Absent);
                         let leave = CancellationToken::new();
-                        let follower = Follower { id, config: own_config, folder: Arc::clone(folder), sockets };
+                        let mut config = own_config;
+                        // The run that continues an offline larder stays offline, for the runs that asked for that.
+                        config.network.offline |= is_offline;
+                        let follower = Follower { id, config, folder: Arc::clone(folder), sockets };
                         let following = tokio::spawn(follower.follow(following, leave.clone()));
                         return Ok(Self { id, admin, source: LarderSource::Followed { leave, following }, note });
                     }
@@ -307,6 +310,10 @@ async fn find(config: &Config, common: &CommonOptions) -> Result<Option<FoundLar
         return Ok(None);
     }
     let noted = Store::listeners(store);
+    if !is_named && noted.is_none() && !Store::is_free(store) {
+        let address = config.admin.listen;
+        return Err(AdminClientError::StoreInUse { store: store.clone(), address });
+    }
     let Some(admin) = running_larder(config).await? else { return Ok(None) };
     let is_offline = match admin.get(STATUS).await {
         Ok(status) => parse::<StatusOfRunning>(&status)?.offline,

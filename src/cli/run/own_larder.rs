@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -51,8 +50,8 @@ impl OwnLarder {
     ) -> Result<(Self, SocketAddr), StartError> {
         let path = folder.file(HANDOVER);
         folder.remove_file(HANDOVER);
-        // A path can be too long for a Unix socket: then no other run continues this larder.
-        let listener = UnixListener::bind(&path);
+        // Without the socket no other run continues this larder.
+        let listener = handover::listen(&path);
         let lifetime = Lifetime::OneRun { handover: listener.is_ok().then_some(path) };
         let mut settings = StartSettings { lifetime, ..StartSettings::default() };
         settings.connections.drain = DRAIN_TIMEOUT;

@@ -26,7 +26,7 @@ const MAX_OTHERS: usize = 1000;
 pub(super) struct TempFolder {
     path: PathBuf,
     /// Locked. The system unlocks it when the process is killed.
-    _lock: File,
+    lock: Option<File>,
 }
 
 impl TempFolder {
@@ -55,7 +55,7 @@ impl TempFolder {
             Err(TryLockError::Error(error)) => return Err(error),
         }
         let is_there = path.join(LOCK).try_exists()?;
-        Ok(is_there.then_some(Self { path, _lock: lock }))
+        Ok(is_there.then_some(Self { path, lock: Some(lock) }))
     }
 
     /// Writes a file that only this user can read (mode 0600).
@@ -92,7 +92,10 @@ impl TempFolder {
 
 impl Drop for TempFolder {
     fn drop(&mut self) {
-        self.report(remove_dir_all(&self.path));
+        let emptied = remove_contents(&self.path);
+        // A network file system keeps the name of an open file.
+        self.lock = None;
+        self.report(emptied.and_then(|()| remove_dir_all(&self.path)));
     }
 }
 
@@ -116,7 +119,21 @@ fn remove_leftover(folder: &Path) -> io::Result<()> {
     // A folder without the file has just been made, and holds nothing.
     let lock = OpenOptions::new().write(true).open(folder.join(LOCK))?;
     lock.try_lock()?;
+    remove_contents(folder)?;
+    drop(lock);
     remove_dir_all(folder)
+}
+
+/// Removes everything but the lock: a removal that breaks off is completed by the next run.
+fn remove_contents(folder: &Path) -> io::Result<()> {
+    for entry in read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name() == LOCK {
+            continue;
+        }
+        if entry.file_type()?.is_dir() { remove_dir_all(entry.path())? } else { remove_file(entry.path())? }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -129,20 +146,25 @@ mod tests {
     fn a_folder_in_use_is_never_taken_for_one_of_a_killed_run() {
         let parent = tempfile::tempdir().unwrap();
         let is_done = AtomicBool::new(false);
-        std::thread::scope(|threads| {
+        let made: Vec<TempFolder> = std::thread::scope(|threads| {
             threads.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
                     remove_leftovers(parent.path());
                 }
             });
-            let written: io::Result<Vec<bool>> = (0..500)
-                .map(|_| {
-                    let folder = TempFolder::try_new(parent.path())?;
-                    Ok(folder.is_none_or(|folder| folder.write("token", "secret").is_ok()))
+            let made: anyhow::Result<Vec<_>> = (0..500)
+                .filter_map(|_| TempFolder::try_new(parent.path()).transpose())
+                .map(|made| {
+                    made.map_err(anyhow::Error::from)
+                        .and_then(|folder| folder.write("token", "secret").map(|()| folder))
                 })
                 .collect();
             is_done.store(true, Ordering::Relaxed);
-            assert!(written.unwrap().into_iter().all(|is_written| is_written));
+            made.unwrap()
         });
+        assert!(!made.is_empty());
+        assert!(made.iter().all(|folder| folder.file("token").exists()));
+        drop(made);
+        assert_eq!(read_dir(parent.path()).unwrap().count(), 0);
     }
 }

@@ -46,7 +46,9 @@ impl RunSetup {
 
     /// A path in one of the folders `home`, `tmp` and `work`.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.root.path().join("a user's folders").join(name)
+        let folders =
+            "a user's folders, with a path that is longer than that of a Unix socket can be: it has 107 bytes at most";
+        self.root.path().join(folders).join(name)
     }
 
     /// The folder of the store.
