@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use crate::support::eventually;
-use crate::support::http::{Answer, Received, client, get, receive};
+use crate::support::http::{Answer, Received, client, get, receive, receive_body};
 use crate::support::larder::{Folder, Larder};
 use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
 use crate::support::process::Process;
@@ -116,7 +116,11 @@ async fn a_small_archive_without_a_length_is_passed_through_whole() {
 async fn a_disk_that_fills_during_a_download_aborts_its_clients_and_the_next_request_passes_through() {
     let fixture = FullDisk::with_archive_size(LARGE_BYTES).await;
     fixture.upstream.fault(Target::Archive, Fault::NoLength);
-    let received = fixture.receive().await;
+    // The disk fills after the answer has begun: before, the client would get the archive straight from upstream.
+    let gate = fixture.upstream.hold_after(Target::Archive, LARGE_BYTES * 2 / 5);
+    let answer = client().get(fixture.url()).send().await.unwrap();
+    gate.open();
+    let received = receive_body(answer).await;
     assert_eq!((received.status, received.is_complete), (200, false));
     assert!(
         fixture.zip.starts_with(&received.body) && received.body.len() <= fixture.zip.len() / 2,

@@ -89,7 +89,11 @@ pub(crate) struct Received {
 
 /// Sends a request; returns the received part of the body even if the body ends early.
 pub(crate) async fn receive(request: reqwest::RequestBuilder) -> Received {
-    let mut response = request.send().await.unwrap();
+    receive_body(request.send().await.unwrap()).await
+}
+
+/// Receives the body of an answer whose head is there.
+pub(crate) async fn receive_body(mut response: reqwest::Response) -> Received {
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     let mut body = Vec::new();
     let is_complete = loop {
