@@ -75,6 +75,7 @@ pub(super) fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
     }
 }
 
+/// Opens the lock file of a store, creates it if absent, and says how to lock it.
 pub(super) fn open_lock(path: &Path) -> Result<(File, LockKind), StoreError> {
     // Network file systems want both for a lock of either kind.
     let created = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
@@ -95,6 +96,7 @@ pub(super) fn open_lock(path: &Path) -> Result<(File, LockKind), StoreError> {
 /// The lock that a larder takes on a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LockKind {
+    /// For the one larder that may write.
     Exclusive,
     /// For a store that cannot be written: several processes may read it.
     Shared,

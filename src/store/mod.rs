@@ -191,7 +191,7 @@ impl Store {
         }
         let token = disk::new_secret().map_err(|e| StoreError::io("write", &path, e))?;
         match disk::write_secret(&path, &token) {
-            // Nothing can be changed on such a disk, so nobody needs the token.
+            // The store can be read without one; commands that need a token say that it is missing.
             Err(error) if error.is_unwritable() => tracing::debug!(%error, "the admin token is not stored"),
             written => written?,
         }

@@ -274,7 +274,7 @@ async fn a_client_that_does_not_start_is_127_or_126() {
     let script = setup.write("work/windows.sh", "#!/bin/sh\r\necho ready\r\n");
     std::fs::set_permissions(script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let output = setup.run(&[], &["./windows.sh"]).await;
-    assert!(output.code == Some(127) && output.err.contains("that its first line names does not exist"), "{output:?}");
+    assert!(output.code == Some(127) && output.err.contains("its interpreter or loader does not exist"), "{output:?}");
     // With --json the error is JSON, and standard output still belongs to the client.
     let output = setup.run(&["--json"], &["./terraform"]).await;
     assert_eq!((output.code, output.out.as_str()), (Some(127), ""));

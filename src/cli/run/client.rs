@@ -34,7 +34,7 @@ impl NotStarted {
             io::ErrorKind::NotFound => {
                 let reason = match program.contains('/') {
                     true if Path::new(&program).exists() => {
-                        "the program that its first line names does not exist; see that the line ends as on Unix"
+                        "its interpreter or loader does not exist; see the first line of a script, and that it ends as on Unix"
                             .to_owned()
                     }
                     true => "there is no such program".to_owned(),
