@@ -1,6 +1,7 @@
 //! Builds the parts of larder and connects them. Defines the order of start and stop.
 
 mod reload;
+pub mod running_larder;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -10,12 +11,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use secrecy::SecretString;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 pub use self::reload::{NotReloaded, Reloaded};
@@ -23,12 +26,15 @@ use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::error::Error;
+use crate::http::admin_client::AdminClient;
+use crate::http::admin_tls;
 use crate::http::clients::Clients;
 use crate::http::connection_slots::{ConnectionSlots, PeerClass};
-use crate::http::listener::{self, serve};
+use crate::http::listener::{self, Transport, serve};
+use crate::http::local_socket;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerTarget, LivenessError};
-use crate::http::{Admin, AdminProcess, MainListener, RequestMetrics, RequestTraffic, RunAccess, Runs};
+use crate::http::{Admin, AdminCaller, AdminProcess, MainListener, RequestMetrics, RequestTraffic, RunAccess, Runs};
 use crate::jobs::{self, Jobs, Recurring, TrafficHistory};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
@@ -48,6 +54,8 @@ pub struct App {
     running: Arc<RunningApp>,
     main: TcpListener,
     admin: TcpListener,
+    /// Where the commands of this machine are answered; `None` where the store's folder has no socket.
+    socket: Option<UnixListener>,
     main_limits: listener::Limits,
     admin_limits: listener::Limits,
     base: String,
@@ -111,6 +119,8 @@ struct SharedParts {
 struct Handlers {
     main: Arc<MainListener>,
     admin: Arc<Admin>,
+    /// Proves to commands that this larder knows the admin token.
+    admin_tls: Arc<rustls::ServerConfig>,
 }
 
 impl App {
@@ -148,7 +158,6 @@ impl App {
             Lifetime::OneRun { handover } => handover.clone(),
             Lifetime::Service => None,
         };
-        store.note_listeners(&ListenerNote { main: main_address, admin: admin_address, handover });
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = SharedParts {
@@ -182,10 +191,13 @@ impl App {
         let running = RunningApp { parts, handlers, tls, main_slots, admin_slots, pool, config: current_config };
         let main_limits = listener::Limits { http2: config.server.http2, ..settings.connections.clone() };
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
+        let socket = listen_at_socket(&running.parts.store);
+        running.parts.store.note_listeners(ListenerNote { main: main_address, admin: admin_address, handover });
         Ok(Self {
             running: Arc::new(running),
             main,
             admin,
+            socket,
             main_limits,
             admin_limits: settings.connections,
             base,
@@ -207,6 +219,11 @@ impl App {
     /// Base URL of the main listener as clients see it, without a final slash.
     pub fn base(&self) -> &str {
         &self.base
+    }
+
+    /// The admin service, for this process.
+    pub fn admin(&self) -> AdminClient {
+        AdminClient::in_process(Arc::clone(&self.running.handlers.load().admin))
     }
 
     /// The counts of runs.
@@ -245,12 +262,12 @@ impl App {
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { running, main, admin, main_limits, admin_limits, scrub, lifetime, .. } = self;
+        let Self { running, main, admin, socket, main_limits, admin_limits, scrub, lifetime, .. } = self;
         if lifetime == Lifetime::Service {
             running.parts.jobs.resume_interrupted();
         }
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
-        let tls = running.tls.clone();
+        let main_transport = running.tls.clone().map_or(Transport::Plain, Transport::Tls);
         let (main_slots, admin_slots) = (running.main_slots.clone(), running.admin_slots.clone());
         let main_peer_class = {
             let running = Arc::clone(&running);
@@ -260,13 +277,31 @@ impl App {
             let running = Arc::clone(&running);
             Arc::new(move |request, peer| Box::pin(Arc::clone(&running.handlers.load().main).handle(request, peer)))
         };
-        let handle_admin: listener::Handler = {
+        let admin_transport = {
             let running = Arc::clone(&running);
-            Arc::new(move |request, _| Box::pin(Arc::clone(&running.handlers.load().admin).handle(request)))
+            Transport::PlainOrAdminTls(Arc::new(move || {
+                TlsAcceptor::from(Arc::clone(&running.handlers.load().admin_tls))
+            }))
         };
+        let answer_admin = {
+            let running = Arc::clone(&running);
+            move |request, caller| Arc::clone(&running.handlers.load().admin).handle(request, caller)
+        };
+        let handle_admin: listener::Handler = {
+            let answer = answer_admin.clone();
+            Arc::new(move |request, _| Box::pin(answer(request, AdminCaller::Network)))
+        };
+        let drain = admin_limits.drain;
         tokio::join!(
-            serve(main, tls, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),
-            serve(admin, None, admin_limits, admin_slots, |_| PeerClass::Client, handle_admin, stop.clone()),
+            serve(main, main_transport, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),
+            serve(admin, admin_transport, admin_limits, admin_slots, |_| PeerClass::Client, handle_admin, stop.clone()),
+            async {
+                if let Some(socket) = socket {
+                    let answer = move |request| answer_admin(request, AdminCaller::OwnUser).boxed();
+                    local_socket::serve(socket, answer, drain, stop.clone()).await;
+                    local_socket::remove(&Store::admin_socket(running.parts.store.folder()));
+                }
+            },
             // Jobs stop at once, not after the last client has disconnected.
             async {
                 stop.cancelled().await;
@@ -353,7 +388,7 @@ impl RunningApp {
 
 impl SharedParts {
     /// Builds the request handlers for a configuration. Counters and request numbers continue.
-    fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StoreError> {
+    fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StartError> {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
         let protocols =
             protocols_of(config, base_url_of(config, self.main_address), Arc::clone(&self.mirror), runtime_config);
@@ -367,6 +402,7 @@ impl SharedParts {
             self.clock.clone(),
         );
         let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
+        let admin_tls = admin_tls::server_config(&token)?;
         let process = AdminProcess::Larder {
             access: Access::new(token, self.admin_address.ip()),
             recurring: Arc::clone(&self.recurring),
@@ -389,7 +425,7 @@ impl SharedParts {
             default_host: config.default_host(),
             bundles: config.bundle.clone(),
         });
-        Ok(Handlers { main, admin })
+        Ok(Handlers { main, admin, admin_tls })
     }
 
     fn generated_token(&self) -> Result<SecretString, StoreError> {
@@ -444,6 +480,19 @@ fn protocols_of(
     };
     let mount = Mount::new(config.server.public_url.as_ref()).listening_at(base);
     Arc::new(Protocols::new(mirror, runtime_config, mount, route_context, config.store.memory.as_u64()))
+}
+
+/// Makes the socket for the commands of this machine. Without it they use the admin listener.
+fn listen_at_socket(store: &Store) -> Option<UnixListener> {
+    if store.is_shared() {
+        return None;
+    }
+    let path = Store::admin_socket(store.folder());
+    let listener = local_socket::listen(&path);
+    let warn = |error: &io::Error| {
+        tracing::warn!(path = %path.display(), %error, "the store has no socket for commands; they use the admin listener");
+    };
+    listener.inspect_err(warn).ok()
 }
 
 /// Binds a socket, unless there is one already.
@@ -612,6 +661,9 @@ pub enum StartError {
         /// Error of the system.
         source: std::io::Error,
     },
+    /// The admin token makes no key.
+    #[error("[admin] token: {0}")]
+    AdminTls(#[from] rustls::Error),
     /// The system returned no random bytes.
     #[error("the system returned no random bytes")]
     Random,

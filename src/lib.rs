@@ -28,6 +28,7 @@ pub mod jobs;
 mod labels;
 pub mod mirror;
 pub mod packaging;
+pub mod place;
 pub mod protocol;
 pub mod requirements;
 pub mod store;

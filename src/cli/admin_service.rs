@@ -1,42 +1,20 @@
-//! The larder that does the work of a command: the running one over its admin listener, else the same admin service
+//! The larder that does the work of a command: the running one, else the same admin service
 //! within this process. A command sends the same requests to either and prints the same answers.
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 
 use super::block_on;
-use crate::app::{self, loopback_if_unspecified};
+use crate::app;
+use crate::app::running_larder::{self, NotReached};
 use crate::config::Config;
-use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
+use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::store::Store;
 
-/// The running larder; `None` where none runs. Where the store's lock is free, another program may listen on the
-/// address, so nothing is sent. The larder that has the lock names its address in the lock file; one of an older version
-/// is expected at the configured address.
-pub(super) async fn running_larder(config: &Config) -> Result<Option<AdminClient>, AdminClientError> {
-    let store = &config.store.path;
-    if Store::is_free(store) {
-        return Ok(None);
-    }
-    let noted = Store::listeners(store).map(|listeners| loopback_if_unspecified(listeners.admin));
-    let address = noted.unwrap_or(config.admin.listen);
-    let configured = config.admin.token.as_ref().map(|token| token.expose_secret().to_owned());
-    let token = match configured.or_else(|| Store::read_admin_token(store)) {
-        Some(token) => AdminToken::Known(token),
-        None => Store::admin_token_denial(store)
-            .map_or(AdminToken::Absent, |reason| AdminToken::Unreadable(reason.to_string())),
-    };
-    let client = AdminClient::new(address, token);
-    match client.connect().await {
-        Ok(()) => Ok(Some(client)),
-        Err(AdminClientError::NotRunning(_)) if Store::exists(store).unwrap_or(false) => {
-            Err(AdminClientError::StoreInUse { store: store.clone(), address })
-        }
-        Err(AdminClientError::NotRunning(_)) => Ok(None),
-        Err(error) => Err(error),
-    }
+/// The running larder; `None` where none runs.
+pub(super) async fn running_larder(config: &Config) -> Result<Option<AdminClient>, NotReached> {
+    Ok(running_larder::find(config).await?.map(|larder| larder.admin))
 }
 
 /// The store that a command needs if no larder runs.

@@ -13,6 +13,7 @@ use super::terminal::{
 };
 use super::{BAD_CONFIGURATION, CommonOptions, block_on, print_error, print_json, print_line};
 use crate::app;
+use crate::app::running_larder::NotReached;
 use crate::doctor::{self, Check, CheckResult};
 use crate::protocol::admin::CLIENT_CONFIG;
 use crate::protocol::client_config::{ClientRoute, default_text, own_host_name};
@@ -150,8 +151,13 @@ impl ClientConfig {
         );
         let path = if self.mirror { "/admin/v1/client-config?mirror" } else { CLIENT_CONFIG };
         let paste = block_on(async {
-            let has_store = Store::exists(&config.store.path).unwrap_or(true);
-            if !has_store && running_larder(&config).await?.is_none() {
+            let is_known = match running_larder(&config).await {
+                Ok(larder) => larder.is_some() || Store::exists(&config.store.path).unwrap_or(true),
+                // Nobody can be asked: the configuration says what the main listener is.
+                Err(NotReached::InUse { .. } | NotReached::NoToken { .. }) if config.admin.asked.is_none() => false,
+                Err(error) => return Err(error.into()),
+            };
+            if !is_known {
                 let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
                 return anyhow::Ok(default_text(&hosts, &base, client_route).await?);
             }

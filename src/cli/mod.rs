@@ -154,6 +154,7 @@ impl CommonOptions {
     fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Diagnostic>), Problems> {
         let (mut config, warnings) = Config::load(file)?;
         config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
+        config.admin.asked = self.admin_listen;
         if let Some(store) = &self.store {
             config.store.path.clone_from(store);
         }

@@ -60,7 +60,7 @@ impl Run {
         let mut signals = ClientSignals::catch()?;
         let _file_size_signal = catch_file_size_signal()?;
         let folder = Arc::new(TempFolder::new()?);
-        let starting = LarderOfRun::find_or_start(config, common, self.offline, &folder);
+        let starting = LarderOfRun::find_or_start(config, self.offline, &folder);
         let larder = tokio::select! {
             started = starting => started?,
             () = signals.stop() => return Err(stopped_before_client()),

@@ -194,6 +194,8 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// Bearer token; `None` generates one at the first start.
     pub token: Option<SecretString>,
+    /// The admin listener that the command line of a command names. Then no other larder and no store will do.
+    pub asked: Option<SocketAddr>,
 }
 
 /// `[store]`: location and limits of the store.

@@ -114,6 +114,7 @@ fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
     Admin {
         listen: section.text("listen", "127.0.0.1:8081", values::listening).unwrap_or(on_loopback(8081)),
         token: section.secret("token", r#"{ env = "LARDER_ADMIN_TOKEN" }"#),
+        asked: None,
     }
 }
 

@@ -7,16 +7,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use bytesize::ByteSize;
 use parking_lot::Mutex;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use tokio::time::timeout;
 
 use super::{Check, CheckResult, PROBE_TIMEOUT, in_time};
+use crate::app;
+use crate::app::running_larder::{self, NotReached};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
-use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
-use crate::protocol::admin::operation::TargetAddresses;
-use crate::protocol::admin::{AdminRefusal, Operation, StatusReport};
-use crate::store::{DiskSpace, LockState, Store, StoreError, StoreFindings, TokenFile};
+use crate::http::admin_client::{AdminClient, AdminClientError};
+use crate::place::Place;
+use crate::protocol::admin::{STATUS, StatusReport};
+use crate::store::{DiskSpace, OwnerNote, Store, StoreError, StoreFindings, StoreUse, TokenFile};
 
 const RUNNING: &str = "running";
 const TOKEN: &str = "token";
@@ -48,6 +50,8 @@ pub(super) struct RunningLarder {
     pub(super) is_offline: bool,
     /// The size of this larder's archives and documents, in bytes.
     pub(super) used_bytes: Option<u64>,
+    /// The way to it.
+    pub(super) larder: Option<AdminClient>,
 }
 
 impl RunningLarder {
@@ -61,7 +65,7 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
     if config.source.is_none() && matches!(examined.exists, Ok(false)) {
         return never_set_up(config.admin.listen).await;
     }
-    let (mut running, check) = check_larder(config, examined).await;
+    let (mut running, check) = check_larder(config).await;
     running.is_offline |= config.network.offline;
     let token_check = check_token(config, examined, running.is_up()).await;
     (running, vec![check, token_check])
@@ -69,10 +73,9 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
 
 /// Without a configuration and a store, the only finding is that no larder is set up.
 async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
-    let other_server = match get(address, "/healthz", None).await {
+    let other_server = match ask_unproven(address).await {
         Err(AdminClientError::NotRunning(_)) => String::new(),
-        Ok(_) => format!("; a larder with another store answers on {address}"),
-        Err(_) => format!("; something else answers on {address}"),
+        _ => format!("; something listens on {address}, perhaps a larder with another store"),
     };
     let finding =
         format!("no larder is set up on this machine: no mirror.toml was found, and there is no store{other_server}");
@@ -80,53 +83,81 @@ async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
     (running, vec![Check::warn(RUNNING, finding).advise(NOT_SET_UP_ADVICE)])
 }
 
-/// Checks whether a larder answers on the admin listener, and whether it uses this store.
-async fn check_larder(config: &Config, examined: &StoreFindings) -> (RunningLarder, Check) {
-    let address = config.admin.listen;
-    let store = config.store.path.display();
-    let (finding, advice) = match (get(address, "/healthz", None).await, examined.lock) {
-        (Err(AdminClientError::NotRunning(_)), LockState::Held) => {
-            (format!("{store} is in use, but nothing listens on {address}"), LOCKED_BY_ANOTHER)
+/// Finds the running larder as every command does.
+async fn check_larder(config: &Config) -> (RunningLarder, Check) {
+    let (finding, advice) = match in_probe_time(running_larder::find(config)).await {
+        Some(Ok(Some(found))) => return check_answering(config, found).await,
+        Some(Ok(None)) => not_running(config).await,
+        Some(Err(error @ NotReached::NoToken { .. })) => {
+            // Only larder's own user has its token, as intended.
+            return (RunningLarder::default(), Check::warn(RUNNING, error.to_string()));
         }
-        (Err(AdminClientError::NotRunning(_)), _) => (
-            format!("no larder runs: nothing listens on {address}"),
-            "start it: larder serve, or systemctl start larder",
-        ),
-        (Err(error @ AdminClientError::NotLarder { .. }), _) => {
+        Some(Err(error @ NotReached::InUse { .. })) => (error.to_string(), LOCKED_BY_ANOTHER),
+        Some(Err(error)) => {
             (error.to_string(), "stop the program that listens there (ss -ltnp), or give larder another [admin] listen")
         }
-        (Err(error), _) => (
-            error.to_string(),
-            "another program has this port, or larder hangs; check which one listens there (ss -ltnp)",
+        None => (
+            format!("the larder that has the store did not answer within {} s", PROBE_TIMEOUT.as_secs()),
+            "larder hangs, or its machine is overloaded; see its log",
         ),
-        // The token is only for the larder that holds the lock of this store.
-        (Ok(_), LockState::Free) => (
-            format!("a larder answers on {address}, but the store in {store} is not in use"),
-            "another larder listens there: give the doctor its --config, or this one another port",
-        ),
-        (Ok(_), LockState::Held | LockState::Unseen) => return check_answering(config, examined, address).await,
     };
     (RunningLarder::default(), Check::fail(RUNNING, finding).advise(advice))
 }
 
-/// Checks the larder that answers on the admin listener.
-async fn check_answering(config: &Config, examined: &StoreFindings, address: SocketAddr) -> (RunningLarder, Check) {
-    let own_version = env!("CARGO_PKG_VERSION");
-    let mut running = RunningLarder { state: LarderState::Up, ..RunningLarder::default() };
-    if let Err(error) = get(address, "/readyz", None).await {
-        let check = Check::fail(RUNNING, format!("larder runs, but is not ready: {error}"));
-        return (running, check.advise("restore the store folder, or restart larder; see its log"));
+/// The finding and the advice where no larder has the store. What listens at larder's address is not asked for more than a
+/// sign of life: it may be anything.
+async fn not_running(config: &Config) -> (String, &'static str) {
+    let address = config.admin.listen;
+    let store = config.store.path.display();
+    match ask_unproven(address).await {
+        Err(AdminClientError::NotRunning(_)) => (
+            format!("no larder runs: nothing listens on {address}"),
+            "start it: larder serve, or systemctl start larder",
+        ),
+        Err(error @ AdminClientError::NotLarder { .. }) => {
+            (error.to_string(), "stop the program that listens there (ss -ltnp), or give larder another [admin] listen")
+        }
+        Err(error) => (
+            error.to_string(),
+            "another program has this port, or larder hangs; check which one listens there (ss -ltnp)",
+        ),
+        Ok(_) => (
+            format!("something answers on {address} as larder does, but the store in {store} is not in use"),
+            "another larder listens there: give the doctor its --config, or this one another port",
+        ),
     }
-    let token = known_token(config, examined).filter(|_| examined.lock == LockState::Held);
-    let status = get(address, "/admin/v1/status", token.as_ref().map(ExposeSecret::expose_secret)).await;
-    let report = match status.map(|body| serde_json::from_slice::<StatusReport>(&body)) {
-        Ok(Ok(report)) => report.mirror,
-        Ok(Err(_)) => {
-            let finding = format!("the larder on {address} has another version than this command, {own_version}");
+}
+
+/// Checks the larder that was found.
+async fn check_answering(config: &Config, found: running_larder::RunningLarder) -> (RunningLarder, Check) {
+    let larder = found.admin;
+    let own_version = env!("CARGO_PKG_VERSION");
+    let place = larder.server().map(|server| format!("at {server}")).unwrap_or_default();
+    let ready = in_probe_time(larder.get("/readyz")).await;
+    let status = in_probe_time(larder.get(STATUS)).await;
+    let mut running = RunningLarder { state: LarderState::Up, larder: Some(larder), ..RunningLarder::default() };
+    match ready {
+        Some(Ok(_)) => {}
+        Some(Err(error)) => {
+            let check = Check::fail(RUNNING, format!("larder runs, but is not ready: {error}"));
+            return (running, check.advise("restore the store folder, or restart larder; see its log"));
+        }
+        None => {
+            let check = Check::fail(RUNNING, format!("larder did not answer within {} s", PROBE_TIMEOUT.as_secs()));
+            return (running, check.advise("larder hangs, or its machine is overloaded; see its log"));
+        }
+    }
+    let report = match status.map(|answer| answer.map(|body| serde_json::from_slice::<StatusReport>(&body))) {
+        Some(Ok(Ok(report))) => report.mirror,
+        Some(Ok(Err(_))) => {
+            let finding = format!("the larder {place} has another version than this command, {own_version}");
             return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
         }
-        // The token check reports this.
-        Err(_) => return (running, Check::passed(RUNNING, format!("ready; admin listener on {address}"))),
+        Some(Err(error)) => return (running, Check::fail(RUNNING, error.to_string())),
+        None => {
+            let finding = format!("larder made no status within {} s", PROBE_TIMEOUT.as_secs());
+            return (running, Check::warn(RUNNING, finding));
+        }
     };
     running.is_offline = report.offline;
     running.used_bytes = Some(report.archive_bytes.saturating_add(report.document_bytes));
@@ -134,8 +165,15 @@ async fn check_answering(config: &Config, examined: &StoreFindings, address: Soc
         let finding = format!("larder {} runs, but this command is {own_version}", report.version);
         return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
     }
+    let listeners = found.note.as_ref().and_then(OwnerNote::listeners);
+    let configured = config.admin.listen;
+    if let Some(listeners) = listeners.filter(|listeners| configured.port() != 0 && listeners.admin != configured) {
+        let finding =
+            format!("larder runs with its admin listener on {}, and [admin] listen is {configured}", listeners.admin);
+        return (running, Check::warn(RUNNING, finding).advise("restart larder, so that it loads this configuration"));
+    }
     let offline = if report.offline { ", offline" } else { "" };
-    (running, Check::passed(RUNNING, format!("larder {own_version}, ready{offline}; admin listener on {address}")))
+    (running, Check::passed(RUNNING, format!("larder {own_version}, ready{offline}; it answers {place}")))
 }
 
 /// Checks that the admin token exists, is private, and is the one of the running larder.
@@ -166,23 +204,24 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
         }
         TokenFile::Good { .. } => file.to_string(),
     };
-    let Some(token) = known_token(config, examined).filter(|_| is_up && examined.lock == LockState::Held) else {
+    let listener = match Store::use_of(&config.store.path) {
+        StoreUse::Noted(note) if note.place.is_same_network(&Place::here()) => {
+            note.listeners().map(|listeners| app::loopback_if_unspecified(listeners.admin))
+        }
+        _ => None,
+    };
+    let (Some(token), Some(listener)) = (known_token(config, examined), listener.filter(|_| is_up)) else {
         return Check::passed(TOKEN, token_source);
     };
-    // An empty refresh changes nothing, but needs a valid token.
-    let path = Operation::Refresh.path();
-    let token = AdminToken::Known(token.expose_secret().to_owned());
-    let client = AdminClient::new(config.admin.listen, token);
-    match timeout(PROBE_TIMEOUT, client.post(path, &TargetAddresses { what: Vec::new() })).await {
-        Ok(Err(AdminClientError::Refused { message, .. })) if message == AdminRefusal::NoToken.to_string() => {
-            Check::fail(TOKEN, format!("the running larder rejects the token of {token_source}"))
+    // The handshake needs the token of the running larder, and tells nobody the one that this command has.
+    match in_probe_time(AdminClient::at_listener(listener, token).connect()).await {
+        Some(Ok(())) => Check::passed(TOKEN, format!("{token_source}, and the running larder has the same")),
+        Some(Err(AdminClientError::NotProven { .. })) => {
+            Check::fail(TOKEN, format!("the running larder has another token than {token_source}"))
                 .advise("the running larder was started with another token; restart larder")
         }
-        Ok(Ok(_) | Err(AdminClientError::Refused { .. })) => {
-            Check::passed(TOKEN, format!("{token_source}, and the running larder accepts it"))
-        }
-        Ok(Err(error)) => Check::fail(TOKEN, error.to_string()),
-        Err(_) => Check::fail(TOKEN, format!("the running larder did not answer within {} s", PROBE_TIMEOUT.as_secs())),
+        Some(Err(error)) => Check::fail(TOKEN, error.to_string()),
+        None => Check::fail(TOKEN, format!("no answer on {listener} within {} s", PROBE_TIMEOUT.as_secs())),
     }
 }
 
@@ -195,11 +234,16 @@ fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString
     }
 }
 
-async fn get(address: SocketAddr, path: &str, token: Option<&str>) -> Result<Bytes, AdminClientError> {
+/// Asks for a sign of life.
+async fn ask_unproven(address: SocketAddr) -> Result<Bytes, AdminClientError> {
+    let client = AdminClient::unproven(address);
     let reason = || format!("no answer within {} s", PROBE_TIMEOUT.as_secs());
-    let token = token.map_or(AdminToken::Absent, |token| AdminToken::Known(token.to_owned()));
-    let answer = timeout(PROBE_TIMEOUT, AdminClient::new(address, token).get(path)).await;
-    answer.unwrap_or_else(|_| Err(AdminClientError::Failed { address: Some(address), reason: reason() }))
+    in_probe_time(client.get("/healthz")).await.unwrap_or_else(|| Err(client.failed(reason())))
+}
+
+/// The answer of a server; `None` where there is none in time.
+async fn in_probe_time<T>(answer: impl Future<Output = T>) -> Option<T> {
+    timeout(PROBE_TIMEOUT, answer).await.ok()
 }
 
 /// Free bytes below which the next provider may not fit.

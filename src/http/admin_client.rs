@@ -1,5 +1,6 @@
-//! Requests of the commands to the admin service: of the running larder on this machine, over its admin listener, or of
-//! the command's own process, without a socket.
+//! Requests of the commands to the admin service: of a running larder, over its Unix socket or its admin listener, or of
+//! the command's own process, without a socket. A listener proves first that it knows the admin token; nothing is sent
+//! before.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
@@ -16,18 +17,22 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use secrecy::{ExposeSecret, SecretString};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::net::TcpStream;
+use tokio::io::DuplexStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::either::Either;
 use tokio_util::io::StreamReader;
 
-use super::admin::{Admin, SERVER};
+use super::admin::{Admin, AdminCaller, SERVER};
 use super::body::{Body, pipe};
+use super::{admin_tls, local_socket};
 
 /// Deadline of requests that wait for no upstream.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,129 +50,137 @@ const LATE: &str = "nothing more of the answer came within";
 /// Bytes in flight in each direction within this process.
 const IN_PROCESS_BYTES: usize = 256 << 10;
 
-/// Failures of a request to the admin listener.
+/// Failures of a request to an admin service.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminClientError {
-    /// Connection refused.
+    /// Nothing listens there.
     #[error("no larder listens on {0}")]
-    NotRunning(SocketAddr),
-    /// The store is in use, and nothing listens at the admin address.
+    NotRunning(AdminServer),
+    /// The listener does not know the admin token.
     #[error(
-        "{store} is in use by another process, and no larder listens on {address}: name the admin listener of the larder \
-         that uses the store (--admin-listen, or its --config), or wait for the command that uses the store",
-        store = .store.display()
+        "{server} does not prove that it knows the admin token, so nothing was sent to it ({reason}): it is another program, or a \
+         larder with another token or of another version; see what listens there (ss -ltnp)"
     )]
-    StoreInUse {
-        /// The folder of the store.
-        store: PathBuf,
-        /// The address tried.
-        address: SocketAddr,
+    NotProven {
+        /// The listener.
+        server: AdminServer,
+        /// The failure of the handshake.
+        reason: String,
     },
     /// Another program answers at the address.
-    #[error("something else answers on {address}, and not larder ({status})")]
+    #[error("something else answers on {server}, and not larder ({status})")]
     NotLarder {
         /// The address tried.
-        address: SocketAddr,
+        server: AdminServer,
         /// The status of its answer.
         status: StatusCode,
     },
     /// The connection failed, or the answer was invalid, incomplete or late.
-    #[error("{}{reason}", in_front(.address, |address| format!("the request to the admin listener on {address} failed: ")))]
+    #[error("{}{reason}", in_front(.server, |server| format!("the request to {server} failed: ")))]
     Failed {
-        /// The address tried; `None` within this process.
-        address: Option<SocketAddr>,
+        /// The server; `None` within this process.
+        server: Option<AdminServer>,
         /// The failure.
         reason: String,
     },
     /// Larder refused the request.
-    #[error("{}{message}", in_front(.address, |address| format!("the larder on {address} answered: ")))]
+    #[error("{}{message}", in_front(.server, |server| format!("the larder at {server} answered: ")))]
     Refused {
-        /// The address tried; `None` within this process.
-        address: Option<SocketAddr>,
+        /// The server; `None` within this process.
+        server: Option<AdminServer>,
         /// Larder's error text.
         message: String,
     },
     /// The answer does not parse.
     #[error("the running larder is of another version")]
     OtherVersion(#[from] serde_json::Error),
-    /// Larder requires the admin token, and this user may not read the token file.
-    #[error(
-        "the larder on {address} requires its admin token, and this user may not read that ({reason}): run the command as larder's user (sudo -u larder larder ...)"
-    )]
-    TokenUnreadable {
-        /// The address tried.
-        address: SocketAddr,
-        /// The file and the system's error.
-        reason: String,
-    },
     /// A local file could not be read or written.
     #[error("{0}")]
     LocalIo(io::Error),
 }
 
 /// The beginning of an error text that names the running larder.
-fn in_front(address: &Option<SocketAddr>, text: impl Fn(&SocketAddr) -> String) -> String {
-    address.as_ref().map(text).unwrap_or_default()
+fn in_front(server: &Option<AdminServer>, text: impl Fn(&AdminServer) -> String) -> String {
+    server.as_ref().map(text).unwrap_or_default()
+}
+
+/// A running larder's admin service, as error texts name it.
+#[derive(Debug, Clone, PartialEq, Eq, derive_more::Display)]
+pub enum AdminServer {
+    /// The Unix socket in its store.
+    #[display("{}", _0.display())]
+    Socket(PathBuf),
+    /// Its admin listener.
+    Listener(SocketAddr),
 }
 
 /// The content type and the body of a request.
 type RequestBody = Option<(&'static str, Body)>;
 
-/// The admin token for requests to a running larder.
-#[derive(Debug)]
-pub enum AdminToken {
-    /// There is none; a larder on loopback answers reads without it.
-    Absent,
-    /// The token.
-    Known(String),
-    /// This user may not read it: the file, and the system's error.
-    Unreadable(String),
-}
-
 /// An admin service to send requests to.
 #[derive(Debug)]
 pub struct AdminClient {
-    server: AdminServer,
+    way: Way,
     /// A connection without a request yet.
-    connected: Mutex<Option<TcpStream>>,
+    connected: Mutex<Option<Connection>>,
     /// The longest pause between two steps of a command.
     step_timeout: Duration,
 }
 
+/// The way to an admin service.
 #[derive(Debug)]
-enum AdminServer {
-    Running { address: SocketAddr, token: AdminToken },
+enum Way {
+    /// Its Unix socket.
+    Socket(PathBuf),
+    /// Its admin listener, which proves that it knows the token before the token is sent.
+    Listener { address: SocketAddr, token: SecretString },
+    /// Whatever listens there. Nothing secret is sent, and what it answers is no more than a stranger's word.
+    Unproven(SocketAddr),
+    /// A service within this process.
     InProcess(Arc<Admin>),
 }
 
+/// A connection to an admin service.
+type Connection = Either<UnixStream, Either<TcpStream, Either<TlsStream<TcpStream>, DuplexStream>>>;
+
 impl AdminClient {
-    /// A client of the admin listener at `address`.
-    pub fn new(address: SocketAddr, token: AdminToken) -> Self {
-        Self::of(AdminServer::Running { address, token }, COMMAND_TIMEOUT)
+    /// A client of the larder that has the Unix socket at `path`.
+    pub fn at_socket(path: PathBuf) -> Self {
+        Self::of(Way::Socket(path), COMMAND_TIMEOUT)
+    }
+
+    /// A client of the admin listener at `address`, which must know the token.
+    pub fn at_listener(address: SocketAddr, token: SecretString) -> Self {
+        Self::of(Way::Listener { address, token }, COMMAND_TIMEOUT)
+    }
+
+    /// Asks whatever listens at `address`, without a proof: to tell whether something is alive there, and for nothing else.
+    pub fn unproven(address: SocketAddr) -> Self {
+        Self::of(Way::Unproven(address), COMMAND_TIMEOUT)
     }
 
     /// A client of a service within this process. Its requests have no time limits.
     pub fn in_process(admin: Arc<Admin>) -> Self {
-        Self::of(AdminServer::InProcess(admin), Duration::MAX)
+        Self::of(Way::InProcess(admin), Duration::MAX)
     }
 
-    fn of(server: AdminServer, step_timeout: Duration) -> Self {
-        Self { server, connected: Mutex::default(), step_timeout }
+    fn of(way: Way, step_timeout: Duration) -> Self {
+        Self { way, connected: Mutex::default(), step_timeout }
     }
 
     /// Returns true for a client of a service within this process.
     pub fn is_in_process(&self) -> bool {
-        matches!(self.server, AdminServer::InProcess(_))
+        matches!(self.way, Way::InProcess(_))
     }
 
-    /// Opens the connection of the first request.
+    /// Opens the connection of the first request, with the proof of the listener.
     ///
     /// # Errors
-    /// [`AdminClientError::NotRunning`] if nothing listens there.
+    /// [`AdminClientError::NotRunning`] if nothing listens there; [`AdminClientError::NotProven`] if something else does.
     pub async fn connect(&self) -> Result<(), AdminClientError> {
-        if let AdminServer::Running { address, .. } = self.server {
-            let stream = self.within(REQUEST_TIMEOUT, connect(address)).await?;
-            *self.connected.lock() = Some(stream);
+        if !self.is_in_process() {
+            let connection = self.within(REQUEST_TIMEOUT, self.open()).await?;
+            *self.connected.lock() = Some(connection);
         }
         Ok(())
     }
@@ -312,16 +325,18 @@ impl AdminClient {
         }
     }
 
-    fn address(&self) -> Option<SocketAddr> {
-        match &self.server {
-            AdminServer::Running { address, .. } => Some(*address),
-            AdminServer::InProcess(_) => None,
+    /// The running larder; `None` within this process.
+    pub fn server(&self) -> Option<AdminServer> {
+        match &self.way {
+            Way::Socket(path) => Some(AdminServer::Socket(path.clone())),
+            Way::Listener { address, .. } | Way::Unproven(address) => Some(AdminServer::Listener(*address)),
+            Way::InProcess(_) => None,
         }
     }
 
     /// The failure of a request to this server.
     pub fn failed(&self, reason: impl ToString) -> AdminClientError {
-        AdminClientError::Failed { address: self.address(), reason: reason.to_string() }
+        AdminClientError::Failed { server: self.server(), reason: reason.to_string() }
     }
 
     /// The time limit for a running larder; none within this process.
@@ -348,32 +363,22 @@ impl AdminClient {
         path: &str,
         body: RequestBody,
     ) -> Result<Response<Incoming>, AdminClientError> {
-        let stream = match &self.server {
-            AdminServer::Running { address, .. } => {
-                let connected = self.connected.lock().take();
-                Either::Left(match connected {
-                    Some(stream) => stream,
-                    None => connect(*address).await?,
-                })
-            }
-            AdminServer::InProcess(admin) => {
-                let (stream, served) = tokio::io::duplex(IN_PROCESS_BYTES);
-                let admin = Arc::clone(admin);
-                let service = service_fn(move |request| Arc::clone(&admin).handle(request).map(Ok::<_, Infallible>));
-                tokio::spawn(
-                    hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(served), service),
-                );
-                Either::Right(stream)
-            }
+        let connected = self.connected.lock().take();
+        let stream = match connected {
+            Some(stream) => stream,
+            None => self.open().await?,
         };
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| self.failed(e))?;
         tokio::spawn(connection);
-        let host = self.address().map_or_else(|| "localhost".to_owned(), |address| address.to_string());
-        let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
-        if let AdminServer::Running { token: AdminToken::Known(token), .. } = &self.server {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
+        let mut request = Request::builder().method(method).uri(path);
+        request = match &self.way {
+            Way::Listener { address, token } => request
+                .header(header::HOST, address.to_string())
+                .header(header::AUTHORIZATION, format!("Bearer {}", token.expose_secret())),
+            Way::Unproven(address) => request.header(header::HOST, address.to_string()),
+            Way::Socket(_) | Way::InProcess(_) => request.header(header::HOST, "localhost"),
+        };
         if let Some((content_type, _)) = &body {
             request = request.header(header::CONTENT_TYPE, *content_type);
         }
@@ -381,13 +386,53 @@ impl AdminClient {
         let request = request.body(body).map_err(|e| self.failed(e))?;
         let response = sender.send_request(request).await.map_err(|e| self.failed(e))?;
         let status = response.status();
-        match &self.server {
-            AdminServer::Running { address, .. } if response.headers().get(header::SERVER) != Some(&SERVER) => {
-                Err(AdminClientError::NotLarder { address: *address, status })
+        match self.server() {
+            Some(server) if response.headers().get(header::SERVER) != Some(&SERVER) => {
+                Err(AdminClientError::NotLarder { server, status })
             }
             _ if status.is_success() => Ok(response),
             _ => Err(self.refusal(status, &self.read_body(response, MAX_ANSWER_BYTES).await?)),
         }
+    }
+
+    /// Opens a connection. A listener has proven by its end that it knows the token.
+    async fn open(&self) -> Result<Connection, AdminClientError> {
+        let server = || self.server().ok_or_else(|| self.failed("there is no server"));
+        match &self.way {
+            Way::Socket(path) => match local_socket::connect(path).await {
+                Ok(stream) => Ok(Either::Left(stream)),
+                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                    Err(AdminClientError::NotRunning(server()?))
+                }
+                Err(e) => Err(self.failed(e)),
+            },
+            Way::Unproven(address) => Ok(Either::Right(Either::Left(self.open_tcp(*address).await?))),
+            Way::Listener { address, token } => {
+                let connector = admin_tls::connector(token).map_err(|e| self.failed(e))?;
+                let stream = self.open_tcp(*address).await?;
+                match connector.connect(admin_tls::server_name(), stream).await {
+                    Ok(stream) => Ok(Either::Right(Either::Right(Either::Left(stream)))),
+                    Err(e) => Err(AdminClientError::NotProven { server: server()?, reason: e.to_string() }),
+                }
+            }
+            Way::InProcess(admin) => {
+                let (stream, served) = tokio::io::duplex(IN_PROCESS_BYTES);
+                let admin = Arc::clone(admin);
+                let answer = move |request| Arc::clone(&admin).handle(request, AdminCaller::OwnUser);
+                let service = service_fn(move |request| answer(request).map(Ok::<_, Infallible>));
+                tokio::spawn(
+                    hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(served), service),
+                );
+                Ok(Either::Right(Either::Right(Either::Right(stream))))
+            }
+        }
+    }
+
+    async fn open_tcp(&self, address: SocketAddr) -> Result<TcpStream, AdminClientError> {
+        TcpStream::connect(address).await.map_err(|e| match e.kind() {
+            io::ErrorKind::ConnectionRefused => AdminClientError::NotRunning(AdminServer::Listener(address)),
+            _ => self.failed(e),
+        })
     }
 
     /// The error for an answer with an error status.
@@ -396,14 +441,9 @@ impl AdminClient {
         struct Errors {
             errors: Vec<String>,
         }
-        match (serde_json::from_slice::<Errors>(body), &self.server) {
-            (Ok(_), AdminServer::Running { address, token: AdminToken::Unreadable(reason) }) => {
-                AdminClientError::TokenUnreadable { address: *address, reason: reason.clone() }
-            }
-            (Ok(Errors { errors }), _) => {
-                AdminClientError::Refused { address: self.address(), message: errors.join("; ") }
-            }
-            (Err(_), _) => self.failed(format!("{status}: {}", String::from_utf8_lossy(body))),
+        match serde_json::from_slice::<Errors>(body) {
+            Ok(Errors { errors }) => AdminClientError::Refused { server: self.server(), message: errors.join("; ") },
+            Err(_) => self.failed(format!("{status}: {}", String::from_utf8_lossy(body))),
         }
     }
 
@@ -411,13 +451,6 @@ impl AdminClient {
         let body = Limited::new(response.into_body(), max_bytes).collect().await;
         body.map(|body| body.to_bytes()).map_err(|e| self.failed(e))
     }
-}
-
-async fn connect(address: SocketAddr) -> Result<TcpStream, AdminClientError> {
-    TcpStream::connect(address).await.map_err(|e| match e.kind() {
-        io::ErrorKind::ConnectionRefused => AdminClientError::NotRunning(address),
-        _ => AdminClientError::Failed { address: Some(address), reason: e.to_string() },
-    })
 }
 
 #[cfg(test)]
@@ -451,11 +484,11 @@ mod tests {
             [(&["1\n2\n"][..], &[1, 2][..]), (&["1", "2\n3", "\n"], &[12, 3]), (&["1\n", "2"], &[1, 2]), (&[], &[])]
         {
             let mut steps: Vec<u8> = Vec::new();
-            let client = AdminClient::new(listener(pieces, false).await, AdminToken::Absent);
+            let client = AdminClient::unproven(listener(pieces, false).await);
             client.post_steps("/", |step| steps.push(step)).await.unwrap();
             assert_eq!(steps, expected);
         }
-        let client = AdminClient::new(listener(&["x\n1\n"], false).await, AdminToken::Absent);
+        let client = AdminClient::unproven(listener(&["x\n1\n"], false).await);
         let mut steps: Vec<u8> = Vec::new();
         let result = client.post_steps("/", |step| steps.push(step)).await;
         assert!(matches!(result, Err(AdminClientError::OtherVersion(_))) && steps == [1]);
@@ -463,7 +496,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_command_without_a_next_step_ends_after_the_step_timeout() {
-        let mut client = AdminClient::new(listener(&["1\n", "2"], true).await, AdminToken::Absent);
+        let mut client = AdminClient::unproven(listener(&["1\n", "2"], true).await);
         client.step_timeout = Duration::from_millis(50);
         let mut steps: Vec<u8> = Vec::new();
         let error = client.post_steps("/", |step| steps.push(step)).await.unwrap_err();

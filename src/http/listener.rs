@@ -26,12 +26,14 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{Instant, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
 };
 
 use super::{
+    admin_tls::TLS_RECORD,
     body::Body,
     connection_slots::{ConnectionSlot, ConnectionSlots, PeerClass},
     idle::{Activity, CloseReason, Protocol, WatchedSocket},
@@ -119,6 +121,18 @@ pub struct Peer {
     pub memory: ReadShare,
 }
 
+/// What a listener speaks below HTTP.
+#[derive(Clone)]
+pub enum Transport {
+    /// Nothing.
+    Plain,
+    /// TLS with a certificate.
+    Tls(Arc<Tls>),
+    /// Nothing, or TLS as of [`super::admin_tls`], by the first byte of each connection. The function returns the acceptor of
+    /// the current settings.
+    PlainOrAdminTls(Arc<dyn Fn() -> TlsAcceptor + Send + Sync>),
+}
+
 /// Answers the requests of a listener.
 pub type Handler = Arc<dyn Fn(Request<Incoming>, Peer) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
 
@@ -131,7 +145,7 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// Dropping the future cuts all connections at once.
 pub async fn serve(
     listener: TcpListener,
-    tls: Option<Arc<Tls>>,
+    transport: Transport,
     limits: Limits,
     slots: ConnectionSlots,
     classify: impl Fn(IpAddr) -> PeerClass,
@@ -145,7 +159,7 @@ pub async fn serve(
     let (full_log, closed_log) = (LogRateLimit::default(), LogRateLimit::default());
     let mut acceptor = Acceptor { listener, slots: slots.clone(), classify, full_log, closed_log, failures: 0 };
     let memory = ReadBudget::new(limits.memory_bytes);
-    let state = Arc::new(ListenerState { tls, limits, slots, memory, handler, stop: stop.clone() });
+    let state = Arc::new(ListenerState { transport, limits, slots, memory, handler, stop: stop.clone() });
 
     while let Some((socket, address, slot)) = stop.run_until_cancelled(acceptor.next()).await {
         let state = Arc::clone(&state);
@@ -253,7 +267,7 @@ fn is_connection_error(error: &io::Error) -> bool {
 
 /// State shared by all connections of a listener.
 struct ListenerState {
-    tls: Option<Arc<Tls>>,
+    transport: Transport,
     limits: Limits,
     slots: ConnectionSlots,
     memory: ReadBudget,
@@ -268,9 +282,25 @@ impl ListenerState {
         let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
         let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
         let activity = Activity::new(idle, header_time, memory.clone(), outsider_deadline);
+        let tls = match &self.transport {
+            Transport::Tls(tls) => Some(Arc::clone(tls)),
+            _ => None,
+        };
+        let handshake_time = outsider_time.map_or(handshake, |time| handshake.min(time));
+        let acceptor = match &self.transport {
+            Transport::Plain => None,
+            Transport::Tls(tls) => Some(tls.acceptor(self.limits.http2)),
+            Transport::PlainOrAdminTls(acceptor) => {
+                let mut first = [0];
+                match self.stop.run_until_cancelled(timeout(header_time, socket.peek(&mut first))).await {
+                    Some(Ok(Ok(1))) => (first == [TLS_RECORD]).then(|| acceptor()),
+                    _ => return tracing::debug!(%address, "a connection sent nothing"),
+                }
+            }
+        };
         let socket = WatchedSocket::new(socket, Arc::clone(&activity));
-        let peer = Peer { address, tls: self.tls.clone(), memory };
-        let Some(tls) = &self.tls else {
+        let peer = Peer { address, tls, memory };
+        let Some(acceptor) = acceptor else {
             let (protocol, http) = match self.limits.http2 {
                 true => (Protocol::Undecided(0), self.http()),
                 false => (Protocol::Http1, self.http().http1_only()),
@@ -278,8 +308,7 @@ impl ListenerState {
             activity.begin(protocol);
             return self.run_http(socket, peer, http, &activity).await;
         };
-        let handshake_time = outsider_time.map_or(handshake, |time| handshake.min(time));
-        let accepting = timeout(handshake_time, tls.acceptor(self.limits.http2).accept(socket));
+        let accepting = timeout(handshake_time, acceptor.accept(socket));
         let stream = match self.stop.run_until_cancelled(accepting).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),

@@ -4,11 +4,13 @@
 mod admin;
 
 pub mod admin_client;
+pub mod admin_tls;
 mod body;
 pub mod clients;
 pub mod connection_slots;
 mod idle;
 pub mod listener;
+pub mod local_socket;
 mod page;
 pub mod probe_client;
 mod requests;
@@ -25,7 +27,7 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-pub use self::admin::{Admin, AdminProcess, RunAccess};
+pub use self::admin::{Admin, AdminCaller, AdminProcess, RunAccess};
 pub use self::body::Body;
 pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;

@@ -11,7 +11,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::Instant;
 
-use super::admin_client::{AdminClient, AdminClientError, AdminToken};
+use super::admin_client::{AdminClient, AdminClientError};
 use super::connection_slots::{ConnectionSlots, PeerClass};
 
 /// Bytes that are no request in any protocol that larder speaks, with TLS or without. They are refused before a handler,
@@ -116,7 +116,7 @@ pub struct ListenerTarget<'a> {
 /// sign of death. A runtime that hangs is noticed by the caller, which runs on it and would hang too.
 pub async fn check_listeners(main: ListenerTarget<'_>, admin: ListenerTarget<'_>) -> Result<(), LivenessError> {
     if admin.can_be_checked().await {
-        AdminClient::new(admin.address, AdminToken::Absent).get("/healthz").await?;
+        AdminClient::unproven(admin.address).get("/healthz").await?;
     }
     if main.can_be_checked().await {
         send_liveness_bytes(main.address).await.map_err(|error| LivenessError::Main(main.address, error))?;
@@ -166,7 +166,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::super::admin::SERVER;
-    use super::super::listener::{Handler, Limits, serve};
+    use super::super::listener::{Handler, Limits, Transport, serve};
     use super::super::{Body, RequestMetrics, response};
     use super::*;
 
@@ -188,7 +188,15 @@ mod tests {
             let limits = Limits { header_time: ONE_HOUR, idle: ONE_HOUR, ..limits };
             let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
             let classify = |_| PeerClass::Client;
-            tokio::spawn(serve(listener, None, limits, slots.clone(), classify, handler, CancellationToken::new()));
+            tokio::spawn(serve(
+                listener,
+                Transport::Plain,
+                limits,
+                slots.clone(),
+                classify,
+                handler,
+                CancellationToken::new(),
+            ));
             Self { address, slots }
         }
 
@@ -325,14 +333,14 @@ mod tests {
             std::fs::write(path, pem).unwrap();
         }
         let tls = Arc::new(super::super::tls::Tls::load(&certificate, &key).unwrap());
-        for tls in [None, Some(tls)] {
+        for transport in [Transport::Plain, Transport::Tls(tls)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let handler: Handler = Arc::new(|_, _| Box::pin(async { panic!("the liveness bytes are not a request") }));
             let limits = Limits::default();
             let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
             let (classify, stop) = (|_| PeerClass::Client, CancellationToken::new());
-            tokio::spawn(serve(listener, tls, limits, slots, classify, handler, stop));
+            tokio::spawn(serve(listener, transport, limits, slots, classify, handler, stop));
             timeout(TEST_TIMEOUT, send_liveness_bytes(address)).await.unwrap().unwrap();
         }
     }

@@ -13,6 +13,9 @@ const ID_BYTES: usize = 16;
 /// First segment of the paths of a run.
 const SEGMENT: &str = "/run/";
 
+/// The query parameter in which a run names its network: [`crate::place::Place::network_id`].
+pub const RUN_NETWORK: &str = "network";
+
 /// The id of one `larder run`: random, so that no run counts for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RunId([u8; ID_BYTES]);

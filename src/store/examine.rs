@@ -1,7 +1,6 @@
 //! Inspects a store without opening it, for the doctor: it may be unused or in use by a running larder. Changes
 //! nothing, except for one new file that is removed at once.
 
-use std::fs::TryLockError;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -16,8 +15,6 @@ use crate::address::{Hostname, Name, ProviderAddress};
 pub struct StoreFindings {
     /// True if the store exists.
     pub exists: Result<bool, StoreError>,
-    /// The state of the store's lock.
-    pub lock: LockState,
     /// `Ok` if this larder reads the format of the store.
     pub format: Result<(), StoreError>,
     /// `Ok` if this user can write to the store, or create it.
@@ -28,17 +25,6 @@ pub struct StoreFindings {
     pub disk_space: Result<DiskSpace, StoreError>,
     /// The file of the admin token.
     pub token: TokenFile,
-}
-
-/// State of a store's lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LockState {
-    /// Not locked.
-    Free,
-    /// Locked by a running larder or a command.
-    Held,
-    /// Not visible to this user.
-    Unseen,
 }
 
 /// The file that the commands find the admin token in.
@@ -69,11 +55,6 @@ impl Store {
         let owner = std::fs::metadata(&nearest_existing).ok().map(|meta| meta.uid());
         let own_user = rustix::process::geteuid().as_raw();
         StoreFindings {
-            lock: match exists {
-                Ok(true) => lock_state(&root.join("lock")),
-                Ok(false) => LockState::Free,
-                Err(_) => LockState::Unseen,
-            },
             format: if exists_on_disk { disk::format_of(&root.join("format")).map(drop) } else { Ok(()) },
             writable: if exists_on_disk { check_writable(&root) } else { check_creatable(&nearest_existing) },
             foreign_owner: owner.filter(|owner| exists_on_disk && *owner != own_user),
@@ -114,18 +95,6 @@ impl Store {
 fn nearest_existing(folder: &Path) -> PathBuf {
     let exists = |path: &&Path| path.symlink_metadata().is_ok();
     folder.ancestors().find(exists).unwrap_or(Path::new("/")).to_owned()
-}
-
-fn lock_state(path: &Path) -> LockState {
-    match disk::open(path) {
-        Ok(Some(lock)) => match lock.try_lock_shared() {
-            Ok(()) => LockState::Free,
-            Err(TryLockError::WouldBlock) => LockState::Held,
-            Err(TryLockError::Error(_)) => LockState::Unseen,
-        },
-        Ok(None) => LockState::Free,
-        Err(_) => LockState::Unseen,
-    }
 }
 
 /// Checks that this user can create files in an existing store.

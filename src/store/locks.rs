@@ -1,4 +1,4 @@
-//! The lock of an open store with the note of its owner's listeners, the check that the store's path still leads to the
+//! The lock of an open store with the note of its owner, the check that the store's path still leads to the
 //! locked store, and locks for many keys.
 
 use std::fs::{File, TryLockError};
@@ -15,17 +15,40 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::disk::{self, Identity, LockKind};
+use crate::place::Place;
 
-/// Size limit of the note in a lock file, in bytes.
-const MAX_NOTE_BYTES: usize = 4096;
+/// Size of the note in a lock file, in bytes. A shorter note ends in spaces.
+const NOTE_BYTES: usize = 4096;
 
 /// Tries to lock a store at whose lock others only look.
 const MAX_LOOKS: u32 = 1000;
 /// The pause between two of them.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
-/// The addresses at which the larder that has a store listens. Noted in the lock file, so that other processes of this
-/// machine find it on whatever ports it has.
+/// The process that has a store, as the lock file notes it from the moment that the lock is taken. Other processes then know
+/// whether it answers requests, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerNote {
+    /// Where it runs.
+    pub place: Place,
+    /// Its process id, for people.
+    pub process: u32,
+    /// What it is.
+    #[serde(flatten)]
+    pub owner: StoreOwner,
+}
+
+/// The kinds of processes that have a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "owner", rename_all = "snake_case")]
+pub enum StoreOwner {
+    /// A command, or a larder that does not listen yet. It answers no requests.
+    Silent,
+    /// A larder that listens.
+    Larder(ListenerNote),
+}
+
+/// Where a larder listens. Besides, it answers the commands of this machine at [`super::Store::admin_socket`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerNote {
     /// The main listener.
@@ -33,17 +56,52 @@ pub struct ListenerNote {
     /// The admin listener.
     pub admin: SocketAddr,
     /// The Unix socket at which another process gets both sockets, where the larder ends with a client.
-    #[serde(default)]
     pub handover: Option<PathBuf>,
 }
 
-impl ListenerNote {
-    /// Reads the note in a lock file; `None` without one.
+impl OwnerNote {
+    fn of_this_process(owner: StoreOwner) -> Self {
+        Self { place: Place::here(), process: std::process::id(), owner }
+    }
+
+    /// Reads the note in a lock file; `None` without one that this version can read.
     pub(super) fn read(lock_file: &File) -> Option<Self> {
-        let mut note = [0; MAX_NOTE_BYTES];
+        let mut note = [0; NOTE_BYTES];
         let length = lock_file.read_at(&mut note, 0).ok()?;
         serde_json::from_slice(note.get(..length)?).ok()
     }
+
+    /// Replaces the note of an earlier owner in one write, so that nobody reads half of each.
+    fn write(&self, lock_file: &File) -> io::Result<()> {
+        let mut note = serde_json::to_vec(self).map_err(io::Error::other)?;
+        if note.len() >= NOTE_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        note.resize(NOTE_BYTES - 1, b' ');
+        note.push(b'\n');
+        lock_file.write_all_at(&note, 0)
+    }
+
+    /// The listeners; `None` for a process that answers no requests.
+    pub fn listeners(&self) -> Option<&ListenerNote> {
+        match &self.owner {
+            StoreOwner::Silent => None,
+            StoreOwner::Larder(listeners) => Some(listeners),
+        }
+    }
+}
+
+/// Who has the store in a folder, seen from outside.
+#[derive(Debug, Clone)]
+pub enum StoreUse {
+    /// Nobody: there is no store, or its lock is free, or several processes only read it.
+    Free,
+    /// A process that noted itself.
+    Noted(OwnerNote),
+    /// A process without a note that this version can read: it has just taken the lock, or is of another version.
+    Unnoted,
+    /// This user may not look.
+    Unseen(StoreError),
 }
 
 /// The lock on a store, shared by its readers and writers and released with the last of them.
@@ -61,6 +119,7 @@ struct LockedFile {
     identity: Identity,
     is_gone: AtomicBool,
     file: File,
+    kind: LockKind,
 }
 
 impl StoreLock {
@@ -77,12 +136,12 @@ impl StoreLock {
             Err(TryLockError::WouldBlock) => return Err(StoreError::Locked(root.to_owned())),
             Err(TryLockError::Error(source)) => return Err(StoreError::io("lock", root, source)),
         }
-        // A note of an earlier owner would lead commands, and the admin token, to whatever has its port now. A store that
-        // is only read keeps it, and nobody heeds it, because its lock is shared.
+        // The note of an earlier owner says nothing about this one. A store that is only read keeps it, and nobody heeds
+        // it, because its lock is shared.
         if kind == LockKind::Exclusive
-            && let Err(error) = lock_file.set_len(0)
+            && let Err(error) = OwnerNote::of_this_process(StoreOwner::Silent).write(&lock_file)
         {
-            tracing::debug!(%error, "the lock file cannot be emptied");
+            tracing::debug!(%error, "the lock file does not name this process");
         }
         let identity = disk::identity(&lock_file).map_err(|e| StoreError::io("look at", &path, e))?;
         Ok(Self(Arc::new(LockedFile {
@@ -91,18 +150,20 @@ impl StoreLock {
             identity,
             is_gone: AtomicBool::new(false),
             file: lock_file,
+            kind,
         })))
     }
 
-    /// Notes the listeners of this process. Without the note, commands need the addresses from their configuration.
-    pub(super) fn note_listeners(&self, note: &ListenerNote) {
-        let written = serde_json::to_vec(note).map_err(io::Error::other).and_then(|mut line| {
-            line.push(b'\n');
-            self.0.file.write_all_at(&line, 0)
-        });
-        if let Err(error) = written {
-            tracing::debug!(%error, "the lock file does not name the listeners");
+    /// Notes the listeners of this process. Without the note, commands take the store for one in use by a command.
+    pub(super) fn note_listeners(&self, listeners: ListenerNote) {
+        if let Err(error) = OwnerNote::of_this_process(StoreOwner::Larder(listeners)).write(&self.0.file) {
+            tracing::warn!(%error, "the lock file does not name the listeners, so no command finds this larder");
         }
+    }
+
+    /// The kind of lock.
+    pub(super) fn kind(&self) -> LockKind {
+        self.0.kind
     }
 
     /// The store's folder.

@@ -36,13 +36,13 @@ use std::sync::Arc;
 
 pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::disk::DiskSpace;
-pub use self::examine::{LockState, StoreFindings, TokenFile};
+pub use self::examine::{StoreFindings, TokenFile};
 use self::folder::{FolderBlobs, FolderRecords};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
 pub use self::key::{DocumentKey, HourOfDay, Key, RecordGroup};
-pub use self::locks::ListenerNote;
 use self::locks::StoreLock;
 pub(crate) use self::locks::Striped;
+pub use self::locks::{ListenerNote, OwnerNote, StoreOwner, StoreUse};
 pub use self::records::{
     Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordStep, Records, WriteOutcome, to_json,
 };
@@ -78,32 +78,33 @@ impl Store {
         disk::folder_exists(&folder.join("v1"))
     }
 
-    /// Returns true if `folder` has a store that no process has open.
-    pub fn is_free(folder: &Path) -> bool {
-        // An unreadable lock may belong to another user.
-        let lock = disk::open(&folder.join("v1/lock")).ok().flatten();
-        lock.is_some_and(|lock| lock.try_lock_shared().is_ok())
-    }
-
-    /// Returns the listeners of the larder that has the store in `folder` open; `None` where no larder has it, or its
-    /// version notes none.
-    pub fn listeners(folder: &Path) -> Option<ListenerNote> {
-        let lock = disk::open(&folder.join("v1/lock")).ok().flatten()?;
-        match lock.try_lock_shared() {
-            Ok(()) => None,
-            Err(_) => ListenerNote::read(&lock),
+    /// Who has the store in `folder` open. Opens nothing but its lock file, and never waits.
+    pub fn use_of(folder: &Path) -> StoreUse {
+        match disk::open(&folder.join("v1/lock")) {
+            Ok(None) => StoreUse::Free,
+            Ok(Some(lock)) => match lock.try_lock_shared() {
+                Ok(()) => StoreUse::Free,
+                Err(_) => OwnerNote::read(&lock).map_or(StoreUse::Unnoted, StoreUse::Noted),
+            },
+            Err(error) => StoreUse::Unseen(error),
         }
     }
 
-    /// Returns the listeners of the larder that last had the store in `folder` open. Another program may listen there now.
-    pub fn last_listeners(folder: &Path) -> Option<ListenerNote> {
+    /// The note of the process that last had the store in `folder`, whether it still runs or not.
+    pub fn last_owner(folder: &Path) -> Option<OwnerNote> {
         let lock = disk::open(&folder.join("v1/lock")).ok().flatten()?;
-        ListenerNote::read(&lock)
+        OwnerNote::read(&lock)
     }
 
-    /// Notes the listeners of this process, for [`Self::listeners`].
-    pub fn note_listeners(&self, note: &ListenerNote) {
-        self.lock.note_listeners(note);
+    /// Notes the listeners of this process, for [`Self::use_of`].
+    pub fn note_listeners(&self, listeners: ListenerNote) {
+        self.lock.note_listeners(listeners);
+    }
+
+    /// The Unix socket at which the larder that has the store in `folder` answers commands of this machine. Its folder is
+    /// private.
+    pub fn admin_socket(folder: &Path) -> PathBuf {
+        folder.join("v1/admin.sock")
     }
 
     /// Opens the store in `folder`; creates it if absent.
@@ -153,9 +154,19 @@ impl Store {
         disk::disk_space(&self.root)
     }
 
-    /// The store's folder.
+    /// The folder of this version's files.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The configured folder.
+    pub fn folder(&self) -> &Path {
+        self.root.parent().unwrap_or(&self.root)
+    }
+
+    /// True for a store that cannot be written: other processes may have it open, too.
+    pub fn is_shared(&self) -> bool {
+        self.lock.kind() == disk::LockKind::Shared
     }
 
     /// Checks that the store is still there and still the locked one.
@@ -184,8 +195,7 @@ impl Store {
     /// [`StoreError::Unavailable`]: a folder that is not ours gets none.
     pub fn admin_token(&self) -> Result<String, StoreError> {
         self.lock.check()?;
-        let folder = self.root.parent().unwrap_or(&self.root);
-        let path = Self::token_file(folder);
+        let path = Self::token_file(self.folder());
         if let Some(token) = disk::read_secret(&path)? {
             return Ok(token);
         }
@@ -203,16 +213,12 @@ impl Store {
         folder.join("admin-token")
     }
 
-    /// Reads the token that another process made; `None` if it is absent or unreadable.
-    pub fn read_admin_token(folder: &Path) -> Option<String> {
-        // Without a token the admin listener still answers reads on loopback. It answers everything else with the advice
-        // that the token is missing.
-        disk::read_secret(&Self::token_file(folder)).ok().flatten()
-    }
-
-    /// The reason why this user may not read the token; `None` if the user may.
-    pub fn admin_token_denial(folder: &Path) -> Option<StoreError> {
-        disk::read_secret(&Self::token_file(folder)).err().filter(StoreError::is_denied)
+    /// Reads the token that another process made; `None` if there is no usable one.
+    ///
+    /// # Errors
+    /// This user may not read it, or the disk failed.
+    pub fn read_admin_token(folder: &Path) -> Result<Option<String>, StoreError> {
+        disk::read_secret(&Self::token_file(folder))
     }
 
     /// Marks a clean close, so that the next start trusts the index.

@@ -95,6 +95,7 @@ mod service;
 mod small_disk;
 mod status_page;
 mod store_conformance;
+mod strangers;
 mod support;
 mod terminal;
 mod times;

@@ -6,7 +6,7 @@ use http::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::admin::{FakeAdmin, JobScript};
+use crate::support::admin::{FakeAdmin, JobScript, TOKEN};
 use crate::support::command_setup;
 use crate::support::eventually;
 use crate::support::larder::{Folder, HOST};
@@ -59,7 +59,7 @@ impl WarmCommandSetup {
             home.path().display()
         );
         std::fs::write(home.path().join("mirror.toml"), text).unwrap();
-        std::fs::write(home.path().join("our-token"), "0123456789abcdef0123456789abcdef").unwrap();
+        std::fs::write(home.path().join("our-token"), TOKEN).unwrap();
         std::fs::write(home.path().join(".terraform.lock.hcl"), LOCK).unwrap();
         Self { home, admin }
     }

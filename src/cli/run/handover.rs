@@ -5,18 +5,16 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
-use rustix::process::geteuid;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -24,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::Sockets;
-use crate::http::Runs;
+use crate::http::{Runs, local_socket};
 use crate::protocol::run::{RunId, RunReport};
 
 /// The longest wait for a message of the other run.
@@ -48,9 +46,7 @@ impl Following {
     /// Connects to the run that has this Unix socket; also returns the listening sockets of its larder.
     pub(super) async fn connect(path: &Path, id: RunId) -> io::Result<(Self, Sockets)> {
         let exchange = async {
-            let folder = Folder::of(path)?;
-            let mut connection = UnixStream::connect(folder.path_of(path)).await?;
-            check_user(&connection)?;
+            let mut connection = local_socket::connect(path).await?;
             connection.write_all(id.to_string().as_bytes()).await?;
             let sockets = connection.async_io(Interest::READABLE, || receive(&connection)).await?;
             Ok((Self { connection }, sockets))
@@ -89,53 +85,14 @@ pub(super) enum FollowingEnd {
     Left,
 }
 
-/// Makes the Unix socket of a run.
-pub(super) fn listen(path: &Path) -> io::Result<UnixListener> {
-    let folder = Folder::of(path)?;
-    UnixListener::bind(folder.path_of(path))
-}
-
-/// The open folder of a Unix socket. The path of a socket has 107 bytes at most on Linux, and TMPDIR alone can be longer: a
-/// path through the descriptor of the folder is short.
-#[cfg(target_os = "linux")]
-struct Folder(OwnedFd);
-
-#[cfg(target_os = "linux")]
-impl Folder {
-    fn of(path: &Path) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(path.parent().unwrap_or(path), flags, Mode::empty())?))
-    }
-
-    fn path_of(&self, path: &Path) -> PathBuf {
-        let folder = PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()));
-        folder.join(path.file_name().unwrap_or_default())
-    }
-}
-
-/// Elsewhere a path that is too long is an error.
-#[cfg(not(target_os = "linux"))]
-struct Folder;
-
-#[cfg(not(target_os = "linux"))]
-impl Folder {
-    fn of(_: &Path) -> io::Result<Self> {
-        Ok(Self)
-    }
-
-    fn path_of(&self, path: &Path) -> PathBuf {
-        path.to_owned()
-    }
-}
-
 /// Gives the sockets to every run that connects, until `ended`. A run that leaves, and each run at the end, gets the list of
 /// its files; then its connection ends.
 pub(super) async fn serve(listener: UnixListener, sockets: Sockets, runs: Runs, ended: CancellationToken) {
     let mut followers = JoinSet::new();
-    while let Some(accepted) = ended.run_until_cancelled(listener.accept()).await {
+    while let Some(accepted) = ended.run_until_cancelled(local_socket::accept(&listener)).await {
         while followers.try_join_next().is_some() {}
         match (accepted, sockets.duplicate()) {
-            (Ok((connection, _)), Ok(sockets)) if followers.len() < MAX_FOLLOWERS => {
+            (Ok(connection), Ok(sockets)) if followers.len() < MAX_FOLLOWERS => {
                 followers.spawn(give(connection, sockets, runs.clone(), ended.clone()));
             }
             (Ok(_), _) => {}
@@ -149,7 +106,6 @@ pub(super) async fn serve(listener: UnixListener, sockets: Sockets, runs: Runs, 
 }
 
 async fn give(mut connection: UnixStream, sockets: Sockets, runs: Runs, ended: CancellationToken) -> io::Result<()> {
-    check_user(&connection)?;
     let mut id = [0; 32];
     timeout(MESSAGE_TIMEOUT, connection.read_exact(&mut id)).await??;
     let id = std::str::from_utf8(&id).ok().and_then(RunId::parse).ok_or(io::ErrorKind::InvalidData)?;
@@ -163,12 +119,6 @@ async fn give(mut connection: UnixStream, sockets: Sockets, runs: Runs, ended: C
     }
     let report = serde_json::to_vec(&runs.report(id).await).map_err(io::Error::other)?;
     timeout(MESSAGE_TIMEOUT, connection.write_all(&report)).await?
-}
-
-/// Refuses a process of another user: the folder of the socket is private, and a system may not honour that for sockets.
-fn check_user(connection: &UnixStream) -> io::Result<()> {
-    let is_ours = connection.peer_cred()?.uid() == geteuid().as_raw();
-    if is_ours { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 fn send(connection: &UnixStream, sockets: &Sockets) -> io::Result<()> {

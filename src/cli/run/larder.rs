@@ -17,14 +17,15 @@ use tokio_util::sync::CancellationToken;
 use super::handover::{Following, FollowingEnd};
 use super::own_larder::OwnLarder;
 use super::temp_folder::TempFolder;
+use crate::app::running_larder::{self, NotReached, RunningLarder};
 use crate::app::{Sockets, StartError};
-use crate::cli::CommonOptions;
-use crate::cli::admin_service::{parse, running_larder};
+use crate::cli::admin_service::parse;
 use crate::config::{Config, Server};
-use crate::http::admin_client::{AdminClient, AdminClientError, AdminToken};
-use crate::protocol::admin::{CLIENT_CONFIG, RUNS, STATUS};
-use crate::protocol::run::{RunId, RunReport};
-use crate::store::{Store, StoreError};
+use crate::http::admin_client::{AdminClient, AdminClientError};
+use crate::place::Place;
+use crate::protocol::admin::{RUNS, STATUS};
+use crate::protocol::run::{RUN_NETWORK, RunId, RunReport};
+use crate::store::{OwnerNote, Store, StoreError, StoreUse};
 
 /// The longest wait for a larder that has the store and does not listen yet, or not any more, and for a run that continues the
 /// larder of one that has just ended.
@@ -91,7 +92,6 @@ impl LarderOfRun {
     /// The store is taken by a command, or a larder does not start.
     pub(super) async fn find_or_start(
         config: &Config,
-        common: &CommonOptions,
         offline: bool,
         folder: &Arc<TempFolder>,
     ) -> anyhow::Result<Self> {
@@ -99,7 +99,7 @@ impl LarderOfRun {
         let own_config = config_of_run(config, offline);
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
-            match find(config, common).await {
+            match find(config).await {
                 Ok(Some(FoundLarder { admin, is_offline, holder })) => {
                     if offline && !is_offline {
                         bail!(
@@ -116,8 +116,6 @@ impl LarderOfRun {
                         Holder::Service => return Ok(Self { id, admin, source: LarderSource::Service, note }),
                     };
                     if let Ok((following, sockets)) = Following::connect(&handover, id).await {
-                        // The larder that answered before may have ended since.
-                        let admin = AdminClient::new(sockets.admin.local_addr()?, AdminToken::Absent);
                         let leave = CancellationToken::new();
                         let mut config = own_config;
                         // The run that continues an offline larder stays offline, for the runs that asked for that.
@@ -145,19 +143,14 @@ impl LarderOfRun {
                     Err(error) => return Err(anyhow::Error::from(error).context("larder did not start")),
                 },
                 // Another run has just begun, or ends.
-                Err(
-                    AdminClientError::StoreInUse { .. }
-                    | AdminClientError::NotRunning(_)
-                    | AdminClientError::Failed { .. },
-                ) if Instant::now() < deadline => {}
+                Err(error) if error.may_pass() && Instant::now() < deadline => {}
                 Err(error) => return Err(error.into()),
             }
             sleep(LOCK_PAUSE).await;
         }
     }
 
-    fn own(id: RunId, larder: OwnLarder, admin: SocketAddr) -> Self {
-        let admin = AdminClient::new(admin, AdminToken::Absent);
+    fn own(id: RunId, larder: OwnLarder, admin: AdminClient) -> Self {
         Self { id, admin, source: LarderSource::Own(larder), note: None }
     }
 
@@ -179,14 +172,11 @@ impl LarderOfRun {
         self.note.as_ref()
     }
 
-    /// The `host` blocks for the client. They have the id of this run in their URLs, where the larder knows runs.
+    /// The `host` blocks for the client. They have the id of this run in their URLs, unless larder ends TLS.
     pub(super) async fn host_blocks(&self) -> anyhow::Result<String> {
-        let answer = match self.get(&format!("{RUNS}/{}/client-config", self.id)).await {
-            // A larder of an older version.
-            Err(AdminClientError::Refused { .. }) => self.get(CLIENT_CONFIG).await,
-            answer => answer,
-        };
-        Ok(String::from_utf8_lossy(&answer?).into_owned())
+        let network = Place::here().network_id();
+        let answer = self.get(&format!("{RUNS}/{}/client-config?{RUN_NETWORK}={network}", self.id)).await?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 
     /// Asks the larder. Where another run ends meanwhile, the larder after it answers.
@@ -194,7 +184,7 @@ impl LarderOfRun {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match self.admin.get(path).await {
-                Err(AdminClientError::Failed { .. })
+                Err(AdminClientError::Failed { .. } | AdminClientError::NotRunning(_))
                     if matches!(self.source, LarderSource::Followed { .. }) && Instant::now() < deadline =>
                 {
                     sleep(LOCK_PAUSE).await;
@@ -269,7 +259,8 @@ impl Follower {
                 Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {}
                 Err(error) => return Err(error.into()),
             }
-            if let Some(handover) = Store::listeners(&self.config.store.path).and_then(|noted| noted.handover)
+            if let StoreUse::Noted(note) = Store::use_of(&self.config.store.path)
+                && let Some(handover) = note.listeners().and_then(|noted| noted.handover.clone())
                 && let Ok((other, sockets)) = Following::connect(&handover, self.id).await
             {
                 if sockets.main.local_addr()? != self.sockets.main.local_addr()? {
@@ -294,36 +285,29 @@ enum Next {
 /// True in the moment between the end of a run and the start of the one that continues its larder: the store is free, and
 /// its listening sockets are still open. A larder on other ports would leave the clients of that run without an answer.
 async fn is_being_continued(store: &Path) -> bool {
-    let noted = Store::last_listeners(store).filter(|noted| noted.handover.is_some());
-    match noted {
+    let last = Store::last_owner(store).filter(|note| note.place.is_same_network(&Place::here()));
+    match last.as_ref().and_then(OwnerNote::listeners).filter(|noted| noted.handover.is_some()) {
         Some(noted) => TcpStream::connect(noted.main).await.is_ok(),
         None => false,
     }
 }
 
-/// The running larder and its status. Without a configuration, only a larder that has the user's own store is one of theirs:
-/// another user of this machine may listen on the usual port.
-async fn find(config: &Config, common: &CommonOptions) -> Result<Option<FoundLarder>, AdminClientError> {
-    let store = &config.store.path;
-    let is_named = config.source.is_some() || common.admin_listen.is_some();
-    if !is_named && !Store::exists(store).unwrap_or(false) {
-        return Ok(None);
+/// The running larder and its status.
+async fn find(config: &Config) -> Result<Option<FoundLarder>, NotReached> {
+    let Some(RunningLarder { admin, note }) = running_larder::find(config).await? else { return Ok(None) };
+    let is_offline = parse::<StatusOfRunning>(&admin.get(STATUS).await?)?.offline;
+    let noted = note.as_ref().and_then(OwnerNote::listeners);
+    if let Some(note) = &note
+        && !matches!(Store::use_of(&config.store.path), StoreUse::Noted(now) if now == *note)
+    {
+        return Err(admin.failed("the store has another larder since").into());
     }
-    let noted = Store::listeners(store);
-    if !is_named && noted.is_none() && !Store::is_free(store) {
-        let address = config.admin.listen;
-        return Err(AdminClientError::StoreInUse { store: store.clone(), address });
+    let holder = noted.and_then(|noted| noted.handover.clone()).map_or(Holder::Service, Holder::Run);
+    if let (Holder::Run(_), Some(note)) = (&holder, &note)
+        && !note.place.is_same_network(&Place::here())
+    {
+        return Err(NotReached::Elsewhere { store: config.store.path.clone(), host: note.place.host.clone() });
     }
-    let Some(admin) = running_larder(config).await? else { return Ok(None) };
-    let is_offline = match admin.get(STATUS).await {
-        Ok(status) => parse::<StatusOfRunning>(&status)?.offline,
-        Err(AdminClientError::NotLarder { .. }) if Store::listeners(store).is_none() => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    if Store::listeners(store) != noted || Store::is_free(store) {
-        return Err(admin.failed("the store has another larder since"));
-    }
-    let holder = noted.and_then(|noted| noted.handover).map_or(Holder::Service, Holder::Run);
     Ok(Some(FoundLarder { admin, is_offline, holder }))
 }
 

@@ -1,6 +1,5 @@
 //! A larder within the process of a run. Other runs may use it, and continue it when this run ends.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -13,7 +12,8 @@ use super::temp_folder::TempFolder;
 use crate::app::{App, Lifetime, Sockets, StartError, StartSettings};
 use crate::cli::print_error;
 use crate::config::Config;
-use crate::http::Runs;
+use crate::http::admin_client::AdminClient;
+use crate::http::{Runs, local_socket};
 use crate::protocol::run::{RunId, RunReport};
 use crate::store::StoreError;
 
@@ -47,16 +47,15 @@ impl OwnLarder {
         config: &Config,
         folder: &TempFolder,
         sockets: Option<Sockets>,
-    ) -> Result<(Self, SocketAddr), StartError> {
+    ) -> Result<(Self, AdminClient), StartError> {
         let path = folder.file(HANDOVER);
-        folder.remove_file(HANDOVER);
         // Without the socket no other run continues this larder.
-        let listener = handover::listen(&path);
+        let listener = local_socket::listen(&path);
         let lifetime = Lifetime::OneRun { handover: listener.is_ok().then_some(path) };
         let mut settings = StartSettings { lifetime, ..StartSettings::default() };
         settings.connections.drain = DRAIN_TIMEOUT;
         let app = App::start_on(config, settings, sockets).await?;
-        let (admin, runs) = (app.admin_address(), app.runs());
+        let (admin, runs) = (app.admin(), app.runs());
         let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
         let handing_over = listener.and_then(|listener| {
             let serving = handover::serve(listener, app.sockets()?, runs.clone(), ended.clone());

@@ -18,8 +18,8 @@ use super::machine::{LarderState, RunningLarder};
 use super::{Check, PROBE_TIMEOUT, in_time};
 use crate::address::Hostname;
 use crate::config::{Config, text};
-use crate::http::admin_client::{AdminClient, AdminToken};
 use crate::http::probe_client::ClientRoots;
+use crate::protocol::admin::CLIENT_CONFIG;
 use crate::protocol::client_config::{ClientRoute, default_text};
 use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths};
 use crate::requirements::{ClientKind, hcl};
@@ -136,9 +136,8 @@ impl ClientChecks<'_> {
 
     /// The client configuration that a user should write.
     async fn lines_to_paste(&self) -> String {
-        let client = AdminClient::new(self.config.admin.listen, AdminToken::Absent);
-        if self.running.is_up()
-            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, client.get("/admin/v1/client-config")).await
+        if let Some(larder) = &self.running.larder
+            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, larder.get(CLIENT_CONFIG)).await
         {
             return String::from_utf8_lossy(&lines).into_owned();
         }

@@ -5,7 +5,7 @@ mod operations;
 mod page;
 mod transfers;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -27,6 +27,7 @@ use crate::jobs::{
     TrafficHistory, WarmUp,
 };
 use crate::mirror::{Mirror, PinChange, RequestContext};
+use crate::place::Place;
 use crate::protocol::admin::explain::ExplainRequest;
 use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, OperationTarget, TargetAddresses};
@@ -37,6 +38,7 @@ use crate::protocol::admin::{
 use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::explain::ExplainError;
 use crate::protocol::route::Api;
+use crate::protocol::run::{RUN_NETWORK, RunId};
 use crate::protocol::{Protocols, RequestFailure};
 use crate::store::StoreError;
 
@@ -113,6 +115,15 @@ pub enum AdminProcess {
     },
 }
 
+/// Who sends a request to an admin service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminCaller {
+    /// Anybody who reaches the admin listener: the access rules decide.
+    Network,
+    /// A process of larder's own user, over a Unix socket or in this process: it may do everything.
+    OwnUser,
+}
+
 impl Admin {
     /// Stops the jobs and closes the store, for a command.
     pub async fn close(&self) -> Result<(), StoreError> {
@@ -121,53 +132,27 @@ impl Admin {
     }
 
     /// Answers a request. Browsers must not sniff the answer, and caches must not store it.
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
-        let mut response = self.answer(request).await.unwrap_or_else(|refused| *refused);
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>, caller: AdminCaller) -> Response<Body> {
+        let mut response = self.answer(request, caller).await.unwrap_or_else(|refused| *refused);
         response.headers_mut().insert(header::SERVER, SERVER);
         response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Answer {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>, caller: AdminCaller) -> Answer {
         let Some((route, row)) = AdminRoute::parse(request.uri().path()) else {
             self.requests.record_refusal(requests::Refusal::AdminPath);
             let reason = format!("there is nothing at {}: GET {INDEX} lists the paths", request.uri().path());
             return Err(errors(StatusCode::NOT_FOUND, vec![reason]));
         };
-        let headers = match host_of(&request) {
-            Ok(host) => access_headers(&request, host),
-            Err(bad_host) => {
-                self.requests.record_refusal(requests::Refusal::Malformed);
-                bodies::discard(request);
-                return Err(refused(vec![bad_host.to_string()]));
-            }
-        };
-        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
-        let admitted = match (&self.process, route) {
-            (AdminProcess::Command { .. }, _) | (_, AdminRoute::Health | AdminRoute::Ready) => Ok(()),
-            (AdminProcess::Larder { access, .. }, AdminRoute::Page) if is_read => access.may_open_page(headers),
-            (AdminProcess::Larder { access, .. }, AdminRoute::Page) => access.may_send_form(headers),
-            (AdminProcess::Larder { access, .. }, _) if is_read => access.may_read(headers),
-            (AdminProcess::Larder { access, .. }, _) => access.may_change(headers),
-        };
-        if let Err(refusal) = admitted {
-            self.requests.record_refusal(match refusal {
-                AdminRefusal::WebPage => requests::Refusal::AdminPage,
-                AdminRefusal::ForeignHost => requests::Refusal::AdminHost,
-                AdminRefusal::NoToken => requests::Refusal::AdminToken,
-            });
+        if let (AdminProcess::Larder { access, .. }, AdminCaller::Network) = (&self.process, caller)
+            && let Err(refusal) = self.check_access(access, route, &request)
+        {
             bodies::discard(request);
-            let status =
-                if refusal == AdminRefusal::NoToken { StatusCode::UNAUTHORIZED } else { StatusCode::FORBIDDEN };
-            let mut response = errors(status, vec![refusal.to_string()]);
-            if refusal == AdminRefusal::NoToken {
-                response
-                    .headers_mut()
-                    .insert(header::WWW_AUTHENTICATE, if is_read { READ_CHALLENGE } else { CHANGE_CHALLENGE });
-            }
-            return Err(response);
+            return Err(refusal);
         }
+        let is_read = is_read(request.method());
         if !row.allows(request.method().as_str()) {
             self.requests.record_refusal(requests::Refusal::Method);
             return Err(wrong_method(&row.allowed()));
@@ -198,15 +183,7 @@ impl Admin {
                 }
             }
             AdminRoute::Run(id) => Ok(json(&self.runs()?.runs.report(id).await)),
-            AdminRoute::RunClientConfig(id) => {
-                let listener = self.runs()?.listener;
-                let base =
-                    listener.map_or_else(|| self.base.clone(), |listener| format!("http://{listener}{}", id.base()));
-                match client_config::text(&self.mirror, &base, ClientRoute::HostOverride).await {
-                    Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
-                    Err(error) => Err(internal(&error.to_string())),
-                }
-            }
+            AdminRoute::RunClientConfig(id) => self.run_client_config(id, request.uri().query()).await,
             AdminRoute::Missing if method == Method::DELETE => {
                 self.mirror.library.forget_missing().await.map_err(|error| self.failure(error))?;
                 Ok(json(&OrderRequest::default()))
@@ -231,12 +208,61 @@ impl Admin {
         }
     }
 
+    /// Applies the access rules to a request of the network.
+    fn check_access(&self, access: &Access, route: AdminRoute, request: &Request<Incoming>) -> Answer<()> {
+        let host = host_of(request).map_err(|bad_host| {
+            self.requests.record_refusal(requests::Refusal::Malformed);
+            refused(vec![bad_host.to_string()])
+        })?;
+        let (headers, is_read) = (access_headers(request, host), is_read(request.method()));
+        let admitted = match route {
+            AdminRoute::Health | AdminRoute::Ready => Ok(()),
+            AdminRoute::Page if is_read => access.may_open_page(headers),
+            AdminRoute::Page => access.may_send_form(headers),
+            _ if is_read => access.may_read(headers),
+            _ => access.may_change(headers),
+        };
+        admitted.map_err(|refusal| {
+            self.requests.record_refusal(match refusal {
+                AdminRefusal::WebPage => requests::Refusal::AdminPage,
+                AdminRefusal::ForeignHost => requests::Refusal::AdminHost,
+                AdminRefusal::NoToken => requests::Refusal::AdminToken,
+            });
+            if refusal != AdminRefusal::NoToken {
+                return errors(StatusCode::FORBIDDEN, vec![refusal.to_string()]);
+            }
+            let mut response = errors(StatusCode::UNAUTHORIZED, vec![refusal.to_string()]);
+            let challenge = if is_read { READ_CHALLENGE } else { CHANGE_CHALLENGE };
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+            response
+        })
+    }
+
     /// Lists a page of what is stored.
     async fn list(&self, query: Option<&str>) -> Answer {
         let ListRequest { filter, after, max_archives } =
             ListRequest::parse(query, &self.default_host).map_err(refused)?;
         let page = self.mirror.operations.list(filter, after, max_archives).await;
         Ok(json(&page.map_err(|error| self.failure(error))?))
+    }
+
+    /// The CLI configuration for the client of a run. The run says in its query which network it is in: the loopback addresses
+    /// of another one lead to strangers.
+    async fn run_client_config(&self, id: RunId, query: Option<&str>) -> Answer {
+        let listener = self.runs()?.listener;
+        let base = listener.map_or_else(|| self.base.clone(), |listener| format!("http://{listener}{}", id.base()));
+        let runs_elsewhere = network_of_query(query).is_some_and(|network| network != Place::here().network_id());
+        if runs_elsewhere && is_loopback(&base) {
+            let reason = format!(
+                "the main listener of this larder is at {base}, which leads elsewhere on the machine (or in the container) \
+                 of this run: set [server] public_url to a URL that leads here from there"
+            );
+            return Err(errors(StatusCode::CONFLICT, vec![reason]));
+        }
+        match client_config::text(&self.mirror, &base, ClientRoute::HostOverride).await {
+            Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
+            Err(error) => Err(internal(&error.to_string())),
+        }
     }
 
     /// Explains what a client gets for an address or a URL.
@@ -386,11 +412,26 @@ impl Admin {
     }
 }
 
+/// The network in the query of a run: [`Place::network_id`].
+fn network_of_query(query: Option<&str>) -> Option<&str> {
+    query?.split('&').find_map(|pair| pair.strip_prefix(RUN_NETWORK)?.strip_prefix('='))
+}
+
+fn is_loopback(base: &str) -> bool {
+    let uri = base.parse::<http::Uri>();
+    let host = uri.as_ref().ok().and_then(http::Uri::host).unwrap_or_default().trim_matches(['[', ']']);
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 fn unknown_job(id: JobId) -> Box<Response<Body>> {
     let reason = format!(
         "there is no job {id}: old jobs are dropped from the list; their packages stay stored, so send the same order again"
     );
     errors(StatusCode::NOT_FOUND, vec![reason])
+}
+
+fn is_read(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
 }
 
 fn json(value: &impl Serialize) -> Response<Body> {

@@ -53,7 +53,9 @@ impl TestListener {
             Box::pin(async move { respond(request.uri().path(), peer, pieces) })
         });
         let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
-        let task = tokio::spawn(serve(listener, tls, limits, slots, |_| PeerClass::Client, handler, stop.clone()));
+        let transport = tls.map_or(Transport::Plain, Transport::Tls);
+        let task =
+            tokio::spawn(serve(listener, transport, limits, slots, |_| PeerClass::Client, handler, stop.clone()));
         Self { address, stop, task, feed, requests }
     }
 

@@ -10,10 +10,15 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use larder::http::admin_tls::server_config;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+/// The admin token, which the listener proves to know.
+pub(crate) const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A recorded request.
 #[derive(Debug, Clone)]
@@ -69,6 +74,7 @@ impl FakeAdmin {
         let address = listener.local_addr().unwrap();
         let state = Arc::new(Mutex::new(State { pending: scripts, ..State::default() }));
         let shared = Arc::clone(&state);
+        let acceptor = TlsAcceptor::from(server_config(&TOKEN.to_owned().into()).unwrap());
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let state = Arc::clone(&shared);
@@ -76,7 +82,12 @@ impl FakeAdmin {
                     let state = Arc::clone(&state);
                     async move { Ok::<_, Infallible>(answer(&state, request).await) }
                 });
-                tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let Ok(stream) = acceptor.accept(stream).await else { return };
+                    let _ =
+                        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+                });
             }
         });
         Self { address, state, serving }
