@@ -73,6 +73,9 @@ fn page(report: &ExplainReport, host: &Hostname, width: Option<usize>) -> String
     for alarm in &report.alarms {
         let since = format_age(report.now.since(alarm.since));
         page.row("alarm", &escape_for_terminal(&format!("{}: {} ({since})", alarm.version, alarm.detail)));
+        if let Some(evidence) = &alarm.evidence {
+            page.row("", &format!("evidence {evidence}"));
+        }
     }
     page.push(String::new());
     page.push_with_prefix("", "What a client asks, in its order, if upstream answers as it last did:");

@@ -38,8 +38,9 @@ use crate::app::StartError;
 use crate::config::{self, Config, Diagnostic, Problems};
 use crate::dated_json;
 use crate::error::safe_text;
-use crate::protocol::admin;
 
+/// Exit code of a usage error, and of an `accept` that nobody has decided about.
+const USAGE: u8 = 2;
 /// Exit code of `plan` and `verify` for a finding: something is missing or damaged.
 const FINDING: u8 = 3;
 /// Exit code for an invalid configuration (EX_CONFIG).
@@ -111,7 +112,7 @@ enum Command {
     /// Delete documents and archives; first-seen records stay
     Purge(operate::Addresses),
     /// Accept a version whose bytes, keys or files changed upstream
-    Accept(operate::Addresses),
+    Accept(operate::Accept),
     /// Exempt packages from eviction and purge
     Pin(operate::Addresses),
     /// Allow eviction and purge again
@@ -197,6 +198,8 @@ impl Arguments {
             // The client prints why a request failed, and the last line names an upstream that did not answer.
             Command::Run(_) => "warn,larder::http=error,larder::upstream=error",
             Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
+            // It shows what its alarms are about.
+            Command::Accept(_) => "warn,larder::mirror::library=off",
             // Import prints a line for each archive itself.
             Command::Import(_) => "warn,larder::mirror::transfer::tree=error",
             Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::transfer::bundle=off",
@@ -243,11 +246,14 @@ impl Command {
             Command::Import(import) => import.run(common),
             Command::Bundle(bundle) => bundle.run(common),
             Command::Inventory => bundle::print_inventory(common).map(|()| true),
-            Command::Refresh(addresses) => addresses.run(admin::Operation::Refresh, common),
-            Command::Purge(addresses) => addresses.run(admin::Operation::Purge, common),
-            Command::Accept(addresses) => addresses.run(admin::Operation::Accept, common),
-            Command::Pin(addresses) => addresses.run(admin::Operation::Pin, common),
-            Command::Unpin(addresses) => addresses.run(admin::Operation::Unpin, common),
+            Command::Refresh(addresses) => addresses.refresh(common),
+            Command::Purge(addresses) => addresses.purge(common),
+            Command::Accept(accept) => match accept.run(common) {
+                Ok(operate::Decision::Open) => return ExitCode::from(USAGE),
+                decision => decision.map(|decision| decision == operate::Decision::Accepted),
+            },
+            Command::Pin(addresses) => addresses.pin(common),
+            Command::Unpin(addresses) => addresses.unpin(common),
             Command::Verify => operate::verify(common),
             Command::Completions(completions) => completions.run(common).map(|()| true),
             Command::Man(man) => man.run(common).map(|()| true),

@@ -2,19 +2,22 @@
 //! re-hashes everything stored and shows progress; `larder missing`, which lists what was requested while offline and is
 //! not stored.
 
-use std::io::Write;
+use std::io::{IsTerminal as _, Write};
 
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::admin_service::{StoreNeed, ask, with_larder};
+use super::admin_service::{StoreNeed, ask, parse, with_larder};
 use super::terminal::{TerminalLines, TextPage, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
 use crate::http::admin_client::AdminClient;
-use crate::mirror::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};
-use crate::protocol::admin::operation::{Operation, OperationReport, TargetAddresses};
+use crate::mirror::{
+    AcceptOutcome, AcceptResult, DamageFinding, DamagedArchive, EvidenceName, RepairOutcome, VerifyEvent,
+};
+use crate::protocol::admin::operation::{AcceptRequest, Operation, OperationReport, TargetAddresses};
 use crate::protocol::admin::order::{AddressFor, AddressRequest, OrderRequest};
 use crate::protocol::admin::outcome_lines::{accepted_lines, pinned_lines, purged_lines, refreshed_lines};
 use crate::protocol::admin::{MISSING, VERIFY};
@@ -28,31 +31,134 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Runs the command; returns true if it succeeded for every address.
-    pub(super) fn run(self, operation: Operation, common: &CommonOptions) -> anyhow::Result<bool> {
-        let (config, _) = common.load()?;
-        let (json, host) = (common.json, config.default_host());
-        let (path, target) = (operation.path(), TargetAddresses { what: self.addresses });
-        let report = async |larder: &AdminClient| larder.post(path, &target).await;
-        match operation {
-            Operation::Refresh => print_result(ask(&config, report)?, json, |items| refreshed_lines(items, &host)),
-            Operation::Purge => print_result(ask(&config, report)?, json, |items| purged_lines(items, &host)),
-            Operation::Accept => print_result(ask(&config, report)?, json, |items| accepted_lines(items, &host)),
-            Operation::Pin | Operation::Unpin => {
-                print_result(ask(&config, report)?, json, |items| pinned_lines(items, &host))
-            }
-        }
+    /// Asks upstream again; returns true if it succeeded for every address.
+    pub(super) fn refresh(&self, common: &CommonOptions) -> anyhow::Result<bool> {
+        self.run(Operation::Refresh, common, refreshed_lines)
     }
+
+    /// Removes from the store; returns true if it succeeded for every address.
+    pub(super) fn purge(&self, common: &CommonOptions) -> anyhow::Result<bool> {
+        self.run(Operation::Purge, common, purged_lines)
+    }
+
+    /// Pins; returns true if it succeeded for every address.
+    pub(super) fn pin(&self, common: &CommonOptions) -> anyhow::Result<bool> {
+        self.run(Operation::Pin, common, pinned_lines)
+    }
+
+    /// Unpins; returns true if it succeeded for every address.
+    pub(super) fn unpin(&self, common: &CommonOptions) -> anyhow::Result<bool> {
+        self.run(Operation::Unpin, common, pinned_lines)
+    }
+
+    fn run<T: Serialize + DeserializeOwned>(
+        &self,
+        operation: Operation,
+        common: &CommonOptions,
+        lines_of: impl Fn(&[T], &Hostname) -> Vec<String>,
+    ) -> anyhow::Result<bool> {
+        let (config, _) = common.load()?;
+        let target = TargetAddresses { what: self.addresses.clone() };
+        let report = ask(&config, async |larder: &AdminClient| larder.post(operation.path(), &target).await)?;
+        let host = config.default_host();
+        print_result(&report, common.json, |items| lines_of(items, &host))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Accept {
+    #[command(flatten)]
+    target: Addresses,
+    /// The evidence that you decided about, as `larder status` and `larder explain` print it. Without it, a terminal shows
+    /// the evidence and asks
+    #[arg(long, value_name = "EVIDENCE", value_parser = EvidenceName::parse)]
+    evidence: Vec<EvidenceName>,
+}
+
+/// The result of an `accept`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Decision {
+    /// Everything was accepted.
+    Accepted,
+    /// Something failed.
+    Failed,
+    /// Nobody has decided yet.
+    Open,
+}
+
+impl Accept {
+    /// Accepts what the named evidence says. Where there is none, or upstream has something else, shows the evidence, and asks
+    /// on a terminal.
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<Decision> {
+        let (config, _) = common.load()?;
+        let host = config.default_host();
+        let is_asked = !common.json && std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+        let mut request = AcceptRequest { what: self.target.addresses, evidence: self.evidence };
+        block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
+            loop {
+                let answer = larder.post(Operation::Accept.path(), &request).await?;
+                let report: OperationReport<AcceptResult> = parse(&answer)?;
+                let is_accepted = print_result(&report, common.json, |items| accepted_lines(items, &host))?;
+                let undecided: Vec<EvidenceName> = undecided_evidence(&report).cloned().collect();
+                if undecided.is_empty() {
+                    return Ok(if is_accepted { Decision::Accepted } else { Decision::Failed });
+                }
+                if !is_asked {
+                    if !common.json {
+                        print_error(&format!(
+                            "nothing was accepted: compare the evidence with the publisher's release notes, and then run{}",
+                            command_with(&request.what, &undecided)
+                        ));
+                    }
+                    return Ok(Decision::Open);
+                }
+                if !tokio::task::spawn_blocking(|| confirm("Accept this? [y/N] ")).await?? {
+                    print_line("nothing was accepted");
+                    return Ok(Decision::Open);
+                }
+                request.evidence = undecided;
+            }
+        }))
+    }
+}
+
+/// The evidence in a report that nobody has decided about.
+fn undecided_evidence(report: &OperationReport<AcceptResult>) -> impl Iterator<Item = &EvidenceName> {
+    report.items.iter().filter_map(|item| match &item.outcome {
+        AcceptOutcome::Undecided(undecided) => Some(&undecided.evidence),
+        _ => None,
+    })
+}
+
+/// The command that accepts this evidence, on a line of its own.
+fn command_with(what: &[String], evidence: &[EvidenceName]) -> String {
+    let quoted = |word: &String| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "/@.:_-+".contains(c);
+        if word.chars().all(is_plain) { word.clone() } else { format!("'{word}'") }
+    };
+    let what: Vec<String> = what.iter().map(quoted).collect();
+    let evidence: String = evidence.iter().map(|evidence| format!(" --evidence {evidence}")).collect();
+    format!("\n  larder accept {}{evidence}", what.join(" "))
+}
+
+/// Asks a person; anything but a clear yes is a no.
+fn confirm(question: &str) -> std::io::Result<bool> {
+    let mut out = std::io::stdout();
+    out.write_all(question.as_bytes())?;
+    out.flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
 /// Prints the result; returns true if the command succeeded for every address.
 fn print_result<T: Serialize>(
-    report: OperationReport<T>,
+    report: &OperationReport<T>,
     json: bool,
     lines_of: impl Fn(&[T]) -> Vec<String>,
 ) -> anyhow::Result<bool> {
     if json {
-        print_json(&report);
+        print_json(report);
         return Ok(report.ok);
     }
     // Without any item, the errors say everything.

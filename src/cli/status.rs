@@ -209,12 +209,15 @@ fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
     // Alarms about refused versions come first.
     let (refusing, others): (Vec<&Alarm>, Vec<&Alarm>) = alarms.iter().partition(|alarm| alarm.kind.refuses());
     for alarm in refusing.iter().chain(&others).take(MAX_LISTED) {
-        let Alarm { kind, address, version, detail, since, resolve } = alarm;
+        let Alarm { kind, address, version, detail, since, resolve, evidence } = alarm;
         let text = format!("{}: {}", alarm_text(*kind), escape_for_terminal(detail));
         page.item(&format!("{address} {version}, {}", format_timestamp(*since)), Some(&text));
         if let Some(command) = resolve {
             page.item("if the publisher released this:", None);
             page.command(command);
+        }
+        if let Some(evidence) = evidence {
+            page.item(&format!("evidence {evidence}"), None);
         }
     }
     and_more(page, alarms.len());
@@ -285,6 +288,7 @@ mod tests {
             detail: detail.to_owned(),
             since: Timestamp(1_795_293_000),
             resolve: resolve.map(str::to_owned),
+            evidence: None,
         };
         let accept = format!("larder accept {address}@12.34.56");
         let trouble = StoreFailure {

@@ -41,6 +41,7 @@ pub use crate::mirror::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, 
 pub use crate::mirror::counters::Counters;
 pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::StoreFailure;
+pub use crate::mirror::library::evidence::EvidenceName;
 pub use crate::mirror::library::installable::RequiredPlatforms;
 pub use crate::mirror::library::missing::MissingPackage;
 pub use crate::mirror::library::proof_set::ProofSet;
@@ -48,7 +49,9 @@ pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
-pub use crate::mirror::operate::accept::{AcceptOutcome, AcceptResult, ChangedFile};
+pub use crate::mirror::operate::accept::{
+    AcceptOutcome, AcceptResult, ChangedFile, KnownKey, UndecidedEvidence, UndecidedVersion,
+};
 pub use crate::mirror::operate::explain::{
     AnswerFacts, ExplainedObject, ObjectFacts, SetProof, StoredCopy, StoredVersion, UpstreamRules, VersionFacts,
 };

@@ -277,7 +277,7 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
             "{refused:?}"
         );
 
-        let output = setup.stdout_of(&["accept", NULL_120]).await;
+        let output = setup.accept(NULL_120).await;
         for part in [
             "acme/null 1.2.0 (linux_amd64): accepted",
             "signed by ",
@@ -286,7 +286,7 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
         ] {
             assert!(output.contains(part), "{part} is not in: {output}");
         }
-        assert!(setup.stdout_of(&["accept", NULL_120]).await.contains("nothing to accept"));
+        assert!(setup.accept(NULL_120).await.contains("nothing to accept"));
         let output = json(&setup.stdout_of(&["purge", NULL, "--json"]).await);
         assert_eq!((&output["ok"], &output["items"][0]["archives"]), (&true.into(), &1.into()), "{output}");
         let output = setup.stdout_of(&["purge", NULL]).await;

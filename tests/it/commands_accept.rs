@@ -1,14 +1,20 @@
 //! The operator command `accept`, for versions that upstream republished with a foreign key or unsigned.
 
+use std::path::Path;
 use std::time::Duration;
 
 use larder::clock::Clock;
+use larder::digest::Digest;
 
+use crate::support::command_setup::CommandSetup;
+use crate::support::git_module_fixture::download_module;
 use crate::support::larder::Larder;
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::null_provider::{
     NULL, NULL_120, PACKAGE, always_revalidating, edition, install, upstream_with, zip,
 };
-use crate::support::upstream::{Fault, SigningKey, Target, sha256_hex};
+use crate::support::process::{CommandOutput, command_of, run};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target, sha256_hex};
 
 /// Until `accept`, a version that an unknown key republished is 502, or its old proof set is served.
 #[tokio::test]
@@ -117,4 +123,192 @@ async fn accept_refuses_a_proof_set_that_does_not_verify() {
         upstream.clear_faults();
         assert!(install(&larder).await.2 == old_zip, "{fault:?}");
     }
+}
+
+/// What upstream exchanges after a person has looked is not accepted, and its alarm shows what upstream has now.
+#[tokio::test]
+async fn accept_takes_only_what_was_shown() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = always_revalidating(&upstream).start().await;
+    let old_zip = install(&larder).await.2;
+    upstream.publish(edition(2).signed_by(&SigningKey::new_key()));
+    install(&larder).await;
+    let shown = evidence(&larder, "waits-for-accept").await;
+
+    let strange = SigningKey::new_key();
+    upstream.publish(edition(3).signed_by(&strange));
+    let refused = larder.accept_seen(NULL_120, &shown).await;
+    let by_now = refused.undecided().expect("the evidence of now").to_owned();
+    assert!(!refused.ok && by_now != shown, "{refused}");
+    let version = &refused.items[0].versions.as_ref().unwrap()[0];
+    assert_eq!(version["key"], strange.fingerprint(), "{refused}");
+    assert_eq!(version["file"]["now"], sha256_hex(&zip(&upstream)), "{refused}");
+    assert!(install(&larder).await.2 == old_zip, "the exchanged archive is served");
+    let alarms = larder.alarms().await;
+    assert_eq!(alarms.len(), 1, "{alarms:?}");
+    assert!(alarms[0].3["detail"].as_str().unwrap().contains(&strange.fingerprint()), "{alarms:?}");
+    assert_eq!(alarms[0].3["evidence"], by_now, "{alarms:?}");
+
+    assert!(larder.accept_seen(NULL_120, &by_now).await.ok);
+    assert!(install(&larder).await.2 == zip(&upstream));
+}
+
+/// The same for a key that is to vouch for every version of a provider.
+#[tokio::test]
+async fn accept_of_a_provider_makes_no_other_key_known_than_the_shown_one() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = always_revalidating(&upstream).start().await;
+    install(&larder).await;
+    let [second, third] = [SigningKey::new_key(), SigningKey::new_key()];
+    upstream.publish(edition(1).version("1.3.0").signed_by(&second));
+    larder.document("null", "1.3.0").await.expect(200);
+    let shown = evidence(&larder, "new-key").await;
+    upstream.publish(edition(2).version("1.3.0").signed_by(&third));
+    let refused = larder.accept_seen(NULL, &shown).await;
+    assert!(refused.undecided().is_some_and(|now| now != shown), "{refused}");
+    // The third key vouches for nothing, and the second one for no other version.
+    for key in [&second, &third] {
+        upstream.publish(edition(9).signed_by(key));
+        assert!(install(&larder).await.2 != zip(&upstream));
+    }
+    upstream.publish(edition(1));
+    upstream.publish(edition(1).version("1.3.0").signed_by(&second));
+    // The other findings end when upstream has taken them back.
+    for version in ["1.2.0", "1.3.0"] {
+        larder.document("null", version).await.expect(200);
+    }
+    assert!(larder.accept_seen(NULL, &shown).await.ok);
+    upstream.publish(edition(9).signed_by(&second));
+    assert!(install(&larder).await.2 == zip(&upstream), "the accepted key vouches for every version");
+}
+
+/// The same for the tree of a module.
+#[tokio::test]
+async fn accept_of_a_module_takes_no_other_tree_than_the_shown_one() {
+    let fixture = ModuleFixture::with_one_module().await;
+    let larder = fixture.larder().always_revalidate().start().await;
+    let first = download_module(larder.base(), "one").await.1;
+    fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# shown\n")]));
+    larder.run_command("refresh", "acme/one/test").await;
+    let shown = evidence(&larder, "moved").await;
+    fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# exchanged\n")]));
+    let refused = larder.accept_seen("acme/one/test@1.0.0", &shown).await;
+    let by_now = refused.undecided().expect("the evidence of now").to_owned();
+    assert_ne!(by_now, shown);
+    assert_eq!(evidence(&larder, "moved").await, by_now);
+    assert!(download_module(larder.base(), "one").await.1 == first);
+    fixture.publish_archive("one", &tar_gz(&[("main.tf", b"# shown\n")]));
+    let accepted = larder.accept_seen("acme/one/test@1.0.0", &shown).await;
+    assert!(accepted.ok, "{accepted}");
+    assert!(download_module(larder.base(), "one").await.1 != first);
+    assert_eq!(larder.alarms().await.len(), 0);
+}
+
+/// The evidence that an alarm shows is what `accept` asks for, as long as upstream changes nothing.
+#[tokio::test]
+async fn the_evidence_of_an_alarm_is_that_of_its_command() {
+    for (kind, is_signed) in
+        [("waits-for-accept", true), ("republished", true), ("new-key", true), ("signature-lost", false)]
+    {
+        let upstream = upstream_with(edition(1)).await;
+        let larder =
+            always_revalidating(&upstream).upstream_lines("verification = \"signature-if-keys\"").start().await;
+        install(&larder).await;
+        let changed = match kind {
+            "waits-for-accept" => edition(2).signed_by(&SigningKey::new_key()),
+            "republished" => edition(2),
+            _ if is_signed => edition(1).version("1.3.0").signed_by(&SigningKey::new_key()),
+            _ => edition(1).version("1.3.0").without_keys(),
+        };
+        upstream.publish(changed);
+        for version in ["1.2.0", "1.3.0"] {
+            larder.document("null", version).await;
+        }
+        let alarm = larder.alarms().await.into_iter().find(|alarm| alarm.0 == kind).unwrap().3;
+        let command = alarm["resolve"].as_str().unwrap().strip_prefix("larder accept ").unwrap();
+        let done = larder.accept_seen(command, alarm["evidence"].as_str().unwrap()).await;
+        assert!(done.ok && done.undecided().is_none(), "{kind}: {done}");
+        assert_eq!(larder.alarms().await.len(), 0, "{kind}");
+    }
+}
+
+/// The evidence of the alarm of this kind.
+async fn evidence(larder: &Larder, kind: &str) -> String {
+    let alarms = larder.alarms().await;
+    let alarm = alarms.iter().find(|alarm| alarm.0 == kind).unwrap_or_else(|| panic!("no {kind} in {alarms:?}"));
+    alarm.3["evidence"].as_str().unwrap().to_owned()
+}
+
+/// A version with many platforms that another key published again.
+async fn setup_with_refused_version() -> (FakeUpstream, CommandSetup, SigningKey) {
+    let upstream = FakeUpstream::start().await;
+    let published = |edition: u64| {
+        let platforms = (0..30).map(|number| format!("linux_a{number}"));
+        platforms
+            .fold(Provider::new("acme", "null").edition(edition), |provider, platform| provider.platform(&platform))
+    };
+    upstream.publish(published(1));
+    let mut setup = CommandSetup::new(&upstream);
+    setup.text.push_str("fresh = { versions = \"0s\", discovery = \"0s\", download = \"0s\", not_found = \"0s\" }\n");
+    setup.stdout_of(&["warm", NULL_120, "--platform", "linux_a0", "--platform", "linux_a1"]).await;
+    let key = SigningKey::new_key();
+    upstream.publish(published(2).signed_by(&key));
+    let refused = setup.run(&["refresh", NULL]).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    (upstream, setup, key)
+}
+
+/// Without a terminal nobody can be asked: the command shows what is to be decided, each fact once, and how to say so.
+#[tokio::test]
+async fn without_a_terminal_accept_needs_the_evidence() {
+    let (_upstream, setup, key) = setup_with_refused_version().await;
+    let shown = setup.run(&["accept", NULL_120]).await;
+    assert_eq!(shown.code, Some(2), "{shown:?}");
+    for part in ["nothing is accepted yet", &key.fingerprint(), "never signed for this provider", "keys known so far: "]
+    {
+        assert!(shown.out.contains(part), "{part} is not in {}", shown.out);
+    }
+    assert!(shown.out.contains("31 files changed, such as"), "{}", shown.out);
+    assert!(shown.out.lines().count() < 12, "{}", shown.out);
+    let evidence = shown.err.split("--evidence ").nth(1).unwrap().trim();
+    assert!(shown.err.contains(&format!("  larder accept {NULL_120} --evidence {evidence}")), "{shown:?}");
+    for command in [&["status"][..], &["explain", NULL_120]] {
+        let output = setup.run(command).await.out;
+        assert!(output.contains(&format!("evidence {evidence}")), "{output}");
+    }
+    let json = setup.run(&["accept", NULL_120, "--json"]).await;
+    assert!(json.code == Some(2) && json.out.contains(evidence) && json.err.is_empty(), "{json:?}");
+    let other = Digest::of(b"other").to_string();
+    let wrong = setup.run(&["accept", NULL_120, "--evidence", &other[..16]]).await;
+    assert!(wrong.code == Some(2) && wrong.err.contains(evidence), "{wrong:?}");
+    let bad = setup.run(&["accept", NULL_120, "--evidence", "12"]).await;
+    assert!(bad.code == Some(2) && bad.err.contains("16 hex digits"), "{bad:?}");
+    let accepted = setup.stdout_of(&["accept", NULL_120, "--evidence", evidence]).await;
+    assert!(accepted.contains("accepted") && accepted.contains("and 26 files more"), "{accepted}");
+    assert!(accepted.lines().count() < 25, "{accepted}");
+    assert!(!setup.stdout_of(&["status"]).await.contains("alarms"));
+}
+
+/// In a terminal the command shows the same and asks. Only a clear yes accepts.
+#[tokio::test]
+async fn in_a_terminal_accept_shows_the_evidence_and_asks() {
+    let (_upstream, setup, key) = setup_with_refused_version().await;
+    for (answer, code, part) in
+        [("n\n", 2, "nothing was accepted"), ("\n", 2, "nothing was accepted"), ("yes\n", 0, ": accepted")]
+    {
+        let output = in_terminal(&setup, &["accept", NULL_120], answer).await;
+        assert_eq!(output.code, Some(code), "{answer:?}: {output:?}");
+        for expected in [&*key.fingerprint(), "Accept this? [y/N]", part] {
+            assert!(output.out.contains(expected), "{expected} is not in {}", output.out);
+        }
+    }
+    assert!(!setup.stdout_of(&["status"]).await.contains("alarms"));
+}
+
+/// Runs a command in a terminal of its own, in which a person types the answer.
+async fn in_terminal(setup: &CommandSetup, arguments: &[&str], answer: &str) -> CommandOutput {
+    let line = format!("{} {} --config {}", env!("CARGO_BIN_EXE_larder"), arguments.join(" "), setup.file().display());
+    let typed = answer.replace('\n', "\\n");
+    let script = format!("printf '{typed}' | script --quiet --return --command '{line}' /dev/null");
+    run(command_of(Path::new("sh"), setup.home.path(), &["-c", &script])).await
 }

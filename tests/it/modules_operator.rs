@@ -176,7 +176,7 @@ async fn the_commands_print_modules_as_text_and_as_json() {
         status.contains(output) && status.contains(&format!("larder accept {HOST}/acme/one/test@1.0.0")),
         "{status}"
     );
-    let accepted = setup.stdout_of(&["accept", "acme/one/test"]).await;
+    let accepted = setup.accept("acme/one/test").await;
     assert!(accepted.contains("acme/one/test 1.0.0") && accepted.contains("tree"), "{accepted}");
     setup.stdout_of(&["purge", "acme/one/test"]).await;
     setup.stdout_of(&["verify"]).await;

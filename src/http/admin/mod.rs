@@ -30,7 +30,7 @@ use crate::mirror::{Mirror, PinChange, RequestContext};
 use crate::place::Place;
 use crate::protocol::admin::explain::ExplainRequest;
 use crate::protocol::admin::list::ListRequest;
-use crate::protocol::admin::operation::{self, OperationTarget, TargetAddresses};
+use crate::protocol::admin::operation::{self, AcceptRequest, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
     self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, SinceStart, StatusReport,
@@ -313,10 +313,13 @@ impl Admin {
     async fn run_operation(&self, operation: Operation, request: Request<Incoming>) -> Answer {
         let body = bodies::read_json(request, bodies::MAX_COMMAND_BYTES).await?;
         let pin = if operation == Operation::Pin { PinChange::Set } else { PinChange::Lift };
+        let mut shown = Vec::new();
         let target = match operation {
-            Operation::Refresh | Operation::Purge | Operation::Accept => {
-                TargetAddresses::read(&body).map(OperationTarget::Addresses)
-            }
+            Operation::Refresh | Operation::Purge => TargetAddresses::read(&body).map(OperationTarget::Addresses),
+            Operation::Accept => AcceptRequest::read(&body).map(|AcceptRequest { what, evidence }| {
+                shown = evidence;
+                OperationTarget::Addresses(TargetAddresses { what })
+            }),
             Operation::Pin | Operation::Unpin => OperationTarget::read(&body),
         };
         let target = match target.map_err(|reason| refused(vec![reason]))? {
@@ -330,7 +333,7 @@ impl Admin {
         Ok(match operation {
             Operation::Refresh => json(&self.refresh(addresses).await),
             Operation::Purge => json(&self.purge(addresses).await),
-            Operation::Accept => json(&self.accept(addresses).await),
+            Operation::Accept => json(&self.accept(addresses, &shown).await),
             Operation::Pin | Operation::Unpin => json(&self.change_pin(addresses, pin).await),
         })
     }

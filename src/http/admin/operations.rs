@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use super::Admin;
 use crate::address::PackageSelector;
-use crate::mirror::{AcceptOutcome, AcceptResult, PinChange, PinResult, PurgeResult, RefreshResult};
+use crate::mirror::{AcceptOutcome, AcceptResult, EvidenceName, PinChange, PinResult, PurgeResult, RefreshResult};
 use crate::protocol::admin::operation::OperationReport;
 
 impl Admin {
@@ -24,17 +24,23 @@ impl Admin {
     }
 
     /// Accepts changed bytes, keys or trees.
-    pub(super) async fn accept(&self, addresses: Vec<PackageSelector>) -> OperationReport<AcceptResult> {
+    pub(super) async fn accept(
+        &self,
+        addresses: Vec<PackageSelector>,
+        shown: &[EvidenceName],
+    ) -> OperationReport<AcceptResult> {
         let operations = &self.mirror.operations;
         let accept = |selector| async move {
-            match operations.accept(&selector, &self.job_context()).await {
+            match operations.accept(&selector, shown, &self.job_context()).await {
                 Ok(accepted) if accepted.is_empty() => Err(format!(
                     "{selector}: no version of this address is stored; name a version to accept one that is not stored"
                 )),
                 accepted => accepted.map_err(|error| error.to_string()),
             }
         };
-        let is_accepted = |accepted: &AcceptResult| !matches!(accepted.outcome, AcceptOutcome::Failed { .. });
+        let is_accepted = |accepted: &AcceptResult| {
+            !matches!(accepted.outcome, AcceptOutcome::Failed { .. } | AcceptOutcome::Undecided(_))
+        };
         report_each(addresses, accept, is_accepted).await
     }
 

@@ -12,7 +12,7 @@ use super::{Admin, AdminProcess, Answer, bodies, refused};
 use crate::address::PackageSelector;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
-use crate::mirror::PinChange;
+use crate::mirror::{AcceptOutcome, EvidenceName, PinChange};
 use crate::protocol::admin::Operation;
 use crate::protocol::admin::outcome_lines::{accepted_lines, pinned_lines, purged_lines, refreshed_lines};
 
@@ -55,51 +55,59 @@ impl Admin {
             self.requests.record_refusal(Refusal::AdminToken);
             return Ok(page::wrong_token(&self.mirror.operations.status().store));
         }
-        let (operation, evidence, selector) =
+        let (operation, shown, selector) =
             self.parse_button(field("do").unwrap_or_default()).map_err(|reason| refused(vec![reason]))?;
         let target = selector.to_string();
-        // A person accepts what the page showed, not what an alarm says by now.
-        if operation == Operation::Accept {
-            let present = page::evidence(&self.mirror.library.alarms(), &target);
-            if present.is_empty() || evidence != present {
-                return Ok(page::changed_alarm(&target));
-            }
-        }
         let command = format!("larder {} {target}", operation.label());
         // The operation goes on when the browser leaves, as one of a command does.
         let admin = Arc::clone(self);
-        let operating = tokio::spawn(async move { admin.operate(operation, selector).await });
-        let result = operating.await.map_err(|_| super::internal("the operation ended unexpectedly"))?;
-        Ok(page::result(operation, &command, &result))
+        let operating = tokio::spawn(async move { admin.operate(operation, shown, selector).await });
+        match operating.await.map_err(|_| super::internal("the operation ended unexpectedly"))? {
+            Some(result) => Ok(page::result(operation, &command, &result)),
+            None => Ok(page::changed_alarm(&target)),
+        }
     }
 
     /// Parses the value of a button: an operation, with `:` and the evidence that its page showed, and an address.
     ///
     /// # Errors
     /// The problem.
-    fn parse_button<'a>(&self, value: &'a str) -> Result<(Operation, &'a str, PackageSelector), String> {
+    fn parse_button(&self, value: &str) -> Result<(Operation, Vec<EvidenceName>, PackageSelector), String> {
         let (word, address) = value.split_once(' ').unwrap_or((value, ""));
         let (word, evidence) = word.split_once(':').unwrap_or((word, ""));
         let operation = Operation::ALL.into_iter().find(|operation| operation.label() == word);
         let operation = operation.ok_or("the form names no operation of larder: load the status page again")?;
         let selector = PackageSelector::parse(address, &self.default_host).map_err(|bad| bad.to_string())?;
-        Ok((operation, evidence, selector))
+        Ok((operation, EvidenceName::parse(evidence).into_iter().collect(), selector))
     }
 
-    async fn operate(&self, operation: Operation, selector: PackageSelector) -> OperationResult {
+    /// The result; `None` for evidence that the page did not show: a person accepts what it showed, and not what upstream has
+    /// by now.
+    async fn operate(
+        &self,
+        operation: Operation,
+        shown: Vec<EvidenceName>,
+        selector: PackageSelector,
+    ) -> Option<OperationResult> {
         let (addresses, host) = (vec![selector], &self.default_host);
-        match operation {
+        Some(match operation {
             Operation::Refresh => {
                 OperationResult::of(self.refresh(addresses).await, |items| refreshed_lines(items, host))
             }
             Operation::Purge => OperationResult::of(self.purge(addresses).await, |items| purged_lines(items, host)),
-            Operation::Accept => OperationResult::of(self.accept(addresses).await, |items| accepted_lines(items, host)),
+            Operation::Accept => {
+                let report = self.accept(addresses, &shown).await;
+                if report.items.iter().any(|item| matches!(item.outcome, AcceptOutcome::Undecided(_))) {
+                    return None;
+                }
+                OperationResult::of(report, |items| accepted_lines(items, host))
+            }
             Operation::Pin => {
                 OperationResult::of(self.change_pin(addresses, PinChange::Set).await, |items| pinned_lines(items, host))
             }
             Operation::Unpin => OperationResult::of(self.change_pin(addresses, PinChange::Lift).await, |items| {
                 pinned_lines(items, host)
             }),
-        }
+        })
     }
 }

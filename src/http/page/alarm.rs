@@ -5,7 +5,6 @@ use super::Moment;
 use super::status::without_host;
 use crate::address::Hostname;
 use crate::clock::Timestamp;
-use crate::digest::Digest;
 use crate::mirror::{Alarm, AlarmKind};
 use crate::protocol::admin::Operation;
 use crate::wording::escape_invisible;
@@ -199,26 +198,6 @@ fn explanation(kind: AlarmKind) -> AlarmText {
     }
 }
 
-/// The evidence that an `accept` of `target` (`ADDRESS` or `ADDRESS@VERSION`) decides about, in short: the digest of the
-/// kinds and details of its alarms. It tells whether a person saw all of it. Empty without an alarm.
-pub(in crate::http) fn evidence(alarms: &[Alarm], target: &str) -> String {
-    let is_about = |alarm: &&Alarm| {
-        let below = target.strip_prefix(alarm.address.as_str());
-        below.is_some_and(|below| below.is_empty() || below.strip_prefix('@') == Some(&alarm.version))
-    };
-    let mut found: Vec<_> =
-        alarms.iter().filter(is_about).map(|alarm| (alarm.kind, &alarm.version, &alarm.detail)).collect();
-    if found.is_empty() {
-        return String::new();
-    }
-    found.sort_unstable();
-    let digest = Digest::of(format!("{found:?}").as_bytes()).to_string();
-    digest.chars().take(EVIDENCE_DIGITS).collect()
-}
-
-/// The digits of a digest in the value of a button.
-const EVIDENCE_DIGITS: usize = 16;
-
 /// An alarm on the page.
 pub(super) struct AlarmView {
     /// Position on the page, from 1.
@@ -250,16 +229,9 @@ pub(super) struct Choice {
 }
 
 impl AlarmView {
-    /// An alarm as it is shown; `alarms` are all. Offline, `accept` comes with a bundle, and a button cannot bring one.
-    pub(super) fn of(
-        number: usize,
-        alarm: &Alarm,
-        alarms: &[Alarm],
-        default_host: &Hostname,
-        offline: bool,
-        now: Timestamp,
-    ) -> Self {
-        let Alarm { kind, address, version, detail, since, resolve } = alarm;
+    /// An alarm as it is shown. Offline, `accept` comes with a bundle, and a button cannot bring one.
+    pub(super) fn of(number: usize, alarm: &Alarm, default_host: &Hostname, offline: bool, now: Timestamp) -> Self {
+        let Alarm { kind, address, version, detail, since, resolve, evidence } = alarm;
         let AlarmText { heading, happened, matters, clients_get, choices } = explanation(*kind);
 
         let name = format!("{} {version}", without_host(address, default_host));
@@ -283,7 +255,10 @@ impl AlarmView {
             // The command may be about the whole provider.
             let target = value.and_then(|value| value.split_once(' ')).map_or("", |(_, target)| target);
             let value = match operation {
-                Operation::Accept if value.is_some() => format!("accept:{} {target}", evidence(alarms, target)),
+                Operation::Accept if value.is_some() => match evidence {
+                    Some(evidence) => format!("accept:{evidence} {target}"),
+                    None => format!("accept {target}"),
+                },
                 _ => value.unwrap_or_default().to_owned(),
             };
             let target = without_host(target, default_host).replace('@', " ");
@@ -304,7 +279,11 @@ impl AlarmView {
             happened,
             matters,
             clients_get,
-            evidence: detail.split("; ").map(escape_invisible).collect(),
+            evidence: detail
+                .split("; ")
+                .map(escape_invisible)
+                .chain(evidence.as_ref().map(|evidence| format!("evidence {evidence}")))
+                .collect(),
             since: Moment::ago(*since, now),
             choices: choices.collect(),
         }

@@ -13,7 +13,6 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
-pub(super) use self::alarm::evidence;
 pub(super) use self::home::home;
 pub(super) use self::result::{OperationResult, changed_alarm, result, wrong_token};
 pub(super) use self::status::{JobOnPage, StatusData, TrafficOfDay, status};

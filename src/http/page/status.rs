@@ -209,8 +209,8 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
     let mut alarms: Vec<&Alarm> = mirror.alarms.iter().collect();
     alarms.sort_by_key(|alarm| (!alarm.kind.refuses(), std::cmp::Reverse(alarm.since)));
     let shown_alarms = (1..).zip(alarms.iter().take(MAX_ALARMS));
-    let shown_alarms = shown_alarms
-        .map(|(number, alarm)| AlarmView::of(number, alarm, &mirror.alarms, default_host, mirror.offline, *now));
+    let shown_alarms =
+        shown_alarms.map(|(number, alarm)| AlarmView::of(number, alarm, default_host, mirror.offline, *now));
     let shown_alarms: Vec<AlarmView> = shown_alarms.collect();
     let has_button = |alarm: &AlarmView| alarm.choices.iter().any(|choice| !choice.button.is_empty());
     let archive_views =

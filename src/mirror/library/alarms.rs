@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use crate::address::{Address, ModulePackage, Package, Platform, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::library::evidence::{Evidence, EvidenceFact, EvidenceName};
 use crate::mirror::library::first_seen::AcceptScope;
 use crate::mirror::{Connectivity, Library};
 use crate::store::{Durability, IndexEntry, Key, RecordAction, Store, StoreError};
@@ -35,6 +36,38 @@ pub struct Alarm {
     /// The command that resolves it; none if only upstream can. It depends on whether larder is offline, so it is written
     /// when the alarm is read, and a stored one counts for nothing.
     pub resolve: Option<String>,
+    /// The evidence that an `accept` by that command decides about; none if it needs none, or is a bundle's. Written when the
+    /// alarm is read, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<EvidenceName>,
+}
+
+/// What was found, when an alarm is raised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::mirror) struct AlarmFinding {
+    /// The text for people.
+    pub(in crate::mirror) detail: String,
+    /// The facts that a person decides about.
+    pub(in crate::mirror) facts: BTreeSet<EvidenceFact>,
+}
+
+impl From<String> for AlarmFinding {
+    fn from(detail: String) -> Self {
+        Self { detail, facts: BTreeSet::new() }
+    }
+}
+
+impl From<&str> for AlarmFinding {
+    fn from(detail: &str) -> Self {
+        detail.to_owned().into()
+    }
+}
+
+/// An alarm in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RaisedAlarm {
+    alarm: Alarm,
+    facts: BTreeSet<EvidenceFact>,
 }
 
 /// The kinds of finding about a version or its provider.
@@ -125,7 +158,7 @@ pub(in crate::mirror) struct Alarms {
 
 #[derive(Debug, Default)]
 struct AlarmsOfAddress {
-    alarms: BTreeMap<AlarmSubject, Alarm>,
+    alarms: BTreeMap<AlarmSubject, RaisedAlarm>,
     /// Entries that this version of larder cannot read. They are written back unchanged.
     unreadable: Vec<Box<RawValue>>,
     /// The number of the last change, and of the last that is saved. After a failed save, the next change saves again.
@@ -138,7 +171,7 @@ pub(in crate::mirror) struct AlarmsRecord {
     alarms: Vec<Box<RawValue>>,
 }
 
-/// One alarm in a record. Records of older stores lack `platform` and `key`.
+/// One alarm in a record. Records of older stores lack `platform`, `key` and `facts`.
 #[derive(Debug, Serialize, Deserialize)]
 struct AlarmEntry {
     #[serde(flatten)]
@@ -147,27 +180,29 @@ struct AlarmEntry {
     platform: Option<Platform>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     key: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    facts: BTreeSet<EvidenceFact>,
 }
 
 impl AlarmEntry {
-    fn read(raw: &RawValue) -> Option<(AlarmSubject, Alarm)> {
-        let Self { alarm, platform, key } = serde_json::from_str(raw.get()).ok()?;
+    fn read(raw: &RawValue) -> Option<(AlarmSubject, RaisedAlarm)> {
+        let Self { alarm, platform, key, facts } = serde_json::from_str(raw.get()).ok()?;
         let version = Version::parse(&alarm.version).ok()?;
         let part = match (platform, key) {
             (Some(platform), _) => AlarmPart::Platform(platform),
             (None, Some(key)) => AlarmPart::Key(key),
             (None, None) => AlarmPart::Version,
         };
-        Some((AlarmSubject { kind: alarm.kind, version, part }, alarm))
+        Some((AlarmSubject { kind: alarm.kind, version, part }, RaisedAlarm { alarm, facts }))
     }
 
-    fn written(subject: &AlarmSubject, alarm: &Alarm) -> Option<Box<RawValue>> {
+    fn written(subject: &AlarmSubject, RaisedAlarm { alarm, facts }: &RaisedAlarm) -> Option<Box<RawValue>> {
         let (platform, key) = match &subject.part {
             AlarmPart::Version => (None, None),
             AlarmPart::Platform(platform) => (Some(platform.clone()), None),
             AlarmPart::Key(key) => (None, Some(key.clone())),
         };
-        serde_json::value::to_raw_value(&Self { alarm: alarm.clone(), platform, key }).ok()
+        serde_json::value::to_raw_value(&Self { alarm: alarm.clone(), platform, key, facts: facts.clone() }).ok()
     }
 }
 
@@ -190,12 +225,31 @@ impl AlarmsOfAddress {
         (!alarms.is_empty()).then_some(AlarmsRecord { alarms })
     }
 
+    /// The evidence that the command of an alarm decides about: that of all alarms which the command ends.
+    fn evidence_of(&self, subject: &AlarmSubject) -> Option<EvidenceName> {
+        if subject.kind == AlarmKind::Dropped {
+            return None;
+        }
+        let scope = if subject.kind.concerns_provider() { AcceptScope::Provider } else { AcceptScope::Version };
+        let ended = self.alarms.iter().filter(|(other, _)| {
+            other.kind != AlarmKind::Dropped && (scope == AcceptScope::Provider || other.version == subject.version)
+        });
+        let facts = ended.flat_map(|(other, raised)| {
+            let counts = |fact: &&EvidenceFact| fact.counts(scope, other.kind.concerns_provider());
+            raised.facts.iter().filter(counts).cloned()
+        });
+        let evidence = Evidence(facts.collect());
+        (!evidence.is_empty()).then(|| evidence.name())
+    }
+
     /// Adds or updates an alarm.
-    fn set(&mut self, subject: AlarmSubject, alarm: Alarm) -> RaiseOutcome {
+    fn set(&mut self, subject: AlarmSubject, raised: RaisedAlarm) -> RaiseOutcome {
         let kind = subject.kind;
         let mut of_this_kind = self.alarms.keys().filter(|raised| raised.kind == kind);
         match self.alarms.get(&subject) {
-            Some(before) if before.detail == alarm.detail => return RaiseOutcome::Unchanged,
+            Some(before) if before.alarm.detail == raised.alarm.detail && before.facts == raised.facts => {
+                return RaiseOutcome::Unchanged;
+            }
             // One is enough for the provider, whatever the version.
             _ if kind == AlarmKind::SignatureLost
                 && of_this_kind.clone().any(|raised| raised.version != subject.version) =>
@@ -209,7 +263,7 @@ impl AlarmsOfAddress {
         if kind != AlarmKind::NewKey {
             self.alarms.remove(&AlarmSubject { part: AlarmPart::Version, ..subject.clone() });
         }
-        self.alarms.insert(subject, alarm);
+        self.alarms.insert(subject, raised);
         RaiseOutcome::New
     }
 }
@@ -286,13 +340,14 @@ impl Alarms {
     /// All alarms, each with the command that resolves it while larder has this connectivity.
     pub(in crate::mirror) fn all(&self, link: Connectivity) -> Vec<Alarm> {
         let raised = self.raised.lock();
-        let alarms =
-            raised.iter().flat_map(|(address, entry)| entry.alarms.values().map(move |alarm| (address, alarm)));
-        let present = |(address, alarm): (&Address, &Alarm)| Alarm {
-            resolve: alarm.kind.resolve_command(address, &alarm.version, link),
-            ..alarm.clone()
-        };
-        alarms.map(present).collect()
+        let alarms = raised.iter().flat_map(|(address, entry)| {
+            entry.alarms.iter().map(move |(subject, RaisedAlarm { alarm, .. })| Alarm {
+                resolve: alarm.kind.resolve_command(address, &alarm.version, link),
+                evidence: entry.evidence_of(subject).filter(|_| link != Connectivity::Offline),
+                ..alarm.clone()
+            })
+        });
+        alarms.collect()
     }
 
     /// Changes the alarms of an address and saves them if `change` returns true.
@@ -345,16 +400,17 @@ impl Alarms {
 }
 
 impl Library {
-    /// Raises an alarm, once for the same detail. When this returns, it is in the store, or in memory only if it could not
+    /// Raises an alarm, once for the same finding. When this returns, it is in the store, or in memory only if it could not
     /// be saved.
     pub(in crate::mirror) fn raise_alarm(
         &self,
         address: impl Into<Address>,
         subject: AlarmSubject,
-        detail: impl Into<String>,
+        finding: impl Into<AlarmFinding>,
         time: Timestamp,
     ) {
-        let (address, detail, kind, version) = (address.into(), detail.into(), subject.kind, subject.version.clone());
+        let AlarmFinding { detail, facts } = finding.into();
+        let (address, kind, version) = (address.into(), subject.kind, subject.version.clone());
         let raised = self.alarms.change(&address, |entry| {
             let alarm = Alarm {
                 kind,
@@ -363,8 +419,9 @@ impl Library {
                 detail,
                 since: time,
                 resolve: None,
+                evidence: None,
             };
-            let raised = entry.set(subject, alarm);
+            let raised = entry.set(subject, RaisedAlarm { alarm, facts });
             (raised == RaiseOutcome::New, raised)
         });
         match raised {
@@ -453,6 +510,18 @@ pub(in crate::mirror) enum AlarmPart {
 }
 
 impl AlarmSubject {
+    /// True if an `accept` of this scope that ends the alarm decides about the set of this package and signer.
+    pub(in crate::mirror) fn is_about(&self, package: &Package, key: Option<&str>, scope: AcceptScope) -> bool {
+        if self.version != package.version || (scope == AcceptScope::Provider && self.kind.concerns_provider()) {
+            return false;
+        }
+        match &self.part {
+            AlarmPart::Version => true,
+            AlarmPart::Platform(platform) => *platform == package.platform,
+            AlarmPart::Key(signer) => key == Some(signer),
+        }
+    }
+
     /// True for an alarm that `accept` of a provider may resolve.
     pub(in crate::mirror) fn is_resolved_by_accept(&self) -> bool {
         !matches!(self.kind, AlarmKind::Moved | AlarmKind::Dropped)

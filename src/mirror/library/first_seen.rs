@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::{Package, Platform};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::mirror::library::evidence::EvidenceFact;
 use crate::mirror::library::is_default;
 use crate::upstream::error::sanitized;
 use crate::verify::{Checksums, ProofBasis};
@@ -179,6 +180,8 @@ pub(in crate::mirror) struct Judgement {
     pub(in crate::mirror) verdict: HistoryVerdict,
     /// The keys recorded before, if the set's key is not among them.
     pub(super) known_keys_if_signer_is_new: Option<Vec<String>>,
+    /// True if an `accept` of the provider would make this signer, or its absence, vouch for it anew.
+    pub(super) signer_is_untrusted: bool,
 }
 
 impl SigningKeyLog {
@@ -204,6 +207,11 @@ impl SigningKeyLog {
     /// True for a key that may vouch for every version: the provider's first key, or one accepted for the provider.
     pub(in crate::mirror) fn trusts(&self, key: Option<&str>) -> bool {
         self.entries.iter().any(|entry| entry.key.as_deref() == key && (entry.number == 0 || entry.accepted))
+    }
+
+    /// True if the provider has keys, and this signer, or its absence, may not vouch for every version.
+    fn distrusts(&self, signer: &Signer) -> bool {
+        *signer != Signer::NotChecked && self.has_keys() && !self.trusts(signer.key())
     }
 
     fn has_keys(&self) -> bool {
@@ -439,12 +447,15 @@ pub(in crate::mirror) struct HistoryUpdate {
 impl HistoryRecords {
     /// Judges a verified set. Returns the verdict and the records to write; none if the set is refused.
     pub(in crate::mirror) fn decide(self, seen: &Observation<'_>) -> (Judgement, HistoryUpdate) {
-        let refused = |refusal, stranger_to| {
-            (
-                Judgement { verdict: HistoryVerdict::Refused(refusal), known_keys_if_signer_is_new: stranger_to },
-                HistoryUpdate::default(),
-            )
+        let signer_is_untrusted = match &self.keys {
+            Recoverable::Available(keys) => keys.distrusts(&seen.signer),
+            Recoverable::Absent => false,
+            Recoverable::Lost(_) => true,
         };
+        let judged =
+            |verdict, stranger_to| Judgement { verdict, known_keys_if_signer_is_new: stranger_to, signer_is_untrusted };
+        let refused =
+            |refusal, stranger_to| (judged(HistoryVerdict::Refused(refusal), stranger_to), HistoryUpdate::default());
         // Without a log, each judgement would read all records of the provider to build one. So the first set writes
         // one.
         let has_log = matches!(self.keys, Recoverable::Available(_));
@@ -474,7 +485,7 @@ impl HistoryRecords {
             return if is_change || stranger_to.is_some() {
                 refused(HistoryRefusal::Full, stranger_to)
             } else {
-                (Judgement { verdict, known_keys_if_signer_is_new: stranger_to }, HistoryUpdate::default())
+                (judged(verdict, stranger_to), HistoryUpdate::default())
             };
         }
         let has_new_key = keys.append(&seen.signer, seen.observed, false);
@@ -483,7 +494,7 @@ impl HistoryRecords {
         }
         let keys = (has_new_key || !has_log).then_some(keys);
         let to_write = HistoryUpdate { version: is_new.then_some(version), keys };
-        (Judgement { verdict, known_keys_if_signer_is_new: stranger_to }, to_write)
+        (judged(verdict, stranger_to), to_write)
     }
 }
 
@@ -517,6 +528,75 @@ impl<T: Default> Recoverable<T> {
             Self::Available(value) | Self::Lost(value) => value,
             Self::Absent => T::default(),
         }
+    }
+}
+
+impl Observation<'_> {
+    /// The facts of the set about its version, for a decision about it.
+    pub(in crate::mirror) fn facts(&self) -> Vec<EvidenceFact> {
+        let Package { version, platform, .. } = self.package;
+        let mut lines: Vec<String> = self.sums.iter().map(|(name, digest)| format!("{digest} {name}\n")).collect();
+        lines.sort_unstable();
+        let key = self.signer.key().map(str::to_owned);
+        let lines = Digest::of(lines.concat().as_bytes());
+        let checksums = EvidenceFact::Checksums { version: version.clone(), key, lines };
+        let states_platform = |(name, digest): (&str, Digest)| {
+            digest == self.archive && platform_in_name(name).as_ref() == Some(platform)
+        };
+        if self.sums.iter().any(states_platform) {
+            return vec![checksums];
+        }
+        let archive =
+            EvidenceFact::Archive { version: version.clone(), platform: platform.clone(), digest: self.archive };
+        vec![checksums, archive]
+    }
+
+    /// The fact that its signer, or its absence, is to vouch for the provider.
+    pub(in crate::mirror) fn signer_fact(&self) -> EvidenceFact {
+        EvidenceFact::Signer { key: self.signer.key().map(str::to_owned) }
+    }
+}
+
+/// What an operator has to decide about a set before it is accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::mirror) struct Undecided {
+    /// Empty if nothing is at stake: accepting the set changes no trust.
+    pub(in crate::mirror) facts: Vec<EvidenceFact>,
+    /// Every change that the set makes.
+    pub(in crate::mirror) changes: Vec<HistoryChange>,
+}
+
+impl HistoryRecords {
+    /// What an operator has to decide before [`Self::accept`] of the set. `has_alarm`: an alarm that an accept of this scope
+    /// ends is about the set.
+    pub(in crate::mirror) fn undecided(self, seen: &Observation<'_>, scope: AcceptScope, has_alarm: bool) -> Undecided {
+        let is_lost = matches!(self.version, Recoverable::Lost(_)) || matches!(self.keys, Recoverable::Lost(_));
+        let (version, keys) = (self.version.into_value(), self.keys.into_value());
+        let key = seen.signer.key();
+        let is_vouched_for = version.may_be_changed_by(key, &keys);
+        let changes = version.changes(seen, is_vouched_for);
+        let is_stranger = match (&seen.signer, scope) {
+            (Signer::NotChecked, _) => false,
+            (signer, AcceptScope::Provider) => keys.distrusts(signer),
+            (Signer::Key(key), AcceptScope::Version) if version.is_empty() => keys.has_keys() && !keys.contains(key),
+            (Signer::Key(_), AcceptScope::Version) => !is_vouched_for,
+            (Signer::Unsigned, AcceptScope::Version) => version.has_lost_its_signature(seen, &keys),
+        };
+        let mut facts = Vec::new();
+        if !changes.is_empty() || is_lost || has_alarm || (is_stranger && scope == AcceptScope::Version) {
+            facts = seen.facts();
+        }
+        if scope == AcceptScope::Provider && (is_stranger || is_lost) {
+            facts.push(seen.signer_fact());
+        }
+        Undecided { facts, changes }
+    }
+}
+
+impl VersionHistory {
+    /// The fingerprints of the keys that signed for the version.
+    pub(in crate::mirror) fn signers(&self) -> BTreeSet<&str> {
+        self.records.iter().filter_map(|record| record.key.as_deref()).collect()
     }
 }
 

@@ -14,7 +14,7 @@ use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
 use crate::store::{Durability, IndexEntry, IndexedName, Key, ResumeNote, Staged, StoreError};
 use crate::upstream::request::{IncomingFile, Validators};
-use crate::verify::{PackageLimits, ProofBasis, Verified, package_hashes};
+use crate::verify::{PackageLimits, PackedTree, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
 pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
@@ -209,7 +209,14 @@ impl Library {
                 }
                 self.resolve_tree_alarms(key);
             }
-            TreeExpectation::Accepted => {
+            TreeExpectation::Decided(decided) => {
+                if !decided.is_same_module(&tree.packed) {
+                    staged.discard()?;
+                    let now = tree.packed.tree_digest;
+                    let verdict = format!("its tree has digest {now} by now, and {} was accepted", decided.tree_digest);
+                    let subject = format!("the archive of {package}");
+                    return Ok(Err(Error::Unaccepted { subject, verdict, command: format!("`larder accept {key}`") }));
+                }
                 module_history::accept(self, key, &tree)?;
                 self.resolve_tree_alarms(key);
             }
@@ -282,12 +289,12 @@ pub(in crate::mirror) enum ArchiveBytes {
 }
 
 /// The tree that a fetched one is compared with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) enum TreeExpectation {
     /// The first-seen tree.
     FirstSeen,
-    /// None: an operator accepts the fetched tree, whatever it is.
-    Accepted,
+    /// The one that an operator accepts.
+    Decided(PackedTree),
 }
 
 /// A packed archive in staging, not published yet.

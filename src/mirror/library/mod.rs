@@ -4,6 +4,7 @@ pub(in crate::mirror) mod alarms;
 pub(in crate::mirror) mod background;
 pub(in crate::mirror) mod catalog;
 pub(in crate::mirror) mod eviction;
+pub(in crate::mirror) mod evidence;
 pub(in crate::mirror) mod first_seen;
 pub(in crate::mirror) mod installable;
 pub(in crate::mirror) mod intake;

@@ -2,11 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::ModulePackage;
+use crate::address::{ModulePackage, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED};
+use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::evidence::EvidenceFact;
 use crate::mirror::{AlarmKind, Library};
 use crate::store::{Durability, Key, ReadOutcome, RecordStep, StoreError, to_json};
 use crate::upstream::request::Validators;
@@ -50,6 +52,14 @@ pub(in crate::mirror) struct ModuleTree {
 impl ModuleTree {
     pub(in crate::mirror) fn has_validators(&self) -> bool {
         self.validators != Validators::default()
+    }
+}
+
+impl ModuleTree {
+    /// The fact that this tree is to be that of the version.
+    pub(in crate::mirror) fn fact(&self, version: &Version) -> EvidenceFact {
+        let PackedTree { tree_digest, subdir, .. } = &self.packed;
+        EvidenceFact::Tree { version: version.clone(), digest: *tree_digest, subdir: subdir.clone() }
     }
 }
 
@@ -348,7 +358,9 @@ impl Library {
                 (verdict, AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned())
             }
         };
-        self.raise_alarm(&canonical.module, kind.of(&canonical.version), detail, module_tree.at);
+        let facts = [module_tree.fact(&canonical.version)].into();
+        let subject = kind.of(&canonical.version);
+        self.raise_alarm(&canonical.module, subject, AlarmFinding { detail, facts }, module_tree.at);
         let (subject, command) = (format!("the archive of {package}"), accept_command.to_owned());
         Err(Error::Unaccepted { subject, verdict, command })
     }

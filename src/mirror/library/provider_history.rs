@@ -13,10 +13,10 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use crate::mirror::library::alarms::{AlarmEvent, AlarmKind, AlarmPart, AlarmSubject};
+use crate::mirror::library::alarms::{AlarmEvent, AlarmFinding, AlarmKind, AlarmPart, AlarmSubject};
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, Observation,
-    Recoverable, Signer, SigningKeyLog, VersionHistory,
+    Recoverable, Signer, SigningKeyLog, Undecided, VersionHistory,
 };
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError};
@@ -137,6 +137,36 @@ impl ProviderHistories {
             Ok(AcceptedSets { changes, keys_before })
         })?;
         recorded.map(|()| accepted)
+    }
+
+    /// What an operator has to decide about each of these sets before they are accepted.
+    pub(in crate::mirror) fn undecided(
+        &self,
+        provider: &ProviderAddress,
+        sets: &[Observation<'_>],
+        scope: AcceptScope,
+        alarms: &[AlarmSubject],
+    ) -> Result<Vec<Undecided>, StoreError> {
+        self.read(provider, |step| {
+            let undecided = sets.iter().map(|seen| {
+                let has_alarm = alarms.iter().any(|alarm| alarm.is_about(seen.package, seen.signer.key(), scope));
+                Ok(step.history(&seen.package.version)?.undecided(seen, scope, has_alarm))
+            });
+            undecided.collect()
+        })
+    }
+
+    /// The keys of a provider's log in its order, each with the number of versions that it signed.
+    pub(in crate::mirror) fn known_keys(&self, provider: &ProviderAddress) -> Result<Vec<(String, usize)>, StoreError> {
+        self.read(provider, |step| {
+            let mut versions = Vec::new();
+            for key in step.step.first_seen(provider)? {
+                versions.extend(step.step.read(&key)?.json::<VersionHistory>().intact());
+            }
+            let keys = step.keys()?.unwrap_or_default().keys();
+            let signed = |key: &str| versions.iter().filter(|version| version.signers().contains(key)).count();
+            Ok(keys.into_iter().map(|key| (signed(&key), key)).map(|(count, key)| (key, count)).collect())
+        })
     }
 
     /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`], without
@@ -498,7 +528,9 @@ impl Library {
         let package = seen.package;
         let raise = |kind: AlarmKind, part: AlarmPart, detail: String| {
             let subject = AlarmSubject { kind, version: package.version.clone(), part };
-            self.raise_alarm(&package.provider, subject, detail, now);
+            let signer = judgement.signer_is_untrusted.then(|| seen.signer_fact());
+            let facts = seen.facts().into_iter().chain(signer).collect();
+            self.raise_alarm(&package.provider, subject, AlarmFinding { detail, facts }, now);
         };
         let signer = match seen.signer.key() {
             Some(key) => format!("signed by key {key}"),

@@ -98,7 +98,7 @@ impl Modules {
         let _counted = FillGauge::new(&self.runtime.counters.fills);
         let mut eviction_bytes = FIRST_EVICTION_BYTES;
         let filled = loop {
-            match self.try_to_fill_module(package, expectation, call).await {
+            match self.try_to_fill_module(package, expectation.clone(), call).await {
                 Err(Error::Store(full)) if full.is_full() && eviction_bytes <= MAX_EVICTION_BYTES => {
                     // The size needed is unknown in advance, so each retry evicts eight times as much.
                     let freeing =
@@ -347,7 +347,7 @@ impl Modules {
     }
 
     /// Fetches the current tree and computes its digest, without storing anything.
-    async fn observe(
+    pub(in crate::mirror) async fn observe(
         self: &Arc<Self>,
         package: &ModulePackage,
         location: &LocationDocument,

@@ -19,6 +19,8 @@ use crate::error::Error;
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
+use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::evidence::EvidenceFact;
 use crate::mirror::library::module_history;
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
 use crate::mirror::request_context::ConfigAndProxyPath;
@@ -190,7 +192,7 @@ impl Modules {
 
     /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
     /// for a client without a stored archive. `None` if no tree of the version was ever recorded.
-    async fn check_external_move(
+    pub(in crate::mirror) async fn check_external_move(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -199,6 +201,7 @@ impl Modules {
     ) -> Result<Option<Error>, Error> {
         let (owned_key, now, kind) = (key.clone(), call.now, source.kind_name());
         let (source, upstream_has) = (source.describe(), format!("upstream has it at {}", source.describe()));
+        let fact = EvidenceFact::Source { version: key.version.clone(), source: source.to_string() };
         let is_dry_run = call.is_dry_run();
         let record = move |library: &Library| {
             let recorded = match is_dry_run {
@@ -214,7 +217,8 @@ impl Modules {
                 return Ok(Some(before));
             }
             let detail = format!("{upstream_has}; {before}");
-            library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), detail, now);
+            let finding = AlarmFinding { detail, facts: [fact.clone()].into() };
+            library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), finding, now);
             Ok(Some(before))
         };
         let Some(before) = self.library.on_disk(record).await? else { return Ok(None) };

@@ -1,4 +1,6 @@
-//! Operator acceptance: trusts what upstream has now, even where it contradicts what was verified before.
+//! Operator acceptance: trusts what a person has seen, even where it contradicts what was verified before. What upstream has
+//! now is fetched and verified first. It is accepted only if the person has named the evidence that it gives; else that
+//! evidence is returned, and its alarms are raised.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,8 +14,10 @@ use crate::address::{
 };
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::library::evidence::{Evidence, EvidenceFact, EvidenceName};
+use crate::mirror::library::first_seen::Undecided;
 use crate::mirror::library::intake::TreeExpectation;
-use crate::mirror::library::module_history;
+use crate::mirror::library::module_history::{self, ComparisonPurpose};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
     AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
@@ -24,6 +28,7 @@ use crate::mirror::{AlarmKind, Library, Operations, Outcome, RequestContext};
 use crate::store::ReadOutcome;
 use crate::upstream::discovery::Service;
 use crate::upstream::source::PackageSource;
+use crate::verify::PackedTree;
 
 /// The most sets fetched at a time.
 const AT_ONE_TIME: usize = 8;
@@ -94,6 +99,8 @@ pub enum AcceptOutcome {
         /// The source, for people.
         source: String,
     },
+    /// Nothing was accepted: a person decides about this evidence first.
+    Undecided(UndecidedEvidence),
     /// Upstream has nothing that differs from what was verified before.
     NothingToAccept,
     /// Upstream no longer has it. Nothing was accepted, and its alarms are resolved.
@@ -108,15 +115,75 @@ pub enum AcceptOutcome {
     },
 }
 
+/// Evidence that a person decides about, each fact once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndecidedEvidence {
+    /// Its name, for `--evidence`.
+    pub evidence: EvidenceName,
+    /// The keys that signed for the provider so far.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_keys: Vec<KnownKey>,
+    /// The signers that are to vouch for the provider from now on; `null` for its absence.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub new_signers: Vec<Option<String>>,
+    /// The versions.
+    pub versions: Vec<UndecidedVersion>,
+}
+
+/// A key of a provider.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownKey {
+    /// The fingerprint.
+    pub key: String,
+    /// The number of versions that it signed.
+    pub versions: usize,
+}
+
+/// What a person decides about a version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum UndecidedVersion {
+    /// A version of a provider.
+    Provider {
+        /// The version.
+        version: String,
+        /// The fingerprint of the key that signed its checksums; `None` for unsigned ones.
+        key: Option<String>,
+        /// The number of files with another digest than before.
+        changed: usize,
+        /// The number of files that the version did not have.
+        added: usize,
+        /// The first changed or added file.
+        file: Option<ChangedFile>,
+    },
+    /// A version of a module.
+    Module {
+        /// The version.
+        version: String,
+        /// The first-seen tree, if it is known.
+        tree_before: Option<Digest>,
+        /// Its commit, if it came from git.
+        commit_before: Option<String>,
+        /// The tree now; `None` at a source that larder cannot fetch.
+        tree: Option<Digest>,
+        /// Its commit, if it comes from git.
+        commit: Option<String>,
+        /// The source that larder cannot fetch.
+        source: Option<String>,
+    },
+}
+
 impl Operations {
-    /// Fetches what upstream has now, verifies it as always, and trusts it whatever was verified before. For a provider
-    /// as a whole or a constraint, this covers every package whose set is stored.
+    /// Fetches what upstream has now, verifies it as always, and trusts it whatever was verified before, if the evidence that
+    /// it gives is among `shown`. For a provider as a whole or a constraint, this covers every package whose set is stored.
+    /// Where nothing is at stake, no evidence is needed.
     ///
     /// # Errors
     /// [`Error::Sealed`] while offline, [`Error::UnknownHost`], and errors of fetching the version list.
     pub async fn accept(
         self: &Arc<Self>,
         selector: &PackageSelector,
+        shown: &[EvidenceName],
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
         self.runtime.must_be_online(&format!("accepting {selector}"))?;
@@ -124,12 +191,11 @@ impl Operations {
         // A separate task: a client that disconnects must not leave half a decision.
         let (operations, owned_selector, call) =
             (Arc::clone(self), selector.clone(), self.runtime.flight_context(call));
+        let shown = shown.to_vec();
         let work = self.runtime.tasks.spawn(async move {
             match &owned_selector {
-                PackageSelector::Provider(selection) => operations.accept_all(selection, &call).await,
-                PackageSelector::Module(selection) => {
-                    operations.accept_module(&selection.of, &selection.versions, &call).await
-                }
+                PackageSelector::Provider(selection) => operations.accept_all(selection, &shown, &call).await,
+                PackageSelector::Module(selection) => operations.accept_module(selection, &shown, &call).await,
             }
         });
         match work.await {
@@ -141,6 +207,7 @@ impl Operations {
     async fn accept_all(
         &self,
         selection: &Selection<ProviderAddress>,
+        shown: &[EvidenceName],
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
         self.runtime.forget_absences(&(&selection.of).into(), &selection.versions);
@@ -175,6 +242,14 @@ impl Operations {
         let (provider, now) = (selection.of.clone(), call.present());
         let scope =
             if matches!(selection.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
+        let proven = Arc::new(proven);
+        if let Some(undecided) = self.undecided(selection, Arc::clone(&proven), scope).await?
+            && !shown.contains(&undecided.evidence)
+        {
+            self.raise_alarms_of(&proven, call).await;
+            let package = PackageRef::requested(&selection.to_string());
+            return Ok(vec![AcceptResult { package, outcome: AcceptOutcome::Undecided(undecided) }]);
+        }
         let recording = self.library.on_disk(move |library| {
             let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
             let observations = proven.iter().zip(&sums);
@@ -184,7 +259,7 @@ impl Operations {
             let recorded = library.histories.accept(&provider, &observations, scope)?;
             let after = library.histories.keys_of(&provider)?.unwrap_or_default();
             drop(observations);
-            let changed = proven.into_iter().zip(recorded.changes).collect::<Vec<_>>();
+            let changed = proven.iter().cloned().zip(recorded.changes).collect::<Vec<_>>();
             let resolved =
                 library.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope, findings: &found });
             Ok((changed, recorded.keys_before, (before, after), resolved))
@@ -214,6 +289,84 @@ impl Operations {
         }
         accepted.sort_by(|one, other| one.package.cmp(&other.package));
         Ok(accepted)
+    }
+
+    /// The evidence that a person decides about before these sets are accepted; `None` if nothing is at stake.
+    async fn undecided(
+        &self,
+        selection: &Selection<ProviderAddress>,
+        proven: Arc<Vec<(Package, ProofSet)>>,
+        scope: AcceptScope,
+    ) -> Result<Option<UndecidedEvidence>, Error> {
+        let provider = selection.of.clone();
+        let alarms = self.library.alarms.subjects(&(&provider).into(), AlarmSubject::is_resolved_by_accept);
+        let reading = self.library.on_disk(move |library| {
+            let sums: Vec<_> = proven.iter().map(|(_, set)| set.checksums().unwrap_or_default()).collect();
+            let observations: Vec<_> =
+                proven.iter().zip(&sums).map(|((package, set), sums)| observation(package, set, sums)).collect();
+            let undecided = library.histories.undecided(&provider, &observations, scope, &alarms)?;
+            let mut evidence = Evidence::default();
+            let mut versions: BTreeMap<_, BTreeMap<String, ChangedFile>> = BTreeMap::new();
+            for ((package, set), Undecided { facts, changes }) in proven.iter().zip(undecided) {
+                if facts.iter().any(|fact| !matches!(fact, EvidenceFact::Signer { .. })) {
+                    let key = set.proof().how.fingerprint().map(str::to_owned);
+                    let files = versions.entry((package.version.clone(), key)).or_default();
+                    for change in changes {
+                        let file = ChangedFile::of(change, set);
+                        files.insert(file.file.clone(), file);
+                    }
+                }
+                evidence.0.extend(facts);
+            }
+            if evidence.is_empty() {
+                return Ok(None);
+            }
+            let version = |((version, key), files): ((Version, _), BTreeMap<String, ChangedFile>)| {
+                let added = files.values().filter(|file| file.before.is_empty()).count();
+                let changed = files.len() - added;
+                let file =
+                    files.into_values().max_by_key(|file| (!file.before.is_empty(), file.file.ends_with(".zip")));
+                UndecidedVersion::Provider { version: version.to_string(), key, changed, added, file }
+            };
+            let known_keys = library.histories.known_keys(&provider)?;
+            let signers = evidence.0.iter().filter_map(|fact| match fact {
+                EvidenceFact::Signer { key } => Some(key.clone()),
+                _ => None,
+            });
+            Ok(Some(UndecidedEvidence {
+                evidence: evidence.name(),
+                known_keys: known_keys.into_iter().map(|(key, versions)| KnownKey { key, versions }).collect(),
+                new_signers: signers.collect(),
+                versions: versions.into_iter().map(version).collect(),
+            }))
+        });
+        reading.await
+    }
+
+    /// Judges sets as if a client had asked for them, so that alarms show what upstream has now. Of platforms with the same
+    /// checksums, one is enough, unless others have alarms.
+    async fn raise_alarms_of(&self, proven: &[(Package, ProofSet)], call: &RequestContext) {
+        let mut judged_checksums = BTreeSet::new();
+        let has_alarm = |package: &Package| {
+            let is_of = |subject: &AlarmSubject| {
+                subject.version == package.version && subject.part == AlarmPart::Platform(package.platform.clone())
+            };
+            !self.library.alarms.subjects(&(&package.provider).into(), is_of).is_empty()
+        };
+        let (alarmed, others): (Vec<_>, Vec<_>) = proven.iter().partition(|(package, _)| has_alarm(package));
+        for ((package, set), is_alarmed) in
+            alarmed.into_iter().map(|one| (one, true)).chain(others.into_iter().map(|one| (one, false)))
+        {
+            let fingerprint = set.proof().how.fingerprint().map(str::to_owned);
+            let is_new = judged_checksums.insert((package.version.clone(), fingerprint, set.sums_digest()));
+            if !is_alarmed && !is_new {
+                continue;
+            }
+            let judged = self.proof_sets.judge_set(package, set.clone(), call).await;
+            if let Err(error) = judged {
+                tracing::debug!(%package, %error, "the set that upstream has now is refused");
+            }
+        }
     }
 
     /// Returns the stored packages, those that an alarm is about, and all platforms that upstream lists of the versions
@@ -324,36 +477,109 @@ fn withdrawn_or_failed(
     Ok(accepted)
 }
 
+/// A version of a module, as upstream has it now.
+struct ModuleNow {
+    /// As it was requested.
+    package: ModulePackage,
+    /// As it is stored.
+    key: ModulePackage,
+    before: Option<PackedTree>,
+    content: ModuleContent,
+}
+
+/// What upstream has for a version of a module.
+enum ModuleContent {
+    /// The first-seen tree, or a tree of a version that was never seen.
+    AsBefore(PackedTree),
+    /// Another tree, or one whose first-seen record is lost.
+    Tree(PackedTree),
+    /// A source that larder cannot fetch: its kind, and its description.
+    Elsewhere(&'static str, String),
+}
+
+impl ModuleNow {
+    fn fact(&self) -> Option<EvidenceFact> {
+        let version = self.key.version.clone();
+        match &self.content {
+            ModuleContent::AsBefore(_) => None,
+            ModuleContent::Tree(PackedTree { tree_digest, subdir, .. }) => {
+                Some(EvidenceFact::Tree { version, digest: *tree_digest, subdir: subdir.clone() })
+            }
+            ModuleContent::Elsewhere(_, source) => Some(EvidenceFact::Source { version, source: source.clone() }),
+        }
+    }
+
+    /// What a person decides about.
+    fn undecided(&self) -> UndecidedVersion {
+        let (tree, source) = match &self.content {
+            ModuleContent::AsBefore(tree) | ModuleContent::Tree(tree) => (Some(tree), None),
+            ModuleContent::Elsewhere(_, source) => (None, Some(source.clone())),
+        };
+        UndecidedVersion::Module {
+            version: self.key.version.to_string(),
+            tree_before: self.before.as_ref().map(|before| before.tree_digest),
+            commit_before: self.before.as_ref().and_then(|before| before.commit.clone()),
+            tree: tree.map(|tree| tree.tree_digest),
+            commit: tree.and_then(|tree| tree.commit.clone()),
+            source,
+        }
+    }
+}
+
 impl Operations {
-    /// Fetches the selected versions and makes their current trees the first-seen ones. For a whole module or a
-    /// constraint, that is every version that has moved or whose record is lost.
-    pub(in crate::mirror) async fn accept_module(
+    /// Looks at the selected versions, and makes their current trees the first-seen ones if a person has seen them. For a
+    /// whole module or a constraint, that is every version that has moved or whose record is lost.
+    async fn accept_module(
         &self,
-        module: &ModuleAddress,
-        versions: &Versions,
+        selection: &Selection<ModuleAddress>,
+        shown: &[EvidenceName],
         call: &RequestContext,
     ) -> Result<Vec<AcceptResult>, Error> {
+        let Selection { of: module, versions } = selection;
         let module_key = call.config.key_of(module);
         let mut packages = match versions {
             Versions::Exactly(version) => vec![ModulePackage { module: module_key, version: version.clone() }],
             versions => self.moved_modules(module_key, versions.clone()).await?,
         };
         packages.sort();
-        let mut accepted = Vec::new();
+        let (mut accepted, mut found) = (Vec::new(), Vec::new());
         for key in packages {
             let package = ModulePackage { module: module.clone(), version: key.version.clone() };
-            let outcome = match self.accept_package(&package, &key, call).await {
-                Ok(outcome) => outcome,
+            match self.look_at_module(package, key.clone(), call).await {
+                Ok(now) => found.push(now),
                 Err(error) => {
                     let is_withdrawn =
                         matches!(error, Error::NotFound(_)) && self.library.resolve_tree_alarms_async(&key).await? > 0;
                     let error = error.to_string();
-                    if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } }
+                    let outcome =
+                        if is_withdrawn { AcceptOutcome::Withdrawn { error } } else { AcceptOutcome::Failed { error } };
+                    call.config.last_answers.forget_address(&(&key.module).into());
+                    accepted.push(AcceptResult { package: (&key).into(), outcome });
                 }
-            };
-            call.config.last_answers.forget_address(&(&key.module).into());
-            accepted.push(AcceptResult { package: (&key).into(), outcome });
+            }
         }
+        let evidence = Evidence(found.iter().filter_map(ModuleNow::fact).collect());
+        if !evidence.is_empty() && !shown.contains(&evidence.name()) {
+            let undecided = found.iter().filter(|now| now.fact().is_some()).map(ModuleNow::undecided).collect();
+            let undecided = UndecidedEvidence {
+                evidence: evidence.name(),
+                known_keys: Vec::new(),
+                new_signers: Vec::new(),
+                versions: undecided,
+            };
+            let package = PackageRef::requested(&selection.to_string());
+            accepted.push(AcceptResult { package, outcome: AcceptOutcome::Undecided(undecided) });
+            return Ok(accepted);
+        }
+        for now in found {
+            let package = PackageRef::from(&now.key);
+            let address = (&now.key.module).into();
+            let outcome = self.accept_package(now, call).await;
+            call.config.last_answers.forget_address(&address);
+            let outcome = outcome.unwrap_or_else(|error| AcceptOutcome::Failed { error: error.to_string() });
+            accepted.push(AcceptResult { package, outcome });
+        }
+        accepted.sort_by(|one, other| one.package.cmp(&other.package));
         Ok(accepted)
     }
 
@@ -375,19 +601,21 @@ impl Operations {
         self.library.on_disk(search).await
     }
 
-    async fn accept_package(
+    /// Fetches the location and the tree that upstream has now, compares them with the record, and raises or resolves the
+    /// alarms about it. Stores no archive.
+    async fn look_at_module(
         &self,
-        package: &ModulePackage,
-        key: &ModulePackage,
+        package: ModulePackage,
+        key: ModulePackage,
         call: &RequestContext,
-    ) -> Result<AcceptOutcome, Error> {
+    ) -> Result<ModuleNow, Error> {
         // Refetches the location even if the cached one is fresh.
-        let confirmed = self.documents.get(package, call).await?.value.confirmation();
-        let fetched = self.documents.fetch_now(package, Some(confirmed), call).await?;
+        let confirmed = self.documents.get(&package, call).await?.value.confirmation();
+        let fetched = self.documents.fetch_now(&package, Some(confirmed), call).await?;
         if fetched.confirmed.gone {
             return Err(Error::NotFound(format!("upstream no longer has {package}")));
         }
-        let location = fetched.value.as_location(package)?;
+        let location = fetched.value.as_location(&package)?;
         let owned_key = key.clone();
         let lookup = self.library.on_disk(move |library| module_history::read_first_seen(library, &owned_key)).await?;
         let was_seen = lookup != ReadOutcome::Absent;
@@ -395,25 +623,51 @@ impl Operations {
         if let PackageSource::Unsupported(source) = &location.parsed.source
             && was_seen
         {
-            let (owned_key, kind, now) = (key.clone(), source.kind_name(), call.now);
-            let tree_before = before.map(|before| before.tree_digest);
-            let forget = move |library: &Library| {
-                library.catalog.change_name_record(&owned_key, |name| name.archives.clear())?;
-                module_history::forget(library, &owned_key, now)
-            };
-            self.library.on_disk(forget).await?;
-            self.library.increment_revision(&key.module);
-            self.library.resolve_tree_alarms_async(key).await?;
-            tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
-            return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
+            let content = ModuleContent::Elsewhere(source.kind_name(), source.describe().to_string());
+            self.modules.check_external_move(&package, &key, source, call).await?;
+            return Ok(ModuleNow { package, key, before, content });
         }
-        let archive = self.modules.fill_module(package, TreeExpectation::Accepted, call).await?;
+        let tree = self.modules.observe(&package, &location, call).await?;
+        let packed = tree.packed.clone();
+        let (owned_package, owned_key) = (package.clone(), key.clone());
+        let purpose = ComparisonPurpose::Recheck { location_checked: location.confirmed.checked };
+        let comparing = self.library.on_disk(move |library| {
+            let comparison = module_history::compare(library, &owned_key, &tree, purpose)?;
+            let command = format!("`larder accept {owned_key}`");
+            let is_as_before =
+                library.require_first_seen_tree(&owned_package, &owned_key, &tree, comparison, &command).is_ok();
+            if is_as_before {
+                library.resolve_tree_alarms(&owned_key);
+            }
+            Ok(is_as_before)
+        });
+        let content = if comparing.await? { ModuleContent::AsBefore(packed) } else { ModuleContent::Tree(packed) };
+        Ok(ModuleNow { package, key, before, content })
+    }
+
+    async fn accept_package(&self, now: ModuleNow, call: &RequestContext) -> Result<AcceptOutcome, Error> {
+        let ModuleNow { package, key, before, content } = now;
+        let decided = match content {
+            ModuleContent::Elsewhere(kind, _) => {
+                let (owned_key, now) = (key.clone(), call.now);
+                let forget = move |library: &Library| {
+                    library.catalog.change_name_record(&owned_key, |name| name.archives.clear())?;
+                    module_history::forget(library, &owned_key, now)
+                };
+                self.library.on_disk(forget).await?;
+                self.library.increment_revision(&key.module);
+                self.library.resolve_tree_alarms_async(&key).await?;
+                tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
+                let tree_before = before.map(|before| before.tree_digest);
+                return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
+            }
+            ModuleContent::AsBefore(_) if before.is_some() => return Ok(AcceptOutcome::NothingToAccept),
+            ModuleContent::AsBefore(tree) | ModuleContent::Tree(tree) => tree,
+        };
+        let archive = self.modules.fill_module(&package, TreeExpectation::Decided(decided), call).await?;
         let Some(now) = archive.proof.how.tree() else {
             return Err(Error::Interrupted(format!("accepting {package}")));
         };
-        if before.as_ref().is_some_and(|before| before.is_same_module(now)) {
-            return Ok(AcceptOutcome::NothingToAccept);
-        }
         tracing::warn!(%package, tree = %now.tree_digest, commit = now.commit, "accepted by the operator: another tree is the first-seen one from now on");
         Ok(AcceptOutcome::AcceptedTree {
             tree_before: before.as_ref().map(|before| before.tree_digest),

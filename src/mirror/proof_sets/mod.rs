@@ -14,9 +14,10 @@ use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::DocumentRequest;
 use crate::mirror::documents::revalidate::{Confirmed, FlightResult};
 use crate::mirror::freshness::{Confirmation, FreshnessDecision, decide};
-use crate::mirror::library::Signer;
+use crate::mirror::library::alarms::AlarmFinding;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
+use crate::mirror::library::{Signer, observation};
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::request_context::ConfigAndProxyPath;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
@@ -223,6 +224,16 @@ impl ProofSets {
         judged
     }
 
+    /// Judges a verified set as the answer to a client's request, and stores it unless it is refused.
+    pub(in crate::mirror) async fn judge_set(
+        self: &Arc<Self>,
+        package: &Package,
+        set: ProofSet,
+        call: &RequestContext,
+    ) -> SetFlightResult {
+        self.judge_fetched_set(package, Ok(set), None, call).await
+    }
+
     /// Judges a set that was just fetched by the history of its version, and stores it.
     async fn judge_fetched_set(
         self: &Arc<Self>,
@@ -407,6 +418,7 @@ impl ProofSets {
     async fn replace_imported_set(&self, package: &Package, set: &ProofSet, now: Timestamp) -> Result<(), Error> {
         let (package, digest) = (package.clone(), set.document.shasum);
         let (proof, filename) = (set.proof().clone(), set.document.filename.clone());
+        let facts = set.checksums().map(|sums| observation(&package, set, &sums).facts()).unwrap_or_default();
         let replace = move |library: &Library| {
             let stored = default_if_store_unavailable(library.read_set(&package))?.map(|stored| stored.stored_set);
             let imported = stored.filter(|stored_set| stored_set.current.was_imported());
@@ -428,7 +440,7 @@ impl ProofSets {
             library.raise_alarm(
                 provider,
                 AlarmKind::ImportedDiffers.of(version),
-                imported_differs(before, digest),
+                AlarmFinding { detail: imported_differs(before, digest), facts: facts.iter().cloned().collect() },
                 now,
             );
             Ok(())

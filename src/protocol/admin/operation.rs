@@ -11,7 +11,7 @@ use super::{job_id, object_of};
 use crate::address::{Hostname, PackageSelector};
 use crate::jobs::{JobId, ToPin};
 use crate::labels::labelled_enum;
-use crate::mirror::{Mirror, PinChange, PinOutcome, PinResult};
+use crate::mirror::{EvidenceName, Mirror, PinChange, PinOutcome, PinResult};
 
 /// Maximum number of addresses in one request.
 const MAX_ADDRESSES: usize = 256;
@@ -79,6 +79,27 @@ impl TargetAddresses {
             }
         }
         if problems.is_empty() { Ok(addresses) } else { Err(problems) }
+    }
+}
+
+/// The body of an `accept`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AcceptRequest {
+    /// The addresses.
+    pub what: Vec<String>,
+    /// The evidence that a person has seen. Nothing else is accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<EvidenceName>,
+}
+
+impl AcceptRequest {
+    /// Parses the body of a request.
+    ///
+    /// # Errors
+    /// The problem.
+    pub fn read(body: &[u8]) -> Result<Self, String> {
+        object_of(body, r#"{"what":["NAMESPACE/TYPE@VERSION"],"evidence":["0123456789abcdef"]}"#)
     }
 }
 

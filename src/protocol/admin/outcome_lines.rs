@@ -3,8 +3,11 @@
 
 use bytesize::ByteSize;
 
-use crate::address::Hostname;
-use crate::mirror::{AcceptOutcome, AcceptResult, PinOutcome, PinResult, PurgeResult, RefreshOutcome, RefreshResult};
+use crate::address::{Hostname, PackageRef};
+use crate::mirror::{
+    AcceptOutcome, AcceptResult, ChangedFile, KnownKey, PinOutcome, PinResult, PurgeResult, RefreshOutcome,
+    RefreshResult, UndecidedEvidence, UndecidedVersion,
+};
 use crate::wording::{escape_invisible, plural};
 
 /// Describes the results of `refresh`.
@@ -72,67 +75,151 @@ pub(crate) fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> 
     items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), outcome(pinned))).collect()
 }
 
-/// Describes the results of `accept`.
+/// The most changed files that are named of one package. The others are counted.
+const MAX_FILES: usize = 5;
+
+/// Describes the results of `accept`: the platforms of a version that have the same result once.
 pub(crate) fn accepted_lines(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
+    let is_same = |one: &AcceptResult, other: &AcceptResult| {
+        (&one.package.address, &one.package.version, &one.outcome)
+            == (&other.package.address, &other.package.version, &other.outcome)
+    };
+    items.chunk_by(is_same).flat_map(|same| accepted_lines_of(same, host)).collect()
+}
+
+/// Describes one result, which all of these packages have.
+fn accepted_lines_of(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
+    let Some(AcceptResult { package, outcome }) = items.first() else { return Vec::new() };
+    let platforms: Vec<String> =
+        items.iter().filter_map(|item| item.package.platform.as_ref()).map(ToString::to_string).collect();
+    let whole = PackageRef { platform: None, ..package.clone() };
+    let subject = match platforms.len() {
+        0 | 1 => package.without(host).to_string(),
+        _ => format!("{} ({})", whole.without(host), platforms.join(", ")),
+    };
     let mut lines = Vec::new();
-    for AcceptResult { package, outcome } in items {
-        let subject = package.without(host);
-        match outcome {
-            AcceptOutcome::NothingToAccept => lines.push(format!(
-                "{subject}: nothing to accept: upstream's version is already served, and no alarm about it is left"
-            )),
-            AcceptOutcome::Withdrawn { error } => {
-                lines.push(format!(
-                    "{subject}: gone upstream; nothing is accepted, and no alarm about it is left: {error}"
-                ));
+    match outcome {
+        AcceptOutcome::Undecided(undecided) => {
+            lines.push(format!("{subject}: nothing is accepted yet. You decide about this:"));
+            lines.extend(undecided_lines(undecided));
+        }
+        AcceptOutcome::NothingToAccept => lines.push(format!(
+            "{subject}: nothing to accept: upstream's version is already served, and no alarm about it is left"
+        )),
+        AcceptOutcome::Withdrawn { error } => {
+            lines
+                .push(format!("{subject}: gone upstream; nothing is accepted, and no alarm about it is left: {error}"));
+        }
+        AcceptOutcome::Failed { error } => lines.push(format!("{subject}: not accepted: {error}")),
+        AcceptOutcome::AcceptedTree { tree_before, tree, commit_before, commit } => {
+            lines.push(format!("{subject}: accepted"));
+            if let Some(previous) = tree_before {
+                lines.push(format!("  was tree {previous}{}", commit_text(commit_before.as_ref())));
             }
-            AcceptOutcome::Failed { error } => lines.push(format!("{subject}: not accepted: {error}")),
-            AcceptOutcome::AcceptedTree { tree_before, tree, commit_before, commit } => {
-                lines.push(format!("{subject}: accepted"));
-                let commit_text = |commit: &Option<String>| match commit {
-                    Some(commit) => format!(", commit {}", escape_invisible(commit)),
-                    None => String::new(),
-                };
-                if let Some(previous) = tree_before {
-                    lines.push(format!("  was tree {previous}{}", commit_text(commit_before)));
-                }
-                lines.push(format!("  is  tree {tree}{}", commit_text(commit)));
+            lines.push(format!("  is  tree {tree}{}", commit_text(commit.as_ref())));
+        }
+        AcceptOutcome::AcceptedElsewhere { tree_before, source } => {
+            lines.push(format!("{subject}: accepted"));
+            lines.extend(tree_before.map(|previous| format!("  was tree {previous}")));
+            lines.push(format!("  is  {source}: clients fetch it directly, and larder checks nothing"));
+        }
+        AcceptOutcome::Accepted { files, keys_before, key } => {
+            lines.push(format!("{subject}: accepted"));
+            let is_known_key = key.as_ref().is_some_and(|key| keys_before.contains(key));
+            lines.push(match key {
+                Some(key) if is_known_key => format!("  signed by {key}, which signed other versions before"),
+                Some(key) => format!("  signed by {key}, new"),
+                None => "  unsigned".to_owned(),
+            });
+            if !is_known_key {
+                let previous_keys = if keys_before.is_empty() { "no key".to_owned() } else { keys_before.join(", ") };
+                lines.push(format!("  before, signed by {previous_keys}"));
             }
-            AcceptOutcome::AcceptedElsewhere { tree_before, source } => {
-                lines.push(format!("{subject}: accepted"));
-                lines.extend(tree_before.map(|previous| format!("  was tree {previous}")));
-                lines.push(format!("  is  {source}: clients fetch it directly, and larder checks nothing"));
-            }
-            AcceptOutcome::Accepted { files, keys_before, key } => {
-                lines.push(format!("{subject}: accepted"));
-                let is_known_key = key.as_ref().is_some_and(|key| keys_before.contains(key));
-                lines.push(match key {
-                    Some(key) if is_known_key => format!("  signed by {key}, which signed other versions before"),
-                    Some(key) => format!("  signed by {key}, new"),
-                    None => "  unsigned".to_owned(),
-                });
-                if !is_known_key {
-                    let previous_keys =
-                        if keys_before.is_empty() { "no key".to_owned() } else { keys_before.join(", ") };
-                    lines.push(format!("  before, signed by {previous_keys}"));
-                }
-                for changed in files {
-                    lines.push(format!("  {}", escape_invisible(&changed.file)));
-                    lines.extend(changed.before.iter().map(|digest| format!("    was {digest}")));
-                    lines.push(format!("    is  {}", changed.now));
-                }
+            lines.extend(files.iter().take(MAX_FILES).flat_map(|file| file_lines(file, "  ")));
+            if let more @ 1.. = files.len().saturating_sub(MAX_FILES) {
+                lines.push(format!("  and {} more", plural(more as u64, "file")));
             }
         }
     }
     lines
 }
 
+fn commit_text(commit: Option<&String>) -> String {
+    commit.map(|commit| format!(", commit {}", escape_invisible(commit))).unwrap_or_default()
+}
+
+fn file_lines(ChangedFile { file, before, now }: &ChangedFile, margin: &str) -> Vec<String> {
+    let mut lines = vec![format!("{margin}{}", escape_invisible(file))];
+    lines.extend(before.iter().map(|digest| format!("{margin}  was {digest}")));
+    lines.push(format!("{margin}  is  {now}"));
+    lines
+}
+
+/// Describes what a person decides about, as the card of an alarm on the status page does.
+fn undecided_lines(undecided: &UndecidedEvidence) -> Vec<String> {
+    let UndecidedEvidence { evidence, known_keys, new_signers, versions } = undecided;
+    let mut lines = Vec::new();
+    for version in versions {
+        match version {
+            UndecidedVersion::Provider { version, key, changed, added, file } => {
+                let known = key.as_ref().and_then(|key| known_keys.iter().find(|known| known.key == *key));
+                let signer = match (key, known) {
+                    (None, _) => "unsigned".to_owned(),
+                    (Some(key), None) => format!("signed by {key}, which never signed for this provider"),
+                    (Some(key), Some(known)) => {
+                        format!("signed by {key}, which signed {}", plural(known.versions as u64, "version"))
+                    }
+                };
+                lines.push(format!("  {version}  {signer}"));
+                let counts = [(*changed, "changed"), (*added, "new")];
+                let counts: Vec<String> = counts
+                    .iter()
+                    .filter(|(count, _)| *count > 0)
+                    .map(|(count, text)| format!("{} {text}", plural(*count as u64, "file")))
+                    .collect();
+                if !counts.is_empty() {
+                    lines.push(format!("    {}, such as", counts.join(", ")));
+                }
+                lines.extend(file.iter().flat_map(|file| file_lines(file, "    ")));
+            }
+            UndecidedVersion::Module { version, tree_before, commit_before, tree, commit, source } => {
+                lines.push(format!("  {version}"));
+                let first = match tree_before {
+                    Some(tree) => format!("tree {tree}{}", commit_text(commit_before.as_ref())),
+                    None => "not known: the record of the first tree is damaged".to_owned(),
+                };
+                lines.push(format!("    was {first}"));
+                lines.extend(tree.map(|tree| format!("    is  tree {tree}{}", commit_text(commit.as_ref()))));
+                let elsewhere = |source: &String| {
+                    format!(
+                        "    is  at {}: clients fetch it directly, and larder checks nothing",
+                        escape_invisible(source)
+                    )
+                };
+                lines.extend(source.as_ref().map(elsewhere));
+            }
+        }
+    }
+    for signer in new_signers {
+        lines.push(match signer {
+            Some(key) => format!("  from then on {key} vouches for every version"),
+            None => "  from then on unsigned versions are taken".to_owned(),
+        });
+    }
+    if !known_keys.is_empty() {
+        let keys = known_keys
+            .iter()
+            .map(|KnownKey { key, versions }| format!("{key} ({})", plural(*versions as u64, "version")));
+        lines.push(format!("  keys known so far: {}", keys.collect::<Vec<_>>().join(", ")));
+    }
+    lines.push(format!("  evidence {evidence}"));
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address::PackageRef;
     use crate::digest::Digest;
-    use crate::mirror::ChangedFile;
     use crate::wording::is_plain;
 
     /// File names come from the publisher and are printed on the operator's terminal.

@@ -65,6 +65,17 @@ impl CommandSetup {
         output.out
     }
 
+    /// Runs `larder accept` as a script does: first for the evidence, then with it. Returns what it prints at last.
+    pub(crate) async fn accept(&self, address: &str) -> String {
+        let shown = self.run(&["accept", address]).await;
+        if shown.code == Some(0) {
+            return shown.out;
+        }
+        assert_eq!(shown.code, Some(2), "{shown:?}");
+        let evidence = shown.err.split("--evidence ").nth(1).unwrap().trim().to_owned();
+        self.stdout_of(&["accept", address, "--evidence", &evidence]).await
+    }
+
     /// The base URL for clients.
     pub(crate) fn base(&self) -> String {
         format!("http://127.0.0.1:{}", self.listen)

@@ -200,9 +200,24 @@ impl Larder {
         std::fs::read_to_string(self.folder.path().join("admin-token")).unwrap()
     }
 
-    /// Runs a command of the admin API (`refresh`, `purge`, `pin` …) on one address; returns its report.
+    /// Runs a command of the admin API (`refresh`, `purge`, `pin` …) on one address; returns its report. A person who accepts
+    /// looks at the evidence first.
     pub(crate) async fn run_command(&self, command: &str, subject: &str) -> CommandReport {
-        let body = serde_json::json!({ "what": [subject] }).to_string();
+        let report = self.send_command(command, serde_json::json!({ "what": [subject] })).await;
+        match report.undecided() {
+            Some(evidence) => self.accept_seen(subject, evidence).await,
+            None => report,
+        }
+    }
+
+    /// Sends an `accept` of this evidence.
+    pub(crate) async fn accept_seen(&self, subject: &str, evidence: &str) -> CommandReport {
+        self.send_command("accept", serde_json::json!({ "what": [subject], "evidence": [evidence] })).await
+    }
+
+    /// Sends a command with this body.
+    pub(crate) async fn send_command(&self, command: &str, body: serde_json::Value) -> CommandReport {
+        let body = body.to_string();
         let request = client().post(format!("{}/admin/v1/{command}", self.admin())).bearer_auth(self.token());
         let answer = send(request.header("content-type", "application/json").body(body)).await.unwrap();
         CommandReport::parse(answer.expect(200).json())

@@ -104,10 +104,24 @@ pub(crate) fn command_of(binary: &Path, home: &Path, arguments: &[&str]) -> Comm
     command
 }
 
+/// Starts a program that was just copied. A process that another test starts at that moment has the copy open for writing
+/// until it executes its own program.
+fn unless_busy<T>(mut start: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match start() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
+                std::thread::yield_now();
+            }
+            started => return started,
+        }
+    }
+}
+
 /// Runs a command to its end.
 pub(crate) async fn run(mut command: Command) -> CommandOutput {
     let subject = format!("{command:?}");
-    let output = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let output = tokio::task::spawn_blocking(move || unless_busy(|| command.output()).unwrap());
     let Ok(output) = tokio::time::timeout(TEST_TIMEOUT, output).await else {
         panic!("the command does not end: {subject}")
     };
@@ -257,7 +271,7 @@ impl Process {
     }
 
     fn spawn_once(command: &mut Command) -> Result<Self, CommandOutput> {
-        let mut child = command.spawn().unwrap();
+        let mut child = unless_busy(|| command.spawn()).unwrap();
         let (log, reading) = CapturedOutput::capture(child.stderr.take().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

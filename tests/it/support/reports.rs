@@ -96,9 +96,18 @@ pub(crate) struct CommandItem {
     pub(crate) keys_before: Option<Vec<String>>,
     pub(crate) tree: Option<String>,
     pub(crate) tree_before: Option<String>,
+    pub(crate) evidence: Option<String>,
+    pub(crate) versions: Option<Vec<Value>>,
+    pub(crate) known_keys: Option<Vec<Value>>,
 }
 
 impl CommandReport {
+    /// The evidence that nobody has decided about.
+    pub(crate) fn undecided(&self) -> Option<&str> {
+        let item = self.items.iter().find(|item| item.outcome.as_deref() == Some("undecided"));
+        item.map(|item| item.evidence.as_deref().unwrap())
+    }
+
     pub(crate) fn parse(json: Value) -> Self {
         let report: Result<Self, _> = serde_json::from_value(json.clone());
         let mut report = report.unwrap_or_else(|e| panic!("not a report of a command: {e}: {json:#}"));

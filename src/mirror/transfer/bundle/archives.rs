@@ -11,6 +11,7 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::freshness::Confirmation;
+use crate::mirror::library::alarms::AlarmFinding;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree, TreeComparison};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, imported_differs};
@@ -187,7 +188,13 @@ impl BundledSet {
                 format!("its signer ({signer}) is not known for this provider, and no trusted key signed the bundle");
             let part = AlarmPart::Platform(self.package.platform.clone());
             let subject = AlarmSubject { part, ..AlarmKind::WaitsForAccept.of(version) };
-            library.raise_alarm(provider, subject, format!("in a bundle: {reason}"), now);
+            let facts = seen.facts().into_iter().collect();
+            library.raise_alarm(
+                provider,
+                subject,
+                AlarmFinding { detail: format!("in a bundle: {reason}"), facts },
+                now,
+            );
             return Err(format!("{reason}; --accept {provider}@{version} accepts it"));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
