@@ -2,11 +2,15 @@
 //! torn; each archive is a file named by its digest.
 
 use std::cell::Cell;
+use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use parking_lot::ReentrantMutex;
+use parking_lot::{Mutex, ReentrantMutex};
 use serde::{Deserialize, Serialize};
 
 use super::disk::{self, Quarantine};
@@ -28,6 +32,35 @@ pub(super) struct FolderBlobs {
     staging: Staging,
     quarantine: Quarantine,
     lock: StoreLock,
+    opened: OpenedArchives,
+}
+
+/// The archives that are open, so that any number of readers share one file descriptor of each. They read at offsets.
+#[derive(Debug, Default)]
+struct OpenedArchives {
+    files: Mutex<HashMap<Digest, Weak<File>>>,
+    /// Held while an archive is opened, so that two readers do not open it twice.
+    opening: Striped<Mutex<()>>,
+}
+
+/// Entries of closed archives that are dropped together.
+const MAX_CLOSED: usize = 64;
+
+impl OpenedArchives {
+    /// The file at `path`, if it is open already. A file that was put in its place is another one.
+    fn get(&self, digest: &Digest, path: &Path) -> Option<Arc<File>> {
+        let opened = self.files.lock().get(digest)?.upgrade()?;
+        let is_in_place = disk::identity(&opened).ok()? == disk::identity_of(path).ok()?;
+        is_in_place.then_some(opened)
+    }
+
+    fn insert(&self, digest: Digest, opened: &Arc<File>) {
+        let mut files = self.files.lock();
+        if files.len() >= MAX_CLOSED && files.len().is_multiple_of(MAX_CLOSED) {
+            files.retain(|_, file| file.strong_count() > 0);
+        }
+        files.insert(digest, Arc::downgrade(opened));
+    }
 }
 
 impl FolderBlobs {
@@ -38,7 +71,7 @@ impl FolderBlobs {
         lock: StoreLock,
     ) -> Result<Self, StoreError> {
         disk::create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock })
+        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock, opened: OpenedArchives::default() })
     }
 
     fn path(&self, digest: &Digest) -> PathBuf {
@@ -66,8 +99,15 @@ impl Blobs for FolderBlobs {
 
     fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         let path = self.path(digest);
-        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(None) };
-        Blob::new(Arc::new(file), path).map(Some)
+        let _opening = self.opened.opening.of(digest).lock();
+        if let Some(opened) = self.opened.get(digest, &path) {
+            self.lock.check()?;
+            return Blob::new(opened, path).map(Some);
+        }
+        let Some(file) = self.lock.if_ours(open_patiently(&path))? else { return Ok(None) };
+        let file = Arc::new(file);
+        self.opened.insert(*digest, &file);
+        Blob::new(file, path).map(Some)
     }
 
     fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
@@ -92,6 +132,23 @@ impl Blobs for FolderBlobs {
         let files = disk::files_below(&self.folder)?.into_iter();
         let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
         Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
+    }
+}
+
+/// The longest wait for a free file descriptor.
+const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause between two tries to get one.
+const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(20);
+
+/// Opens a stored file. Where the process has no file descriptor left for a moment, it waits for one: what is stored is no
+/// error.
+fn open_patiently(path: &Path) -> Result<Option<File>, StoreError> {
+    let deadline = Instant::now() + DESCRIPTOR_TIMEOUT;
+    loop {
+        match disk::open(path) {
+            Err(error) if error.lacks_descriptors() && Instant::now() < deadline => thread::sleep(DESCRIPTOR_PAUSE),
+            opened => return opened,
+        }
     }
 }
 

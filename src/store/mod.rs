@@ -333,6 +333,15 @@ impl StoreError {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::QuotaExceeded)
     }
 
+    /// Returns true if the process, or the system, has no file descriptor left.
+    fn lacks_descriptors(&self) -> bool {
+        let lacking = |source: &io::Error| {
+            let errno = rustix::io::Errno::from_io_error(source);
+            matches!(errno, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE))
+        };
+        matches!(self, Self::Io { source, .. } if lacking(source))
+    }
+
     /// Returns true if this user lacks permission.
     pub fn is_denied(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
