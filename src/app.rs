@@ -1,5 +1,6 @@
 //! Builds the parts of larder and connects them. Defines the order of start and stop.
 
+pub mod open_files;
 mod reload;
 pub mod running_larder;
 
@@ -16,7 +17,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use secrecy::SecretString;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -146,6 +147,13 @@ impl App {
         if let Some(refusal) = config.refusal() {
             return Err(StartError::Refused(refusal));
         }
+        let mut settings = settings;
+        if let Some(limit) = open_files::limit() {
+            open_files::share_out(&mut settings, limit);
+            if let Some((wanted, given)) = open_files::shortage_at(limit) {
+                tracing::warn!("{}", open_files::shortage_text(limit, wanted, given));
+            }
+        }
         let (mirror, store, metrics) = mirror(config, &settings)?;
         let tls = match &config.server.tls {
             Some(files) => Some(Arc::new(Tls::load(&files.certificate, &files.key)?)),
@@ -185,8 +193,9 @@ impl App {
         };
         let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.runtime.config())?);
         let current_config = tokio::sync::Mutex::new(config.clone());
-        let new_slots = || ConnectionSlots::new(&settings.connections, parts.requests.clone());
-        let (main_slots, admin_slots) = (new_slots(), new_slots());
+        let admin_limits = open_files::of_admin(&settings.connections);
+        let new_slots = |limits| ConnectionSlots::new(limits, parts.requests.clone());
+        let (main_slots, admin_slots) = (new_slots(&settings.connections), new_slots(&admin_limits));
         let pool = BlockingPoolCheck::new(settings.pool_within);
         let running = RunningApp { parts, handlers, tls, main_slots, admin_slots, pool, config: current_config };
         let main_limits = listener::Limits { http2: config.server.http2, ..settings.connections.clone() };
@@ -199,7 +208,7 @@ impl App {
             admin,
             socket,
             main_limits,
-            admin_limits: settings.connections,
+            admin_limits,
             base,
             scrub,
             lifetime: settings.lifetime,
@@ -495,6 +504,18 @@ fn listen_at_socket(store: &Store) -> Option<UnixListener> {
     listener.inspect_err(warn).ok()
 }
 
+/// Connections that the kernel completes before they are accepted. Beyond them, a client that connects waits a second before
+/// it tries again.
+const BACKLOG: u32 = 4096;
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // As for every server: a restart must not wait for connections of the last one.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 /// Binds a socket, unless there is one already.
 async fn bind(
     section: &'static str,
@@ -504,7 +525,7 @@ async fn bind(
     let failed = |source| StartError::Listen { section, address, source };
     let listener = match bound {
         Some(socket) => TcpListener::from_std(socket),
-        None => TcpListener::bind(address).await,
+        None => listen(address),
     };
     let listener = listener.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;

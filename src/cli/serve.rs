@@ -21,7 +21,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{CommonOptions, StopSignals, catch_file_size_signal, print_json, print_line, runtime};
-use crate::app::{App, Reloaded, RunningApp, StartSettings};
+use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::ClientRoute;
 
@@ -57,6 +57,7 @@ impl Serve {
     }
 
     async fn serve(self, config: Config, common: CommonOptions) -> anyhow::Result<()> {
+        open_files::raise_limit();
         let stop = CancellationToken::new();
         let manager = Arc::new(ServiceManager::of_this_process());
         tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);

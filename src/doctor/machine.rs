@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::{Check, CheckResult, PROBE_TIMEOUT, in_time};
 use crate::app;
+use crate::app::open_files;
 use crate::app::running_larder::{self, NotReached};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -68,7 +69,8 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
     let (mut running, check) = check_larder(config).await;
     running.is_offline |= config.network.offline;
     let token_check = check_token(config, examined, running.is_up()).await;
-    (running, vec![check, token_check])
+    let open_files_check = check_open_files(config).filter(|_| running.is_up());
+    (running, [check, token_check].into_iter().chain(open_files_check).collect())
 }
 
 /// Without a configuration and a store, the only finding is that no larder is set up.
@@ -174,6 +176,22 @@ async fn check_answering(config: &Config, found: running_larder::RunningLarder) 
     }
     let offline = if report.offline { ", offline" } else { "" };
     (running, Check::passed(RUNNING, format!("larder {own_version}, ready{offline}; it answers {place}")))
+}
+
+/// Checks the limit of open files of the running larder; nothing where the system does not tell.
+fn check_open_files(config: &Config) -> Option<Check> {
+    const OPEN_FILES: &str = "open-files";
+    let StoreUse::Noted(note) = Store::use_of(&config.store.path) else { return None };
+    note.listeners().filter(|_| note.place.is_same_machine(&Place::here()))?;
+    let limit = open_files::limit_of(note.process)?;
+    let (wanted, given) = match open_files::shortage_at(limit) {
+        Some(shortage) => shortage,
+        None => return Some(Check::passed(OPEN_FILES, format!("the limit of open files is {limit}"))),
+    };
+    Some(
+        Check::warn(OPEN_FILES, open_files::shortage_text(limit, wanted, given))
+            .advise("restart larder with the higher limit"),
+    )
 }
 
 /// Checks that the admin token exists, is private, and is the one of the running larder.

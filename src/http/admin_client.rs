@@ -412,6 +412,8 @@ impl AdminClient {
                 let stream = self.open_tcp(*address).await?;
                 match connector.connect(admin_tls::server_name(), stream).await {
                     Ok(stream) => Ok(Either::Right(Either::Right(Either::Left(stream)))),
+                    // A larder that ends looks like that, too.
+                    Err(e) if is_closed(&e) => Err(self.failed("it closed the connection before it proved itself")),
                     Err(e) => Err(AdminClientError::NotProven { server: server()?, reason: e.to_string() }),
                 }
             }
@@ -451,6 +453,11 @@ impl AdminClient {
         let body = Limited::new(response.into_body(), max_bytes).collect().await;
         body.map(|body| body.to_bytes()).map_err(|e| self.failed(e))
     }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 #[cfg(test)]

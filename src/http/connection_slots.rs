@@ -1,4 +1,5 @@
-//! Connection slots: limits in total, for each address, and for all addresses outside `clients` together.
+//! Connection slots: limits in total, for each address, and for all addresses outside `clients` together; and spare slots for
+//! connections beyond them.
 
 use std::{
     collections::HashMap,
@@ -7,10 +8,14 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use super::{
     listener::Limits,
@@ -29,81 +34,150 @@ pub enum PeerClass {
 }
 
 /// The connection slots of one listener, shared by all copies.
+///
+/// Beside the slots for clients there are a few spare ones. A connection without a slot of its own gets one, so that it can
+/// ask for the health of larder, and read why it gets nothing else.
 #[derive(Debug, Clone)]
 pub struct ConnectionSlots(Arc<SlotTable>);
 
 #[derive(Debug)]
 struct SlotTable {
     all: Arc<Semaphore>,
+    spare: Arc<Semaphore>,
     /// True while the accept loop waits for a free slot.
     is_full: AtomicBool,
     taken: Mutex<TakenSlots>,
-    max_each_address: usize,
-    max_outsiders: usize,
+    limits: SlotLimits,
     requests: RequestMetrics,
+}
+
+#[derive(Debug)]
+struct SlotLimits {
+    all: usize,
+    each_address: usize,
+    outsiders: usize,
+    spare_each_address: usize,
+    /// The longest wait of a request for a slot while all are taken.
+    wait: Duration,
 }
 
 /// Slots in use. There are at most as many addresses as connections.
 #[derive(Debug, Default)]
 struct TakenSlots {
-    by_address: HashMap<IpAddr, usize>,
+    by_address: HashMap<IpAddr, TakenByAddress>,
     outsiders: usize,
+}
+
+#[derive(Debug, Default)]
+struct TakenByAddress {
+    slots: usize,
+    spare: usize,
+}
+
+/// A place for the next connection, whatever its address.
+#[derive(Debug)]
+pub(super) enum Reservation {
+    Slot(OwnedSemaphorePermit),
+    /// All slots are taken.
+    Spare(OwnedSemaphorePermit),
 }
 
 impl ConnectionSlots {
     /// Creates the slots that `limits` allows. Refused connections are counted in `requests`.
     pub fn new(limits: &Limits, requests: RequestMetrics) -> Self {
+        let semaphore = |permits: usize| Arc::new(Semaphore::new(permits.clamp(1, Semaphore::MAX_PERMITS)));
         Self(Arc::new(SlotTable {
-            all: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
+            all: semaphore(limits.connections),
+            spare: semaphore(limits.spare),
             is_full: AtomicBool::new(false),
             taken: Mutex::default(),
-            max_each_address: limits.each_address,
-            max_outsiders: limits.outsiders,
+            limits: SlotLimits {
+                all: limits.connections,
+                each_address: limits.each_address,
+                outsiders: limits.outsiders,
+                spare_each_address: (limits.spare / 2).max(1),
+                wait: limits.slot_wait,
+            },
             requests,
         }))
     }
 
-    /// Returns true if a new connection from this address would wait or be closed.
+    /// Returns true if a new connection from this address would wait, or get no slot.
     pub fn is_full_for(&self, address: IpAddr, peer_class: PeerClass) -> bool {
-        self.0.is_full.load(Ordering::Relaxed) || self.0.refusal(&self.0.taken.lock(), address, peer_class).is_some()
+        let is_full = self.0.is_full.load(Ordering::Relaxed) && self.0.all.available_permits() == 0;
+        is_full || self.0.refusal(&self.0.taken.lock(), address, peer_class).is_some()
     }
 
-    /// Waits for a free slot. Calls `when_full` if there is none at once.
-    pub(super) async fn reserve(&self, mut when_full: impl FnMut()) -> OwnedSemaphorePermit {
+    /// Waits for a place. Calls `when_full` if no slot is free at once.
+    pub(super) async fn reserve(&self, mut when_full: impl FnMut()) -> Reservation {
         loop {
             if let Ok(permit) = Arc::clone(&self.0.all).try_acquire_owned() {
-                return permit;
+                self.0.is_full.store(false, Ordering::Relaxed);
+                return Reservation::Slot(permit);
             }
             self.0.is_full.store(true, Ordering::Relaxed);
             when_full();
-            // Fails only on a closed semaphore. This one is never closed.
-            if let Ok(permit) = Arc::clone(&self.0.all).acquire_owned().await {
-                self.0.is_full.store(false, Ordering::Relaxed);
-                return permit;
+            // Acquiring fails only on a closed semaphore. These are never closed.
+            tokio::select! {
+                biased;
+                Ok(permit) = Arc::clone(&self.0.all).acquire_owned() => {
+                    self.0.is_full.store(false, Ordering::Relaxed);
+                    return Reservation::Slot(permit);
+                }
+                Ok(permit) = Arc::clone(&self.0.spare).acquire_owned() => return Reservation::Spare(permit),
+                else => {}
             }
         }
     }
 
-    /// Assigns a reserved slot to this address until it is dropped.
+    /// Assigns a place to this address until the returned value is dropped.
     ///
     /// # Errors
-    /// The limit that the address has reached, with the reservation, which stays for another address.
+    /// The limit that the address has reached, with the place, which stays for another address.
     pub(super) fn assign(
         &self,
-        permit: OwnedSemaphorePermit,
+        place: Reservation,
         address: IpAddr,
         peer_class: PeerClass,
-    ) -> Result<ConnectionSlot, (OwnedSemaphorePermit, ConnectionRefusal)> {
+    ) -> Result<ConnectionSlot, (Reservation, ConnectionRefusal)> {
         let mut taken = self.0.taken.lock();
-        if let Some(refusal) = self.0.refusal(&taken, address, peer_class) {
-            self.0.requests.record_connection_refusal(refusal);
-            return Err((permit, refusal));
-        }
-        taken.outsiders += usize::from(peer_class == PeerClass::Outsider);
-        if peer_class != PeerClass::Proxy {
-            *taken.by_address.entry(address).or_default() += 1;
-        }
-        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, _permit: permit })
+        let refusal = self.0.refusal(&taken, address, peer_class);
+        let (permit, lack) = match (place, refusal) {
+            (Reservation::Slot(permit), None) => (permit, None),
+            (place, Some(refusal @ ConnectionRefusal::Outsiders)) => {
+                self.0.requests.record_connection_refusal(refusal);
+                return Err((place, refusal));
+            }
+            (place, lack) => {
+                let spare_of_address = taken.by_address.get(&address).map_or(0, |taken| taken.spare);
+                let permit = match place {
+                    Reservation::Spare(permit) => Ok(permit),
+                    Reservation::Slot(permit) => Arc::clone(&self.0.spare).try_acquire_owned().map_err(|_| permit),
+                };
+                let refused = lack.unwrap_or(ConnectionRefusal::Address);
+                let permit = match permit {
+                    Ok(permit) if spare_of_address < self.0.limits.spare_each_address => permit,
+                    // A place that this address may not have stays for another one.
+                    Ok(permit) => {
+                        self.0.requests.record_connection_refusal(refused);
+                        return Err((Reservation::Spare(permit), refused));
+                    }
+                    Err(permit) => {
+                        self.0.requests.record_connection_refusal(refused);
+                        return Err((Reservation::Slot(permit), refused));
+                    }
+                };
+                (permit, Some(if lack.is_some() { SlotLack::Address } else { SlotLack::All }))
+            }
+        };
+        taken.take(address, peer_class, lack.is_some());
+        let state = Mutex::new(SlotState { lack, _permit: permit });
+        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, state })
+    }
+
+    /// Counts a connection that waits because the process has no file descriptor left.
+    pub(super) fn record_no_open_file(&self) {
+        self.0.requests.record_connection_refusal(ConnectionRefusal::OpenFiles);
     }
 
     /// Counts an outsider that sent no request in time as a refused connection.
@@ -115,12 +189,43 @@ impl ConnectionSlots {
 impl SlotTable {
     fn refusal(&self, taken: &TakenSlots, address: IpAddr, peer_class: PeerClass) -> Option<ConnectionRefusal> {
         let is_outsider = peer_class == PeerClass::Outsider;
-        if is_outsider && taken.outsiders >= self.max_outsiders {
+        if is_outsider && taken.outsiders >= self.limits.outsiders {
             return Some(ConnectionRefusal::Outsiders);
         }
-        let address_slots = taken.by_address.get(&address).copied().unwrap_or_default();
-        (peer_class != PeerClass::Proxy && address_slots >= self.max_each_address).then_some(ConnectionRefusal::Address)
+        let slots = taken.by_address.get(&address).map_or(0, |taken| taken.slots);
+        (peer_class != PeerClass::Proxy && slots >= self.limits.each_address).then_some(ConnectionRefusal::Address)
     }
+}
+
+impl TakenSlots {
+    fn take(&mut self, address: IpAddr, peer_class: PeerClass, is_spare: bool) {
+        self.outsiders += usize::from(peer_class == PeerClass::Outsider);
+        if is_spare || peer_class != PeerClass::Proxy {
+            let taken = self.by_address.entry(address).or_default();
+            *(if is_spare { &mut taken.spare } else { &mut taken.slots }) += 1;
+        }
+    }
+
+    fn release(&mut self, address: IpAddr, peer_class: PeerClass, is_spare: bool) {
+        self.outsiders -= usize::from(peer_class == PeerClass::Outsider);
+        if is_spare || peer_class != PeerClass::Proxy {
+            let Some(taken) = self.by_address.get_mut(&address) else { return };
+            let count = if is_spare { &mut taken.spare } else { &mut taken.slots };
+            *count = count.saturating_sub(1);
+            if taken.slots == 0 && taken.spare == 0 {
+                self.by_address.remove(&address);
+            }
+        }
+    }
+}
+
+/// The reason why a connection has a spare slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SlotLack {
+    /// All slots were taken.
+    All,
+    /// Its address had as many as one address may have.
+    Address,
 }
 
 /// The slot of one connection, released on drop.
@@ -129,21 +234,71 @@ pub(super) struct ConnectionSlot {
     slots: ConnectionSlots,
     address: IpAddr,
     pub(super) peer_class: PeerClass,
-    /// One of [`SlotTable::all`].
+    state: Mutex<SlotState>,
+}
+
+#[derive(Debug)]
+struct SlotState {
+    /// Set while it is a spare slot.
+    lack: Option<SlotLack>,
+    /// One of [`SlotTable::all`] or [`SlotTable::spare`].
     _permit: OwnedSemaphorePermit,
+}
+
+impl ConnectionSlot {
+    /// True for a spare slot.
+    pub(super) fn is_spare(&self) -> bool {
+        self.state.lock().lack.is_some()
+    }
+
+    /// Exchanges a spare slot for one of the clients, before a request is answered. Waits for a moment where all are taken,
+    /// and not where the address has reached its limit.
+    ///
+    /// # Errors
+    /// The reason for the client, with the remedy.
+    pub(super) async fn require_own(&self) -> Result<(), String> {
+        let table = &self.slots.0;
+        let Some(lack) = self.state.lock().lack else { return Ok(()) };
+        let limits = &table.limits;
+        let permit = match lack {
+            SlotLack::Address => Arc::clone(&table.all).try_acquire_owned().ok(),
+            SlotLack::All => {
+                let waited = timeout(limits.wait, Arc::clone(&table.all).acquire_owned()).await;
+                waited.ok().and_then(Result::ok)
+            }
+        };
+        let mut taken = table.taken.lock();
+        let refusal = table.refusal(&taken, self.address, self.peer_class);
+        if permit.is_none() || refusal.is_some() {
+            table.requests.record_connection_refusal(refusal.unwrap_or(ConnectionRefusal::Full));
+        }
+        match (permit, refusal) {
+            (Some(permit), None) => {
+                let mut state = self.state.lock();
+                // Another request of the connection may have been faster.
+                if state.lack.is_some() {
+                    taken.release(self.address, self.peer_class, true);
+                    taken.take(self.address, self.peer_class, false);
+                    *state = SlotState { lack: None, _permit: permit };
+                }
+                Ok(())
+            }
+            (_, Some(_)) => Err(format!(
+                "{} has {} connections, which is as many as one address may have: close some, or name a proxy in \
+                 trusted_proxies",
+                self.address, limits.each_address
+            )),
+            (None, None) => Err(format!(
+                "all {} connections are taken: try again, or raise the limit of open files (larder doctor)",
+                limits.all
+            )),
+        }
+    }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut taken = self.slots.0.taken.lock();
-        taken.outsiders -= usize::from(self.peer_class == PeerClass::Outsider);
-        if let Some(address_slots) =
-            taken.by_address.get_mut(&self.address).filter(|_| self.peer_class != PeerClass::Proxy)
-        {
-            *address_slots -= 1;
-            if *address_slots == 0 {
-                taken.by_address.remove(&self.address);
-            }
-        }
+        let is_spare = self.state.get_mut().lack.is_some();
+        self.slots.0.taken.lock().release(self.address, self.peer_class, is_spare);
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 use http::{
-    Request, Response, Version,
+    Request, Response, StatusCode, Version,
     header::{self, HeaderValue},
 };
 use hyper::{body::Incoming, service::service_fn};
@@ -21,6 +21,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::conn::auto,
 };
+use rustix::io::Errno;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -37,6 +38,7 @@ use super::{
     body::Body,
     connection_slots::{ConnectionSlot, ConnectionSlots, PeerClass},
     idle::{Activity, CloseReason, Protocol, WatchedSocket},
+    response,
     tls::Tls,
 };
 use crate::store::{ReadBudget, ReadShare};
@@ -47,6 +49,9 @@ const MIN_HEADER_BYTES: usize = 8192;
 
 /// Limit of the unsent bytes of one HTTP/2 answer. The kernel's socket buffers keep the connection busy.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
+
+/// The idle time, and the time for a request head, of a connection with a spare slot.
+const SPARE_TIME: Duration = Duration::from_secs(2);
 
 /// Receive window for request bodies, which are rare.
 const REQUEST_WINDOW_BYTES: u32 = 64 * 1024;
@@ -63,9 +68,14 @@ const MAX_ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Limits of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Simultaneous connections. Further ones wait in the kernel's accept queue.
+    /// Simultaneous connections. Further ones get a spare slot.
     pub connections: usize,
-    /// Simultaneous connections from one address. Further ones are closed at once. Trusted proxies are exempt.
+    /// Spare slots. A connection with one may ask for the health; any other request waits for a slot or is 503. While these are
+    /// taken, too, connections wait in the kernel's accept queue, and those of an address beyond its limits are closed at once.
+    pub spare: usize,
+    /// The longest wait of a request with a spare slot while all others are taken.
+    pub slot_wait: Duration,
+    /// Simultaneous connections from one address. Trusted proxies are exempt.
     pub each_address: usize,
     /// Simultaneous connections from all addresses outside `clients` together. Further ones are closed at once.
     pub outsiders: usize,
@@ -95,6 +105,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 4096,
+            spare: 64,
+            slot_wait: Duration::from_secs(5),
             each_address: 1024,
             outsiders: 1024,
             outsider_time: Duration::from_secs(10),
@@ -165,13 +177,11 @@ pub async fn serve(
         let state = Arc::clone(&state);
         let cut = cut.clone();
         connections.spawn(async move {
-            let result =
-                AssertUnwindSafe(cut.run_until_cancelled(state.serve_connection(socket, address, slot.peer_class)))
-                    .catch_unwind();
+            let serving = state.serve_connection(socket, address, Arc::new(slot));
+            let result = AssertUnwindSafe(cut.run_until_cancelled(serving)).catch_unwind();
             if let Err(panic) = result.await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
-            drop(slot);
         });
     }
 
@@ -236,6 +246,9 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
 
     /// Pauses after an error such as too few file descriptors: an immediate retry would only spin.
     async fn pause_after(&mut self, error: &io::Error) {
+        if matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE)) {
+            self.slots.record_no_open_file();
+        }
         if self.failures == 0 {
             tracing::error!(%error, "cannot accept connections, trying again");
         }
@@ -276,9 +289,13 @@ struct ListenerState {
 }
 
 impl ListenerState {
-    async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, peer_class: PeerClass) {
-        let memory = self.memory.share();
-        let Limits { idle, header_time, handshake, outsider_time, .. } = self.limits;
+    async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, slot: Arc<ConnectionSlot>) {
+        let (memory, peer_class) = (self.memory.share(), slot.peer_class);
+        let Limits { mut idle, mut header_time, handshake, outsider_time, .. } = self.limits;
+        if slot.is_spare() {
+            // Others wait for it.
+            (idle, header_time) = (idle.min(SPARE_TIME), header_time.min(SPARE_TIME));
+        }
         let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
         let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
         let activity = Activity::new(idle, header_time, memory.clone(), outsider_deadline);
@@ -306,7 +323,7 @@ impl ListenerState {
                 false => (Protocol::Http1, self.http().http1_only()),
             };
             activity.begin(protocol);
-            return self.run_http(socket, peer, http, &activity).await;
+            return self.run_http(socket, peer, slot, http, &activity).await;
         };
         let accepting = timeout(handshake_time, acceptor.accept(socket));
         let stream = match self.stop.run_until_cancelled(accepting).await {
@@ -325,13 +342,14 @@ impl ListenerState {
             _ => (Protocol::Http1, self.http().http1_only()),
         };
         activity.begin(protocol);
-        self.run_http(stream, peer, http, &activity).await;
+        self.run_http(stream, peer, slot, http, &activity).await;
     }
 
     async fn run_http(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
         peer: Peer,
+        slot: Arc<ConnectionSlot>,
         http: auto::Builder<StreamTasks>,
         activity: &Arc<Activity>,
     ) {
@@ -340,7 +358,7 @@ impl ListenerState {
             let in_flight = activity.request();
             // HTTP/2 has no Connection header; it gets a GOAWAY.
             let is_last = in_flight.is_outsider_request && request.version() < Version::HTTP_2;
-            let answer = answer(Arc::clone(&self.handler), request, peer.clone());
+            let answer = answer(Arc::clone(&self.handler), request, peer.clone(), Arc::clone(&slot));
             answer.map_ok(move |mut response| {
                 if is_last {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -397,9 +415,23 @@ impl ListenerState {
 #[error("the handler panicked")]
 struct HandlerPanicked;
 
-async fn answer(handler: Handler, request: Request<Incoming>, peer: Peer) -> Result<Response<Body>, HandlerPanicked> {
+async fn answer(
+    handler: Handler,
+    request: Request<Incoming>,
+    peer: Peer,
+    slot: Arc<ConnectionSlot>,
+) -> Result<Response<Body>, HandlerPanicked> {
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let answer = async move { handler(request, peer).await };
+    let answer = async move {
+        // Below any prefix that a proxy leaves in place.
+        let is_probe = matches!(request.uri().path().rsplit('/').next(), Some("healthz" | "readyz"));
+        if !is_probe && let Err(reason) = slot.require_own().await {
+            let mut refusal = response::errors(StatusCode::SERVICE_UNAVAILABLE, vec![reason]);
+            refusal.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            return refusal;
+        }
+        handler(request, peer).await
+    };
     AssertUnwindSafe(answer).catch_unwind().await.map_err(|panic| {
         tracing::error!(%method, path = uri.path(), panic = panic_message(&*panic), "a request's handler panicked");
         HandlerPanicked

@@ -81,14 +81,18 @@ labelled_enum! {
 }
 
 labelled_enum! {
-    /// Reasons for closing a connection without an answer.
+    /// Reasons for closing a connection without an answer, or for not accepting it yet.
     pub(super) ConnectionRefusal {
         /// Its address has reached its limit.
         Address "address",
+        /// All slots were taken for too long.
+        Full "full",
         /// The addresses outside `clients` have reached their common limit.
         Outsiders "not-clients",
         /// Its address is outside `clients`, and sent no request in time.
         SlowOutsider "not-client-slow",
+        /// The process has no file descriptor left. The connection waits.
+        OpenFiles "open-files",
     }
 }
 
@@ -194,7 +198,7 @@ impl RequestMetrics {
         let help = "Body bytes sent to clients, by source; `store` is upstream traffic saved";
         registry.register_with_unit("larder_sent", help, Unit::Bytes, sent.clone());
         registry.register("larder_refusals", "Requests refused, by reason", refused.clone());
-        let help = "Connections closed without a response, by limit";
+        let help = "Connections closed without a response, or not accepted yet, by limit";
         registry.register("larder_connections_refused", help, refused_connections.clone());
         let hit: Histograms = Family::new_with_constructor(|| Histogram::new(HIT_TIMES));
         let help = "Time from request headers to response headers, for fresh cache hits";

@@ -2,19 +2,23 @@
 //! address in 127.0.0.0/8.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use larder::app::StartSettings;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-use crate::support::larder::{Builder, Larder};
-use crate::support::upstream::FakeUpstream;
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::larder_commands::run_larder_in;
+use crate::support::process::Process;
+use crate::support::upstream::{FakeUpstream, Provider};
 use crate::support::{TEST_TIMEOUT, until};
 
 /// Longer than any test.
@@ -162,7 +166,7 @@ async fn connections_of_one_address_are_limited_unless_it_is_a_trusted_proxy() {
             connections.push(connect_from("127.0.0.2", larder.address()).await);
         }
         let mut ninth = connect_from("127.0.0.2", larder.address()).await;
-        assert_eq!(request_once(&mut ninth, "/healthz", "").await, "", "{clients}");
+        assert!(request_once(&mut ninth, "/nowhere", "").await.starts_with("HTTP/1.1 503 "), "{clients}");
         let refused = "larder_connections_refused_total";
         until("the refused connection is counted", async || larder.metric(refused).await == 1.0).await;
         larder.get("/healthz").await.expect(200);
@@ -172,7 +176,7 @@ async fn connections_of_one_address_are_limited_unless_it_is_a_trusted_proxy() {
         drop(connections.pop());
         until("another connection is admitted", async || {
             let mut another = connect_from("127.0.0.2", larder.address()).await;
-            request_once(&mut another, "/healthz", "").await.starts_with("HTTP/1.1 200 ")
+            request_once(&mut another, "/nowhere", "").await.starts_with("HTTP/1.1 404 ")
         })
         .await;
         let mut proxy_connections = Vec::new();
@@ -196,4 +200,93 @@ async fn a_trusted_proxys_connection_continues_after_a_refusal() {
         let answer = request_once(&mut proxy, "/nowhere", &format!("X-Forwarded-For: {client}\r\n")).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{client}: {answer}");
     }
+}
+
+/// Promise 11: two thousand clients of one address that read nothing take neither the connections of others, nor the files of
+/// the store, nor the admin service, whatever the limit of open files is.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_do_not_read_leave_descriptors_for_others() {
+    for (limits, is_short) in [("ulimit -Sn 1024 && ulimit -Hn 4096", true), ("ulimit -n 1024", true)] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null").size(12_000_000));
+        upstream.publish(Provider::new("acme", "other").size(12_000_000));
+        let folder = Folder::new();
+        let larder =
+            Process::serve_after(limits, &Larder::mirroring(&upstream).store_at(&folder), folder.path()).unwrap();
+        let [archive, other] = [larder.archive_path("null").await, larder.archive_path("other").await];
+        for path in [&archive, &other] {
+            assert_eq!(larder.get(path).await.status, 200);
+        }
+        let target: SocketAddr = larder.base().strip_prefix("http://").unwrap().parse().unwrap();
+        let idle = Arc::new(Mutex::new(Vec::new()));
+        let crowd = tokio::spawn({
+            let (archive, idle) = (archive.clone(), Arc::clone(&idle));
+            async move {
+                for _ in 0..2000 {
+                    let mut client = connect_from("127.0.0.5", target).await;
+                    let head = format!("GET {archive} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+                    // Larder may have closed it already.
+                    let _ = client.write_all(head.as_bytes()).await;
+                    idle.lock().push(client);
+                }
+            }
+        });
+        let mut worst = Duration::ZERO;
+        let mut rounds_after = 0;
+        while rounds_after < 5 {
+            rounds_after += usize::from(crowd.is_finished());
+            let list = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+            for (from, path) in [("127.0.0.5", "/healthz"), ("127.0.0.9", "/healthz"), ("127.0.0.9", &*list)] {
+                let asked = Instant::now();
+                let mut answer;
+                // The crowd connects faster than it is refused, so a probe from its own address may have to try again.
+                loop {
+                    answer = request_once(&mut connect_from(from, target).await, path, "").await;
+                    if !answer.is_empty() || from != "127.0.0.5" || asked.elapsed() > TEST_TIMEOUT {
+                        break;
+                    }
+                }
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{limits}: {from} {path}: {answer}");
+                worst = worst.max(asked.elapsed());
+            }
+            let asked = Instant::now();
+            let status = run_larder_in(folder.path(), &folder, &["status"]).await;
+            assert_eq!(status.code, Some(0), "{limits}: {status:?}");
+            worst = worst.max(asked.elapsed());
+        }
+        crowd.await.unwrap();
+        let held = idle.lock().len();
+        println!("{limits}: {held} clients connected, the slowest of the other answers took {worst:?}");
+        // All clients of one archive share its file.
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", larder.id())).unwrap();
+        let opened = descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.ok()?.path()).ok());
+        assert_eq!(opened.filter(|file| file.to_string_lossy().contains("/blobs/sha256/")).count(), 1, "{limits}");
+        // An archive that nobody has open yet is served, too.
+        let mut reader = connect_from("127.0.0.9", target).await;
+        let head = format!("GET {other} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        reader.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        timeout(TEST_TIMEOUT, reader.read_to_end(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.len() > 12_000_000, "{limits}: {} bytes", answer.len());
+        let doctor = run_larder_in(folder.path(), &folder, &["doctor"]).await;
+        assert_eq!(doctor.out.contains("LimitNOFILE="), is_short, "{doctor:?}");
+        let log = larder.log().text();
+        assert!(log.contains("the limit of open files is") && !log.contains("cannot accept connections"), "{log}");
+    }
+}
+
+/// A connection beyond the limit of its address is told so, and may ask for the health.
+#[tokio::test]
+async fn a_connection_beyond_the_limit_of_its_address_is_told_so() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).connections(|limits| limits.each_address = 2).start().await;
+    let _idle = [connect_from("127.0.0.5", larder.address()).await, connect_from("127.0.0.5", larder.address()).await];
+    let mut third = connect_from("127.0.0.5", larder.address()).await;
+    assert!(request_once(&mut third, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
+    let refused = request_once(&mut third, "/", "").await;
+    let reason = "HTTP/1.1 503 larder: 127.0.0.5 has 2 connections, which is as many as one address may have";
+    assert!(refused.starts_with(reason) && refused.contains("connection: close"), "{refused}");
+    assert!(is_closed(&mut third).await);
+    let mut other = connect_from("127.0.0.6", larder.address()).await;
+    assert!(!request_once(&mut other, "/", "").await.contains(" 503 "));
 }

@@ -471,7 +471,8 @@ async fn a_run_that_ends_lets_the_download_of_another_finish() {
     let gate = upstream.hold_body(Target::Archive);
     let (mut first, out, first_err) = waiting(&setup, "first", "true");
     out.line_with("ready").await;
-    let init = setup.require(&["acme/null"]).command(&[], &["sh", "-c", &format!("{} && read -r _", INIT.join(" "))]);
+    let init =
+        setup.require(&["acme/null"]).command(&[], &["sh", "-c", &format!("{} 2>&1 && read -r _", INIT.join(" "))]);
     let (mut second, out, second_err) = {
         let mut command = init;
         command.stdin(Stdio::piped());
