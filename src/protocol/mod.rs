@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::home::HomeConfig;
-use self::rendered::{FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
+use self::rendered::{AnswerBasis, FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
 use self::run::RunId;
 use crate::address::Address;
@@ -154,6 +154,9 @@ pub struct Protocols {
     shared_renderings: Renderings,
 }
 
+/// The part of the memory for rendered answers that the last renderings of lists get besides.
+const STALE_SHARE: u64 = 4;
+
 impl Protocols {
     /// Creates the protocols of one configuration. Its settings apply only to clients that the same configuration
     /// admitted. `memory_bytes` is the memory budget for rendered answers.
@@ -164,7 +167,9 @@ impl Protocols {
         route_context: RouteContext,
         memory_bytes: u64,
     ) -> Self {
-        let (answers, shared_renderings) = (RenderedAnswers::up_to(memory_bytes), Renderings::default());
+        // Both share the bytes of a document that is in both, so the second budget is only for stale ones.
+        let (answers, shared_renderings) =
+            (RenderedAnswers::up_to(memory_bytes), Renderings::up_to(memory_bytes / STALE_SHARE));
         Self { mirror, runtime_config, mount, route_context, answers, shared_renderings }
     }
 
@@ -201,20 +206,21 @@ impl Protocols {
             Some(RouteSubject::Pages(host)) => self.mirror.library.revision_of_pages(host),
             None => 0,
         };
-        if let Some(answer) = self.answers.fresh(route, base, revision, request.now) {
+        let basis = AnswerBasis { revision, closings: self.runtime_config.outbound.backoff.closings() };
+        if let Some(answer) = self.answers.fresh(route, base, basis, request.now) {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
-        Box::pin(self.answer_from_mirror(route, request, base, Some(revision))).await
+        Box::pin(self.answer_from_mirror(route, request, base, Some(basis))).await
     }
 
-    /// Answers from the mirror when no rendered answer is in memory. Keeps the answer, unless it has no `revision`.
+    /// Answers from the mirror when no rendered answer is in memory. Keeps the answer, unless it has no `basis`.
     async fn answer_from_mirror(
         &self,
         route: &Route,
         request: &Request<'_>,
         base: &str,
-        revision: Option<u64>,
+        basis: Option<AnswerBasis>,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (mirror, config, cdn_loop) = (&self.mirror, Arc::clone(&self.runtime_config), request.cdn_loop.clone());
@@ -225,14 +231,14 @@ impl Protocols {
             Route::Home => return Ok(home::reply(mirror, Links { mount: &self.mount, base }).await?),
             route => self.answer_from_services(route, &call, Links { mount: &self.mount, base }).await?,
         };
-        // Stored with the revision from before rendering: after a change meanwhile, the next request renders again.
+        // Stored with the state from before rendering: after a change meanwhile, the next request renders again.
         if now < answer.fresh_until
-            && let Some(revision) = revision
+            && let Some(basis) = basis
             && let Some(value) = FinishedReply::of(&answer.value)
         {
             let Answer { outcome, fresh_until, checked, .. } = answer;
             let answer = Answer { value, outcome: outcome.when_reused(), fresh_until, checked };
-            self.answers.insert(route, base, RenderedAnswer { answer, made: now, revision });
+            self.answers.insert(route, base, RenderedAnswer { answer, made: now, basis });
         }
         Ok(Reply::of(answer, now))
     }

@@ -20,7 +20,7 @@ use super::route::Route;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::mirror::Answer;
+use crate::mirror::{Answer, Outcome};
 use crate::store::ReadBudget;
 
 /// Size in bytes below which compression gains nothing.
@@ -101,8 +101,17 @@ pub struct RenderedAnswer {
     pub answer: Answer<FinishedReply>,
     /// Time of rendering.
     pub made: Timestamp,
-    /// Revision of its provider at the time of rendering.
+    /// The state that it depends on, at the time of rendering.
+    pub basis: AnswerBasis,
+}
+
+/// The state that an answer depends on. An answer of another state is rendered anew.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AnswerBasis {
+    /// The revision of its provider.
     pub revision: u64,
+    /// The circuit breakers that closed so far. Only what is stale depends on them: with an open one upstream is not asked.
+    pub closings: u64,
 }
 
 /// The route and the base of a rendered answer, for lookups without a copy. Its bytes depend on these, and on the revision
@@ -143,14 +152,22 @@ impl RenderedAnswers {
     }
 
     /// Returns the answer to a route, if it is fresh and nothing changed since.
-    pub fn fresh(&self, route: &Route, base: &str, revision: u64, now: Timestamp) -> Option<Answer<FinishedReply>> {
+    pub fn fresh(
+        &self,
+        route: &Route,
+        base: &str,
+        basis: AnswerBasis,
+        now: Timestamp,
+    ) -> Option<Answer<FinishedReply>> {
         if !self.is_among_bases(base) {
             return None;
         }
-        let RenderedAnswer { answer, made, revision: made_at } = self.cache.get(&KeyRef(route, base))?;
+        let RenderedAnswer { answer, made, basis: made_of } = self.cache.get(&KeyRef(route, base))?;
         // After the clock was set back, the answer would stay fresh for too long.
         let is_fresh = made <= now && now < answer.fresh_until;
-        (is_fresh && made_at == revision).then_some(answer)
+        let is_of_now = made_of.revision == basis.revision
+            && (answer.outcome != Outcome::Stale || made_of.closings == basis.closings);
+        (is_fresh && is_of_now).then_some(answer)
     }
 
     /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored
@@ -177,13 +194,25 @@ impl RenderedAnswers {
 
 type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
 
-/// Renderings by route and by hash of the source document.
-#[derive(Debug, Default)]
-pub(super) struct Renderings(Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>);
+/// Renderings by route and by hash of the source document: those in progress, and the last ones.
+#[derive(Debug)]
+pub(super) struct Renderings {
+    running: Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>,
+    /// Whatever freshness says: a stale document is rendered once, and all clients that read it share its bytes.
+    last: Cache<(Route, FastHash), Arc<RenderedDocument>>,
+}
 
 impl Renderings {
-    /// Joins the rendering of a route's answer from a document, or starts one with `body`. The rendering is dropped when
-    /// no client waits for it.
+    /// Renderings that take at most this many bytes.
+    pub(super) fn up_to(bytes: u64) -> Self {
+        let weigh = |_: &(Route, FastHash), rendered: &Arc<RenderedDocument>| {
+            u32::try_from(rendered.weight() + 512).unwrap_or(u32::MAX)
+        };
+        Self { running: Mutex::default(), last: Cache::builder().max_capacity(bytes).weigher(weigh).build() }
+    }
+
+    /// The rendering of a route's answer from a document: the last one, one in progress, or a new one with `body`. A rendering
+    /// in progress is dropped when no client waits for it.
     ///
     /// # Errors
     /// Those of `body`.
@@ -193,20 +222,25 @@ impl Renderings {
         content_hash: FastHash,
         body: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
     ) -> Result<Arc<RenderedDocument>, Error> {
+        let key = (route.clone(), content_hash);
+        if let Some(rendered) = self.last.get(&key) {
+            return Ok(rendered);
+        }
         let rendering = {
-            let mut running = self.0.lock();
+            let mut running = self.running.lock();
             running.retain(|_, rendering| rendering.upgrade().is_some());
-            let key = (route.clone(), content_hash);
             match running.get(&key).and_then(WeakShared::upgrade) {
                 Some(rendering) => rendering,
                 None => {
                     let rendering = async move { Ok(Arc::new(render(body.await?).await)) }.boxed().shared();
-                    running.extend(rendering.downgrade().map(|weak| (key, weak)));
+                    running.extend(rendering.downgrade().map(|weak| (key.clone(), weak)));
                     rendering
                 }
             }
         };
-        rendering.await
+        let rendered = rendering.await?;
+        self.last.insert(key, Arc::clone(&rendered));
+        Ok(rendered)
     }
 }
 
@@ -214,7 +248,6 @@ impl Renderings {
 mod tests {
     use super::*;
     use crate::address::Hostname;
-    use crate::mirror::Outcome;
 
     /// Promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
     #[test]
@@ -225,9 +258,9 @@ mod tests {
         let now = Timestamp(1_000);
         let value = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));
         let answer = Answer { value, outcome: Outcome::Hit, fresh_until: Timestamp(2_000), checked: now };
-        let rendered = RenderedAnswer { answer, made: now, revision: 0 };
+        let rendered = RenderedAnswer { answer, made: now, basis: AnswerBasis::default() };
         let frequent_base = base(0);
-        let is_cached = |base: &str| answers.fresh(&route, base, 0, now).is_some();
+        let is_cached = |base: &str| answers.fresh(&route, base, AnswerBasis::default(), now).is_some();
         let mut misses = 0;
         for number in 1..2_000 {
             answers.insert(&route, &base(number), rendered.clone());

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -51,6 +52,8 @@ struct Inner {
     job_rate: Rate,
     jitter: RandomState,
     state: Mutex<State>,
+    /// The number of breakers that an answer has closed.
+    closings: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -110,7 +113,13 @@ impl RequestTime {
 
 impl UpstreamBackoff {
     pub(super) fn new(revalidation_rate: Rate, job_rate: Rate) -> Self {
-        Self(Arc::new(Inner { revalidation_rate, job_rate, jitter: RandomState::new(), state: Mutex::default() }))
+        Self(Arc::new(Inner {
+            revalidation_rate,
+            job_rate,
+            jitter: RandomState::new(),
+            state: Mutex::default(),
+            closings: AtomicU64::default(),
+        }))
     }
 
     /// Returns a permit to revalidate at all of these origins; `None` while the breaker of one is open. `enclosing` is the
@@ -125,6 +134,20 @@ impl UpstreamBackoff {
         let taken = self.0.state.lock().breakers.admit(origins, &own_probes, now)?;
         let taken = taken.into_iter().map(|probe| Arc::new(OwnedProbe { probe, backoff: self.clone() }));
         Some(RevalidationPermit(enclosing.0.iter().cloned().chain(taken).collect()))
+    }
+
+    /// The number of breakers that an answer has closed so far. What was answered because a breaker was open holds until it
+    /// changes.
+    pub fn closings(&self) -> u64 {
+        self.0.closings.load(Ordering::Acquire)
+    }
+
+    /// The end of the first pause among these origins that lasts at `now`; `None` if none does. A probe that another request
+    /// has taken may end a pause earlier.
+    pub fn open_until(&self, origins: &[Origin], now: Timestamp) -> Option<Timestamp> {
+        let state = self.0.state.lock();
+        let paused = origins.iter().filter_map(|origin| state.breakers.by_origin.get(origin));
+        paused.filter(|breaker| breaker.is_open_at(now)).map(|breaker| breaker.until).min()
     }
 
     /// Returns true if [`revalidation_permit`](Self::revalidation_permit) would return a permit now. Takes no probe.
@@ -227,6 +250,7 @@ impl UpstreamBackoff {
 
     fn record_answer(&self, upstream: &Hostname, origin: &Origin, now: Timestamp) {
         if self.0.state.lock().breakers.record_answer(origin, now) {
+            self.0.closings.fetch_add(1, Ordering::AcqRel);
             tracing::info!(%origin, %upstream, "an origin answers again: its stored copies are revalidated again");
         }
     }

@@ -432,3 +432,42 @@ async fn plans_beyond_the_concurrency_limit_queue() {
         assert_eq!(plan["sums"]["need"], 1, "{plan}");
     }
 }
+
+/// Promise 11: a large list that is stale is rendered once, and clients that do not read it share its bytes; with an upstream
+/// that is down and with one that refuses each revalidation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_do_not_read_a_stale_list_share_its_bytes() {
+    const CLIENTS: usize = 150;
+    let mut upstream = upstream_with_providers(&["null"], 1000).await;
+    let platforms: Vec<String> = (0..14).map(|n| format!("{{\"os\":\"linux\",\"arch\":\"arch{n}\"}}")).collect();
+    let version = |n: usize| format!("{{\"version\":\"1.{n}.0\",\"platforms\":[{}]}}", platforms.join(","));
+    let versions: Vec<String> = (0..6000).map(version).collect();
+    let list = format!("{{\"versions\":[{}]}}", versions.join(","));
+    assert!(list.len() > 2_000_000);
+    upstream.serve_json("/v1/providers/acme/null/versions", &list);
+    let folder = tempfile::tempdir().unwrap();
+    // The builder owns the store's folder and must outlive the process.
+    let builder = Larder::mirroring(&upstream).always_revalidate();
+    let larder = Process::start(&builder, folder.path());
+    let path = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    for path in [path.clone(), format!("/mirror/{HOST}/acme/null/index.json")] {
+        larder.get(&path).await.expect(200);
+    }
+    upstream.stop().await;
+    larder.get(&path).await.expect(200);
+    let memory_before = larder.anonymous_bytes();
+    let mut idle = Vec::new();
+    for number in 0..CLIENTS {
+        let mut client = TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap();
+        let accept = if number % 2 == 0 { "Accept-Encoding: gzip\r\n" } else { "" };
+        client.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{accept}\r\n").as_bytes()).await.unwrap();
+        idle.push(client);
+    }
+    for client in &mut idle {
+        let mut start = [0; 12];
+        client.read_exact(&mut start).await.unwrap();
+        assert_eq!(&start, b"HTTP/1.1 200");
+    }
+    let grown = larder.anonymous_bytes().saturating_sub(memory_before);
+    assert!(grown < 60 << 20, "{CLIENTS} clients that read nothing took {grown} bytes");
+}

@@ -80,7 +80,10 @@ impl Documents {
                 };
                 let Some(permit) = call.permit_to_revalidate(&origins) else {
                     tracing::debug!(subject, "its upstream's circuit breaker is open; the stored copy is served");
-                    return Ok(stale(stored));
+                    // As little can be asked as offline, so for a moment the rendered answer serves all clients.
+                    let open_until = call.config.outbound.backoff.open_until(&origins, call.now).unwrap_or(call.now);
+                    let lifetime_end = call.now.after(STORED_ANSWER_LIFETIME).min(open_until);
+                    return Ok(until(stored, Outcome::Stale, lifetime_end));
                 };
                 let Ok(_place) = self.runtime.take_waiting_place(subject, call) else {
                     tracing::debug!(subject, "the limit of waiting requests is reached; the stored copy is served");

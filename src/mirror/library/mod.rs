@@ -41,6 +41,7 @@ use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
 use crate::mirror::library::missing::MissingLog;
+use crate::mirror::library::stored_document::DocumentsInUse;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{NotReady, Runtime, default_if_store_unavailable};
@@ -66,6 +67,7 @@ pub struct Library {
 #[derive(Debug)]
 pub(in crate::mirror) struct LibraryWork {
     pub(in crate::mirror) hashing_limit: WorkLimit,
+    pub(in crate::mirror) documents_in_use: DocumentsInUse,
     pub(in crate::mirror) probe_flights: SingleFlights<(), SharedResult<Result<(), NotReady>>>,
     /// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
     store_failures: Mutex<BTreeMap<ObjectKind, StoreFailure>>,
@@ -85,6 +87,7 @@ impl Library {
             missing: MissingLog::load(&store),
             work: LibraryWork {
                 hashing_limit: WorkLimit::of(MAX_CONCURRENT_HASHING),
+                documents_in_use: DocumentsInUse::default(),
                 probe_flights: SingleFlights::default(),
                 store_failures: Mutex::default(),
             },

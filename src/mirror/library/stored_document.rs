@@ -1,8 +1,10 @@
 //! Stored documents: their record format, and how they are read, parsed, stored and replaced.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
@@ -17,7 +19,7 @@ use crate::mirror::documents::revalidate::{Confirmed, FlightResult, Revalidatabl
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_store_unavailable};
-use crate::store::{Durability, IndexEntry, Key, StoreError};
+use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::limits::MemoryGrant;
@@ -166,11 +168,43 @@ impl Library {
     ) -> Result<Option<Confirmed<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
         self.on_disk(move |library| {
-            let document =
-                default_if_store_unavailable(library.store.records.read_as(&wanted, StoredDocument::read))?.intact();
-            Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: Arc::new(document) }))
+            let document = default_if_store_unavailable(library.work.documents_in_use.read(&library.store, &wanted))?;
+            Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: document }))
         })
         .await
+    }
+}
+
+/// The documents that requests use at this moment. A large list is read once for all that want it at the same time.
+#[derive(Debug, Default)]
+pub(in crate::mirror) struct DocumentsInUse {
+    documents: Mutex<HashMap<Key, (Generation, Weak<StoredDocument>)>>,
+    /// Held while a document is read.
+    reading: Striped<Mutex<()>>,
+}
+
+/// Entries of documents out of use that are dropped together.
+const MAX_OUT_OF_USE: usize = 64;
+
+impl DocumentsInUse {
+    /// The stored document: the one in use, unless its group has changed since, or the one on the disk.
+    fn read(&self, store: &Store, key: &Key) -> Result<Option<Arc<StoredDocument>>, StoreError> {
+        let _reading = self.reading.of(key).lock();
+        // Before the read: a document of a later generation may be read again, and never an earlier one be used.
+        let generation = store.records.generation(&key.group())?;
+        let in_use = self.documents.lock().get(key).filter(|(read_at, _)| *read_at == generation).cloned();
+        if let Some(document) = in_use.and_then(|(_, document)| document.upgrade()) {
+            store.check()?;
+            return Ok(Some(document));
+        }
+        let Some(document) = store.records.read_as(key, StoredDocument::read)?.intact() else { return Ok(None) };
+        let document = Arc::new(document);
+        let mut documents = self.documents.lock();
+        if documents.len() >= MAX_OUT_OF_USE && documents.len().is_multiple_of(MAX_OUT_OF_USE) {
+            documents.retain(|_, (_, document)| document.strong_count() > 0);
+        }
+        documents.insert(key.clone(), (generation, Arc::downgrade(&document)));
+        Ok(Some(document))
     }
 }
 
