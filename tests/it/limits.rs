@@ -7,10 +7,11 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::http::{Answer, client, get, receive, send};
+use crate::support::http::{Answer, client, client_trusting, get, receive, send};
 use crate::support::http2_frames::{get_request_frame, open_windows, preface};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
+use crate::support::tls::TestCa;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
@@ -470,4 +471,36 @@ async fn clients_that_do_not_read_a_stale_list_share_its_bytes() {
     }
     let grown = larder.anonymous_bytes().saturating_sub(memory_before);
     assert!(grown < 60 << 20, "{CLIENTS} clients that read nothing took {grown} bytes");
+}
+
+/// Promise 11: two hundred clients over TLS that wait for one list share its bytes, the first list and the second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_clients_that_wait_for_a_list_take_bounded_memory() {
+    const CLIENTS: usize = 200;
+    let upstream = upstream_with_providers(&["null"], 1000).await;
+    let version =
+        |n: usize| format!("{{\"version\":\"1.{n}.0\",\"platforms\":[{{\"os\":\"linux\",\"arch\":\"{n:0>60}\"}}]}}");
+    let ca = TestCa::new();
+    let folder = tempfile::tempdir().unwrap();
+    // The builder owns the store's folder and must outlive the process.
+    let builder = Larder::mirroring(&upstream).tls(&ca, &["localhost"]).always_revalidate();
+    let larder = Process::start(&builder, folder.path());
+    let port = larder.base().rsplit(':').next().unwrap().to_owned();
+    let url = format!("https://localhost:{port}/registry/{HOST}/v1/providers/acme/null/versions");
+    let memory_before = larder.peak_resident_bytes();
+    for round in 0..2usize {
+        let versions: Vec<String> = (0..2800 + round).map(version).collect();
+        let list = format!("{{\"versions\":[{}]}}", versions.join(","));
+        upstream.serve_json("/v1/providers/acme/null/versions", &list);
+        let gate = upstream.hold_headers(Target::Versions);
+        let waiting: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(send(client_trusting(&ca).get(&url)))).collect();
+        upstream.wait_for(Target::Versions, round + 1).await;
+        until("all clients wait", async || larder.metric("larder_waiting_requests").await >= CLIENTS as f64).await;
+        gate.open();
+        for answer in join_all(waiting).await {
+            assert!(answer.unwrap().unwrap().expect(200).body.len() > 330_000);
+        }
+    }
+    let grown = larder.peak_resident_bytes().saturating_sub(memory_before);
+    assert!(grown < 60 << 20, "{CLIENTS} clients took {grown} bytes");
 }
