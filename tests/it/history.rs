@@ -211,10 +211,10 @@ async fn a_second_key_is_not_the_first_when_the_records_are_lost() {
     assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("new-key", "1.2.0")]));
 }
 
-/// Promise 14: a key that the provider used before a version was first verified vouches for that version, with an
-/// alarm.
+/// Promise 14: one new version and an alarm that nobody has read do not make a key vouch for a version that was verified later
+/// and signed by another key. `accept` of the provider does.
 #[tokio::test]
-async fn a_key_that_was_known_before_a_version_vouches_for_it() {
+async fn a_key_that_was_admitted_beside_others_vouches_for_no_later_version() {
     let upstream = upstream_with(edition(1)).await;
     let larder = always_revalidating(&upstream).start().await;
     installed_digest(&larder, "1.2.0").await.unwrap();
@@ -224,8 +224,28 @@ async fn a_key_that_was_known_before_a_version_vouches_for_it() {
     upstream.publish(edition(1).version("1.4.0"));
     installed_digest(&larder, "1.4.0").await.unwrap();
     upstream.publish(edition(2).version("1.4.0").signed_by(&second));
+    assert!(installed_digest(&larder, "1.4.0").await.unwrap() != upstream_digest(&upstream, "1.4.0"));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.4.0"), ("new-key", "1.3.0")]));
+    // It vouches for the version that it signed first.
+    upstream.publish(edition(2).version("1.3.0").signed_by(&second));
+    assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"));
+    assert!(larder.run_command("accept", "acme/null").await.ok);
     assert!(installed_digest(&larder, "1.4.0").await.unwrap() == upstream_digest(&upstream, "1.4.0"));
-    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.4.0"), ("new-key", "1.3.0")]));
+    upstream.publish(edition(3).version("1.4.0").signed_by(&second));
+    assert!(installed_digest(&larder, "1.4.0").await.unwrap() == upstream_digest(&upstream, "1.4.0"));
+}
+
+/// Promise 14: the provider's first key vouches for versions that others signed first.
+#[tokio::test]
+async fn the_first_key_of_a_provider_vouches_for_its_later_versions() {
+    let upstream = upstream_with(edition(1)).await;
+    let larder = always_revalidating(&upstream).start().await;
+    installed_digest(&larder, "1.2.0").await.unwrap();
+    upstream.publish(edition(1).version("1.3.0").signed_by(&SigningKey::new_key()));
+    installed_digest(&larder, "1.3.0").await.unwrap();
+    upstream.publish(edition(2).version("1.3.0"));
+    assert!(installed_digest(&larder, "1.3.0").await.unwrap() == upstream_digest(&upstream, "1.3.0"));
+    assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("republished", "1.3.0"), ("new-key", "1.3.0")]));
 }
 
 /// Promise 14: `accept` of a provider admits the key for all versions; `accept` of a version admits it for that version

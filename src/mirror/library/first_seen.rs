@@ -191,13 +191,19 @@ impl SigningKeyLog {
     }
 
     /// Builds a log from keys with the times of their signatures, oldest first. `begins` is the number of the first entry.
-    pub(super) fn of_keys(begins: usize, mut keys: Vec<(Timestamp, String)>) -> Self {
+    fn of_keys(begins: usize, mut keys: Vec<(Timestamp, String)>, accepted: bool) -> Self {
         keys.sort();
         let mut log = Self { begins, ..Self::default() };
         for (time, key) in keys {
-            log.append(&Signer::Key(key), time, false);
+            log.append(&Signer::Key(key), time, accepted);
         }
         log
+    }
+
+    /// Converts the keys of a record of the whole provider. It does not tell which key signed which version first, so each
+    /// of them goes on to vouch for all.
+    pub(super) fn of_provider_record(keys: Vec<(Timestamp, String)>) -> Self {
+        Self::of_keys(0, keys, true)
     }
 
     pub(in crate::mirror) fn contains(&self, key: &str) -> bool {
@@ -206,7 +212,14 @@ impl SigningKeyLog {
 
     /// True for a key that may vouch for every version: the provider's first key, or one accepted for the provider.
     pub(in crate::mirror) fn trusts(&self, key: Option<&str>) -> bool {
-        self.entries.iter().any(|entry| entry.key.as_deref() == key && (entry.number == 0 || entry.accepted))
+        let is_trusted = |entry: &KeyEntry| entry.number == 0 || entry.accepted || self.is_first_key(entry);
+        self.entries.iter().any(|entry| entry.key.as_deref() == key && is_trusted(entry))
+    }
+
+    /// True for the provider's very first key: it was admitted beside no other. A log that was lost once has none.
+    fn is_first_key(&self, entry: &KeyEntry) -> bool {
+        let first = self.entries.iter().find(|entry| entry.key.is_some());
+        self.begins == 0 && first.is_some_and(|first| first.number == entry.number)
     }
 
     /// True if the provider has keys, and this signer, or its absence, may not vouch for every version.
@@ -218,10 +231,12 @@ impl SigningKeyLog {
         self.entries.iter().any(|entry| entry.key.is_some())
     }
 
-    /// True if this key (or its absence) was in the log before the version was first verified, or was accepted for the
-    /// provider.
+    /// True if this is the provider's first key, and it was in the log before the version was first verified, or if this key
+    /// (or its absence) was accepted for the provider. A key that was admitted beside others waits for that: one new version
+    /// and an unread alarm must not make it vouch for every version verified later.
     fn may_vouch(&self, key: Option<&str>, known_keys: usize) -> bool {
-        self.entries.iter().any(|entry| entry.key.as_deref() == key && (entry.number < known_keys || entry.accepted))
+        let may_vouch = |entry: &KeyEntry| entry.accepted || (self.is_first_key(entry) && entry.number < known_keys);
+        self.entries.iter().any(|entry| entry.key.as_deref() == key && may_vouch(entry))
     }
 
     /// The number of the next entry.
@@ -254,7 +269,8 @@ impl SigningKeyLog {
     pub(super) fn of_versions(versions: &[VersionHistory]) -> Self {
         let records = versions.iter().flat_map(|version| &version.records);
         let keys = records.filter_map(|record| Some((record.at, record.key.clone()?)));
-        Self::of_keys(versions.iter().map(|version| version.known_keys).max().unwrap_or_default(), keys.collect())
+        let begins = versions.iter().map(|version| version.known_keys).max().unwrap_or_default();
+        Self::of_keys(begins, keys.collect(), false)
     }
 }
 
@@ -287,8 +303,8 @@ impl VersionHistory {
         self.files().filter_map(|(name, _)| platform_in_name(name)).chain(stated).collect()
     }
 
-    /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified,
-    /// was in the provider's log before that, or was accepted. An unsigned set vouches for nothing.
+    /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified, is the
+    /// provider's first key, or was accepted. An unsigned set vouches for nothing.
     fn may_be_changed_by(&self, key: Option<&str>, log: &SigningKeyLog) -> bool {
         let Some(key) = key else { return false };
         let signed_it =

@@ -53,8 +53,7 @@ struct ProviderRecordVersionV0 {
 
 impl ProviderRecordV0 {
     fn key_log(&self) -> SigningKeyLog {
-        // The log is complete, so its entries are numbered from 0.
-        SigningKeyLog::of_keys(0, self.keys.iter().map(|(key, time)| (*time, key.clone())).collect())
+        SigningKeyLog::of_provider_record(self.keys.iter().map(|(key, time)| (*time, key.clone())).collect())
     }
 
     /// The history of one version. The record does not name its signer, so every key of the record may vouch for it.
