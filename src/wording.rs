@@ -1,5 +1,8 @@
 //! Numbers, times and foreign text as people read them: on the command line and on the pages for browsers.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
 use crate::clock::Timestamp;
 
 /// A number with its noun: `1 archive`, `2 archives`.
@@ -33,6 +36,25 @@ pub(crate) fn escape_invisible(text: &str) -> String {
     text.chars().flat_map(|c| if is_plain(c) { vec![c] } else { c.escape_unicode().collect() }).collect()
 }
 
+/// Escapes the characters that [`escape_invisible`] escapes, but for control characters, as JSON does: for lines of a log and
+/// for JSON, where they stand in strings alone.
+pub(crate) fn escape_format_characters(text: &str) -> Cow<'_, str> {
+    let is_hidden = |c: char| !c.is_control() && !is_plain(c);
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.chars().fold(String::with_capacity(text.len() + 16), |mut escaped, c| {
+        if is_hidden(c) {
+            // All of them are in the basic plane.
+            let _ = write!(escaped, "\\u{:04x}", u32::from(c));
+        } else {
+            escaped.push(c);
+        }
+        escaped
+    });
+    Cow::Owned(escaped)
+}
+
 /// False for control characters, and for those that change the direction of the text around them.
 pub(crate) fn is_plain(c: char) -> bool {
     !c.is_control()
@@ -42,6 +64,16 @@ pub(crate) fn is_plain(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn format_characters_are_escaped_in_json_without_another_value() {
+        let text = "a\u{202e}b\u{feff}\u{61c}\té";
+        let json = serde_json::to_string(text).unwrap();
+        let escaped = escape_format_characters(&json);
+        assert_eq!(escaped, "\"a\\u202eb\\ufeff\\u061c\\té\"");
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text);
+        assert!(matches!(escape_format_characters("plain\n\u{1b}[1m"), Cow::Borrowed(_)));
+    }
 
     #[test]
     fn durations_are_in_their_largest_unit_and_timestamps_are_calendar_dates() {

@@ -38,6 +38,7 @@ use crate::app::StartError;
 use crate::config::{self, Config, Diagnostic, Problems};
 use crate::dated_json;
 use crate::error::safe_text;
+use crate::wording::escape_format_characters;
 
 /// Exit code of a usage error, and of an `accept` that nobody has decided about.
 const USAGE: u8 = 2;
@@ -326,7 +327,7 @@ fn print_line(text: &str) {
 /// Prints a result or a step as one line of JSON, times also in RFC 3339.
 fn print_json(value: &impl Serialize) {
     match dated_json::to_vec(value) {
-        Ok(line) => print_line(&String::from_utf8_lossy(&line)),
+        Ok(line) => print_line(&escape_format_characters(&String::from_utf8_lossy(&line))),
         Err(error) => print_error(&error.to_string()),
     }
 }
@@ -340,7 +341,10 @@ fn print_error(text: &str) {
 /// Prints a report as one line of JSON on standard error, where standard output belongs to another program.
 fn print_error_json(value: &impl Serialize) {
     match serde_json::to_string(value) {
-        Ok(line) => drop(with_bars_hidden(|| writeln!(std::io::stderr(), "{line}"))),
+        Ok(line) => {
+            let line = escape_format_characters(&line);
+            let _ = with_bars_hidden(|| writeln!(std::io::stderr(), "{line}"));
+        }
         Err(error) => print_error(&error.to_string()),
     }
 }

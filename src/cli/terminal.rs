@@ -1,6 +1,7 @@
 //! Output for people. Text is aligned, wrapped to the width of the terminal, with control characters escaped. Progress bars
 //! are on a terminal only, redrawn below all other output of this process.
 
+use std::borrow::Cow;
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use rustix::termios::tcgetwinsize;
 use tokio::task::spawn_blocking;
 
 use crate::config;
+use crate::wording::escape_format_characters;
 #[cfg(test)]
 pub(super) use crate::wording::is_plain;
 pub(super) use crate::wording::{
@@ -291,7 +293,14 @@ pub(super) struct LogOutput;
 
 impl Write for LogOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        with_bars_hidden(|| io::stderr().write(bytes))
+        // The formatter escapes control characters, and leaves those that turn the text around them.
+        match str::from_utf8(bytes).map(escape_format_characters) {
+            Ok(Cow::Owned(escaped)) => {
+                with_bars_hidden(|| io::stderr().write_all(escaped.as_bytes()))?;
+                Ok(bytes.len())
+            }
+            _ => with_bars_hidden(|| io::stderr().write(bytes)),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::egress_policy::EgressRefusal;
 use crate::error::Explanation;
+use crate::wording::escape_invisible;
 
 /// A failed upstream request.
 ///
@@ -164,6 +165,7 @@ pub fn sanitized(text: &str) -> String {
         if may_have_userinfo { "(a URL)".to_owned() } else { without_query.to_owned() }
     };
     let printable: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let printable = escape_invisible(&printable);
     let words: Vec<String> = printable.split_whitespace().map(sanitized_word).collect();
     words.join(" ").chars().take(MAX_CHARS).collect()
 }
@@ -180,6 +182,7 @@ mod tests {
         for (text, expected) in [
             ("no such search", "no such search"),
             ("a\nFAKE LOG LINE\u{1b}[31m", "a FAKE LOG LINE [31m"),
+            ("safe\u{202e}zip.exe", "safe\\u{202e}zip.exe"),
             ("see https://u:s3cret@x.example/p?token=s3cret", "see (a URL)"),
             ("see https://x.example/p?token=s3cret", "see https://x.example/p"),
             ("url=https://x.example/?s3cret", "url=https://x.example/"),

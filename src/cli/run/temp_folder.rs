@@ -2,7 +2,7 @@
 //! folder of one that was killed.
 #![expect(clippy::disallowed_methods, reason = "the folder belongs to one run, not to the store")]
 
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError, read_dir, remove_dir_all, remove_file};
+use std::fs::{DirBuilder, DirEntry, File, OpenOptions, TryLockError, read_dir, remove_dir_all, remove_file};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -102,7 +102,12 @@ impl Drop for TempFolder {
 /// Removes the folders of this user's runs that have ended without it.
 fn remove_leftovers(parent: &Path) {
     let Ok(entries) = read_dir(parent) else { return };
-    let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
+    // Before they are counted: another user may fill the folder with names like ours.
+    let is_ours = |entry: &DirEntry| {
+        entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && entry.metadata().is_ok_and(|metadata| metadata.uid() == geteuid().as_raw())
+    };
+    let ours = entries.flatten().filter(is_ours);
     for entry in ours.take(MAX_OTHERS) {
         if let Err(error) = remove_leftover(&entry.path()) {
             tracing::debug!(path = %entry.path().display(), %error, "the folder of another run stays");
@@ -141,6 +146,27 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+
+    /// Only root can make folders of another user.
+    #[test]
+    fn folders_of_another_user_do_not_hide_the_one_of_a_killed_run() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let parent = tempfile::tempdir().unwrap();
+        let killed = parent.path().join(format!("{PREFIX}killed"));
+        std::fs::create_dir(&killed).unwrap();
+        std::fs::write(killed.join("cli.tfrc"), "a token").unwrap();
+        std::fs::write(killed.join(LOCK), "").unwrap();
+        for number in 0..4 * MAX_OTHERS {
+            let folder = parent.path().join(format!("{PREFIX}{number}"));
+            std::fs::create_dir(&folder).unwrap();
+            std::os::unix::fs::chown(&folder, Some(65534), None).unwrap();
+        }
+        remove_leftovers(parent.path());
+        assert!(!killed.exists());
+        assert_eq!(read_dir(parent.path()).unwrap().count(), 4 * MAX_OTHERS, "another user's folders are left alone");
+    }
 
     #[test]
     fn a_folder_in_use_is_never_taken_for_one_of_a_killed_run() {
