@@ -150,7 +150,10 @@ impl App {
         let mut settings = settings;
         if let Some(limit) = open_files::limit() {
             open_files::share_out(&mut settings, limit);
-            if let Some((wanted, given)) = open_files::shortage_at(limit) {
+            if settings.lifetime != Lifetime::Service {
+                // All clients of runs are on this machine.
+                settings.connections.each_address = settings.connections.connections;
+            } else if let Some((wanted, given)) = open_files::shortage_at(limit) {
                 tracing::warn!("{}", open_files::shortage_text(limit, wanted, given));
             }
         }

@@ -24,7 +24,7 @@ const EACH_GIT_FETCH: u64 = 8;
 /// Descriptors of a client: the connection, and the archive that it reads. Clients that read the same archive share its file.
 const EACH_CLIENT: u64 = 2;
 /// The least that any share is, however low the limit is.
-const MIN_SHARE: usize = 8;
+const MIN_SHARE: usize = 64;
 
 /// Raises the limit to the highest that the system allows this process; returns the limit then, `None` for none.
 pub fn raise_limit() -> Option<u64> {
@@ -122,7 +122,9 @@ fn limit_clients(limits: &mut Limits, connections: u64) {
         return;
     }
     let share = |wanted: usize| (wanted * given / limits.connections).clamp(1, wanted.max(1));
-    (limits.each_address, limits.outsiders) = (share(limits.each_address), share(limits.outsiders));
+    // Many runners behind one address are one address.
+    limits.each_address = share(limits.each_address).max(MIN_SHARE.min(limits.each_address)).min(given);
+    limits.outsiders = share(limits.outsiders);
     limits.connections = given;
 }
 
@@ -156,7 +158,7 @@ mod tests {
             let needs = OWN + ADMIN + clients.spare as u64 * 2 + upstream_needs(&settings.upstream_limits)
                 + clients.connections as u64 * EACH_CLIENT;
             prop_assert!(needs <= limit, "{needs} of {limit}");
-            prop_assert!(clients.each_address * 4 <= clients.connections && clients.each_address > 0);
+            prop_assert!(clients.each_address >= 64 && clients.each_address <= clients.connections);
         }
     }
 }

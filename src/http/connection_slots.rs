@@ -142,6 +142,14 @@ impl ConnectionSlots {
     ) -> Result<ConnectionSlot, (Reservation, ConnectionRefusal)> {
         let mut taken = self.0.taken.lock();
         let refusal = self.0.refusal(&taken, address, peer_class);
+        // A slot may have become free since the place was reserved.
+        let place = match place {
+            Reservation::Spare(spare) => match Arc::clone(&self.0.all).try_acquire_owned() {
+                Ok(permit) => Reservation::Slot(permit),
+                Err(_) => Reservation::Spare(spare),
+            },
+            slot @ Reservation::Slot(_) => slot,
+        };
         let (permit, lack) = match (place, refusal) {
             (Reservation::Slot(permit), None) => (permit, None),
             (place, Some(refusal @ ConnectionRefusal::Outsiders)) => {
@@ -150,23 +158,22 @@ impl ConnectionSlots {
             }
             (place, lack) => {
                 let spare_of_address = taken.by_address.get(&address).map_or(0, |taken| taken.spare);
+                // A proxy connects for many.
+                let has_its_share =
+                    peer_class != PeerClass::Proxy && spare_of_address >= self.0.limits.spare_each_address;
                 let permit = match place {
+                    place if has_its_share => Err(place),
                     Reservation::Spare(permit) => Ok(permit),
-                    Reservation::Slot(permit) => Arc::clone(&self.0.spare).try_acquire_owned().map_err(|_| permit),
-                };
-                let refused = lack.unwrap_or(ConnectionRefusal::Address);
-                let permit = match permit {
-                    Ok(permit) if spare_of_address < self.0.limits.spare_each_address => permit,
-                    // A place that this address may not have stays for another one.
-                    Ok(permit) => {
-                        self.0.requests.record_connection_refusal(refused);
-                        return Err((Reservation::Spare(permit), refused));
-                    }
-                    Err(permit) => {
-                        self.0.requests.record_connection_refusal(refused);
-                        return Err((Reservation::Slot(permit), refused));
+                    Reservation::Slot(permit) => {
+                        Arc::clone(&self.0.spare).try_acquire_owned().map_err(|_| Reservation::Slot(permit))
                     }
                 };
+                // A place that this address may not have stays for another one.
+                let permit = permit.map_err(|place| {
+                    let refused = lack.unwrap_or(ConnectionRefusal::Full);
+                    self.0.requests.record_connection_refusal(refused);
+                    (place, refused)
+                })?;
                 (permit, Some(if lack.is_some() { SlotLack::Address } else { SlotLack::All }))
             }
         };
@@ -268,19 +275,19 @@ impl ConnectionSlot {
             }
         };
         let mut taken = table.taken.lock();
+        // Another request of the connection may have been faster.
+        if self.state.lock().lack.is_none() {
+            return Ok(());
+        }
         let refusal = table.refusal(&taken, self.address, self.peer_class);
         if permit.is_none() || refusal.is_some() {
             table.requests.record_connection_refusal(refusal.unwrap_or(ConnectionRefusal::Full));
         }
         match (permit, refusal) {
             (Some(permit), None) => {
-                let mut state = self.state.lock();
-                // Another request of the connection may have been faster.
-                if state.lack.is_some() {
-                    taken.release(self.address, self.peer_class, true);
-                    taken.take(self.address, self.peer_class, false);
-                    *state = SlotState { lack: None, _permit: permit };
-                }
+                taken.release(self.address, self.peer_class, true);
+                taken.take(self.address, self.peer_class, false);
+                *self.state.lock() = SlotState { lack: None, _permit: permit };
                 Ok(())
             }
             (_, Some(_)) => Err(format!(

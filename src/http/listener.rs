@@ -50,7 +50,7 @@ const MIN_HEADER_BYTES: usize = 8192;
 /// Limit of the unsent bytes of one HTTP/2 answer. The kernel's socket buffers keep the connection busy.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// The idle time, and the time for a request head, of a connection with a spare slot.
+/// The time for a request head of a connection that begins with a spare slot.
 const SPARE_TIME: Duration = Duration::from_secs(2);
 
 /// Receive window for request bodies, which are rare.
@@ -291,10 +291,10 @@ struct ListenerState {
 impl ListenerState {
     async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, slot: Arc<ConnectionSlot>) {
         let (memory, peer_class) = (self.memory.share(), slot.peer_class);
-        let Limits { mut idle, mut header_time, handshake, outsider_time, .. } = self.limits;
+        let Limits { idle, mut header_time, handshake, outsider_time, .. } = self.limits;
         if slot.is_spare() {
             // Others wait for it.
-            (idle, header_time) = (idle.min(SPARE_TIME), header_time.min(SPARE_TIME));
+            header_time = header_time.min(SPARE_TIME);
         }
         let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
         let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
@@ -430,7 +430,11 @@ async fn answer(
             refusal.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             return refusal;
         }
-        handler(request, peer).await
+        let mut response = handler(request, peer).await;
+        if slot.is_spare() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
     };
     AssertUnwindSafe(answer).catch_unwind().await.map_err(|panic| {
         tracing::error!(%method, path = uri.path(), panic = panic_message(&*panic), "a request's handler panicked");

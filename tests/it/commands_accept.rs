@@ -232,6 +232,22 @@ async fn the_evidence_of_an_alarm_is_that_of_its_command() {
     }
 }
 
+/// An `accept` that shows nothing gives no trust either: the first key of a provider that was unsigned goes on to vouch for no
+/// version from before it.
+#[tokio::test]
+async fn accept_without_evidence_gives_no_trust() {
+    let upstream = upstream_with(edition(1).without_keys()).await;
+    let larder = always_revalidating(&upstream).upstream_lines("verification = \"signature-if-keys\"").start().await;
+    let unsigned = install(&larder).await.2;
+    upstream.publish(edition(1).version("1.3.0"));
+    larder.document("null", "1.3.0").await.expect(200);
+    let report = larder.send_command("accept", serde_json::json!({ "what": [NULL] })).await;
+    assert!(report.undecided().is_none(), "{report}");
+    upstream.publish(edition(2));
+    assert!(install(&larder).await.2 == unsigned, "its key vouched for a version from before it");
+    assert_eq!(larder.alarms().await[0].0, "waits-for-accept");
+}
+
 /// The evidence of the alarm of this kind.
 async fn evidence(larder: &Larder, kind: &str) -> String {
     let alarms = larder.alarms().await;
@@ -279,10 +295,10 @@ async fn without_a_terminal_accept_needs_the_evidence() {
     let json = setup.run(&["accept", NULL_120, "--json"]).await;
     assert!(json.code == Some(2) && json.out.contains(evidence) && json.err.is_empty(), "{json:?}");
     let other = Digest::of(b"other").to_string();
-    let wrong = setup.run(&["accept", NULL_120, "--evidence", &other[..16]]).await;
+    let wrong = setup.run(&["accept", NULL_120, "--evidence", &other[..32]]).await;
     assert!(wrong.code == Some(2) && wrong.err.contains(evidence), "{wrong:?}");
     let bad = setup.run(&["accept", NULL_120, "--evidence", "12"]).await;
-    assert!(bad.code == Some(2) && bad.err.contains("16 hex digits"), "{bad:?}");
+    assert!(bad.code == Some(2) && bad.err.contains("32 hex digits"), "{bad:?}");
     let accepted = setup.stdout_of(&["accept", NULL_120, "--evidence", evidence]).await;
     assert!(accepted.contains("accepted") && accepted.contains("and 26 files more"), "{accepted}");
     assert!(accepted.lines().count() < 25, "{accepted}");

@@ -282,7 +282,10 @@ async fn a_connection_beyond_the_limit_of_its_address_is_told_so() {
     let larder = Larder::mirroring(&upstream).connections(|limits| limits.each_address = 2).start().await;
     let _idle = [connect_from("127.0.0.5", larder.address()).await, connect_from("127.0.0.5", larder.address()).await];
     let mut third = connect_from("127.0.0.5", larder.address()).await;
-    assert!(request_once(&mut third, "/healthz", "").await.starts_with("HTTP/1.1 200 "));
+    let healthy = request_once(&mut third, "/healthz", "").await;
+    assert!(healthy.starts_with("HTTP/1.1 200 ") && healthy.contains("connection: close"), "{healthy}");
+    assert!(is_closed(&mut third).await);
+    let mut third = connect_from("127.0.0.5", larder.address()).await;
     let refused = request_once(&mut third, "/", "").await;
     let reason = "HTTP/1.1 503 larder: 127.0.0.5 has 2 connections, which is as many as one address may have";
     assert!(refused.starts_with(reason) && refused.contains("connection: close"), "{refused}");

@@ -226,7 +226,7 @@ impl AlarmsOfAddress {
     }
 
     /// The evidence that the command of an alarm decides about: that of all alarms which the command ends.
-    fn evidence_of(&self, subject: &AlarmSubject) -> Option<EvidenceName> {
+    fn evidence_of(&self, address: &Address, subject: &AlarmSubject) -> Option<EvidenceName> {
         if subject.kind == AlarmKind::Dropped {
             return None;
         }
@@ -239,7 +239,7 @@ impl AlarmsOfAddress {
             raised.facts.iter().filter(counts).cloned()
         });
         let evidence = Evidence(facts.collect());
-        (!evidence.is_empty()).then(|| evidence.name())
+        (!evidence.is_empty()).then(|| evidence.name(address))
     }
 
     /// Adds or updates an alarm.
@@ -343,7 +343,7 @@ impl Alarms {
         let alarms = raised.iter().flat_map(|(address, entry)| {
             entry.alarms.iter().map(move |(subject, RaisedAlarm { alarm, .. })| Alarm {
                 resolve: alarm.kind.resolve_command(address, &alarm.version, link),
-                evidence: entry.evidence_of(subject).filter(|_| link != Connectivity::Offline),
+                evidence: entry.evidence_of(address, subject).filter(|_| link != Connectivity::Offline),
                 ..alarm.clone()
             })
         });

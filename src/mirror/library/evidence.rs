@@ -6,12 +6,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Platform, Version};
+use crate::address::{Address, Platform, Version};
 use crate::digest::Digest;
 use crate::mirror::library::first_seen::AcceptScope;
 
 /// Hex digits of the name of evidence.
-const NAME_DIGITS: usize = 16;
+const NAME_DIGITS: usize = 32;
 
 /// A fact that an operator decides about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -66,10 +66,10 @@ impl Evidence {
         self.0.is_empty()
     }
 
-    /// The name of the evidence.
-    pub(in crate::mirror) fn name(&self) -> EvidenceName {
+    /// The name of the evidence about an address: the same facts about another one are another decision.
+    pub(in crate::mirror) fn name(&self, address: &Address) -> EvidenceName {
         // The order of the set is that of its values, and JSON of the same value is the same.
-        let json = serde_json::to_vec(&self.0).unwrap_or_default();
+        let json = serde_json::to_vec(&(address.to_string(), &self.0)).unwrap_or_default();
         let digest = Digest::of(&json).to_string();
         EvidenceName(digest.chars().take(NAME_DIGITS).collect())
     }
@@ -104,6 +104,7 @@ impl fmt::Display for EvidenceName {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::{Hostname, Name, ProviderAddress};
 
     #[test]
     fn the_name_of_evidence_changes_with_every_fact() {
@@ -121,12 +122,20 @@ mod tests {
             EvidenceFact::Signer { key: Some("K2".to_owned()) },
             EvidenceFact::Signer { key: None },
         ];
-        let names: BTreeSet<_> = facts.iter().map(|fact| Evidence([fact.clone()].into()).name()).collect();
+        let address = |type_: &str| {
+            let [namespace, type_] = ["acme", type_].map(|name| Name::parse(name).unwrap());
+            Address::Provider(ProviderAddress { host: Hostname::parse("registry.example").unwrap(), namespace, type_ })
+        };
+        let null = address("null");
+        let names: BTreeSet<_> = facts.iter().map(|fact| Evidence([fact.clone()].into()).name(&null)).collect();
         assert_eq!(names.len(), facts.len());
         let (one, other) = (facts[0].clone(), facts[4].clone());
-        let [both, reversed] = [[one.clone(), other.clone()], [other, one]].map(|facts| Evidence(facts.into()).name());
+        let [both, reversed] =
+            [[one.clone(), other.clone()], [other, one]].map(|facts| Evidence(facts.into()).name(&null));
         assert_eq!(both, reversed);
+        let elsewhere = Evidence([facts[5].clone()].into()).name(&address("random"));
+        assert!(!names.contains(&elsewhere), "the same facts about another provider");
         assert_eq!(EvidenceName::parse(&both.to_string()).unwrap(), both);
-        assert!(EvidenceName::parse("12").is_err() && EvidenceName::parse(&"g".repeat(16)).is_err());
+        assert!(EvidenceName::parse("12").is_err() && EvidenceName::parse(&"g".repeat(NAME_DIGITS)).is_err());
     }
 }

@@ -591,12 +591,9 @@ impl HistoryRecords {
         let key = seen.signer.key();
         let is_vouched_for = version.may_be_changed_by(key, &keys);
         let changes = version.changes(seen, is_vouched_for);
-        let is_stranger = match (&seen.signer, scope) {
-            (Signer::NotChecked, _) => false,
-            (signer, AcceptScope::Provider) => keys.distrusts(signer),
-            (Signer::Key(key), AcceptScope::Version) if version.is_empty() => keys.has_keys() && !keys.contains(key),
-            (Signer::Key(_), AcceptScope::Version) => !is_vouched_for,
-            (Signer::Unsigned, AcceptScope::Version) => version.has_lost_its_signature(seen, &keys),
+        let is_stranger = match scope {
+            AcceptScope::Provider => keys.distrusts(&seen.signer),
+            AcceptScope::Version => version.is_stranger(&seen.signer, seen, &keys),
         };
         let mut facts = Vec::new();
         if !changes.is_empty() || is_lost || has_alarm || (is_stranger && scope == AcceptScope::Version) {
@@ -610,6 +607,16 @@ impl HistoryRecords {
 }
 
 impl VersionHistory {
+    /// True for a signer, or its absence, that an `accept` of the version lets vouch for it anew.
+    fn is_stranger(&self, signer: &Signer, seen: &Observation<'_>, keys: &SigningKeyLog) -> bool {
+        match signer {
+            Signer::NotChecked => false,
+            Signer::Key(key) if self.is_empty() => keys.has_keys() && !keys.contains(key),
+            Signer::Key(key) => !self.may_be_changed_by(Some(key), keys),
+            Signer::Unsigned => self.has_lost_its_signature(seen, keys),
+        }
+    }
+
     /// The fingerprints of the keys that signed for the version.
     pub(in crate::mirror) fn signers(&self) -> BTreeSet<&str> {
         self.records.iter().filter_map(|record| record.key.as_deref()).collect()
@@ -635,11 +642,15 @@ impl HistoryRecords {
         let (mut version, mut keys) = (self.version.into_value(), self.keys.into_value());
         let is_vouched_for = version.may_be_changed_by(seen.signer.key(), &keys);
         let changes = version.changes(seen, is_vouched_for);
-        let is_accepted = !changes.is_empty() || !is_vouched_for || is_lost;
+        // Trust that nobody decides about is not given: the conditions are those of `undecided`. A signer that was not
+        // checked is none.
+        let is_stranger = version.is_stranger(&seen.signer, seen, &keys);
+        let is_accepted = seen.signer != Signer::NotChecked && (!changes.is_empty() || is_stranger || is_lost);
+        let is_trusted_anew = scope == AcceptScope::Provider && (is_lost || keys.distrusts(&seen.signer));
         // The keys that preceded a version are unknown once its record is lost.
         let known_keys = if is_lost { 0 } else { keys.next_number() };
         let is_new = version.append(seen, known_keys, is_accepted);
-        let has_new_key = keys.append(&seen.signer, seen.observed, scope == AcceptScope::Provider);
+        let has_new_key = keys.append(&seen.signer, seen.observed, is_trusted_anew);
         let keys = (has_new_key || !has_log).then_some(keys);
         (changes, HistoryUpdate { version: is_new.then_some(version), keys })
     }

@@ -103,13 +103,14 @@ impl ProviderHistories {
     }
 
     /// Records sets that an operator accepts. Returns the changes of each, compared with the history before any of
-    /// these sets was recorded.
+    /// these sets was recorded; `None`, and records nothing, if `is_undecided` of one, by the history of this moment.
     pub(in crate::mirror) fn accept(
         &self,
         provider: &ProviderAddress,
         sets: &[Observation<'_>],
         scope: AcceptScope,
-    ) -> Result<AcceptedSets, StoreError> {
+        is_undecided: impl Fn(&Observation<'_>, HistoryRecords) -> bool,
+    ) -> Result<Option<AcceptedSets>, StoreError> {
         let (accepted, recorded) = self.try_change(provider, |step| {
             let keys_before = step.keys()?.map(|log| log.keys()).unwrap_or_default();
             let mut before: BTreeMap<&Version, HistoryRecords> = BTreeMap::new();
@@ -117,6 +118,9 @@ impl ProviderHistories {
                 let version = &seen.package.version;
                 if !before.contains_key(version) {
                     before.insert(version, step.history(version)?);
+                }
+                if before.get(version).cloned().is_some_and(|history| is_undecided(seen, history)) {
+                    return Ok(None);
                 }
             }
             let mut changes = Vec::new();
@@ -133,7 +137,7 @@ impl ProviderHistories {
                     step.step.change(&old_key, RecordAction::Quarantine, IndexEntry::Unindexed);
                 }
             }
-            Ok(AcceptedSets { changes, keys_before })
+            Ok(Some(AcceptedSets { changes, keys_before }))
         })?;
         recorded.map(|()| accepted)
     }
@@ -647,7 +651,7 @@ mod tests {
         let sums = Checksums::parse(&sums()).unwrap();
         let (archive, signer) = (Digest::of(ARCHIVE), Signer::Key(key.to_owned()));
         let seen = Observation { package, archive, sums: &sums, signer, observed: Timestamp(9) };
-        histories.accept(&package.provider, &[seen], AcceptScope::Provider)
+        histories.accept(&package.provider, &[seen], AcceptScope::Provider, |_, _| false).map(Option::unwrap)
     }
 
     fn stored_set(package: &Package, key: &str) -> Vec<u8> {

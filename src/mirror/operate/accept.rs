@@ -9,18 +9,18 @@ use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 
 use crate::address::{
-    ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, Platform, ProviderAddress, Selection, Version,
-    Versions,
+    Address, ModuleAddress, ModulePackage, Package, PackageRef, PackageSelector, Platform, ProviderAddress, Selection,
+    Version, Versions,
 };
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::evidence::{Evidence, EvidenceFact, EvidenceName};
-use crate::mirror::library::first_seen::Undecided;
+use crate::mirror::library::first_seen::{HistoryRecords, Undecided};
 use crate::mirror::library::intake::TreeExpectation;
 use crate::mirror::library::module_history::{self, ComparisonPurpose};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::{
-    AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, observation,
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, HistoryChange, Observation, observation,
 };
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::proof_sets::is_absent;
@@ -243,9 +243,8 @@ impl Operations {
         let scope =
             if matches!(selection.versions, Versions::All) { AcceptScope::Provider } else { AcceptScope::Version };
         let proven = Arc::new(proven);
-        if let Some(undecided) = self.undecided(selection, Arc::clone(&proven), scope).await?
-            && !shown.contains(&undecided.evidence)
-        {
+        let (undecided, decided) = self.undecided(selection, Arc::clone(&proven), scope).await?;
+        if let Some(undecided) = undecided.filter(|undecided| !shown.contains(&undecided.evidence)) {
             self.raise_alarms_of(&proven, call).await;
             let package = PackageRef::requested(&selection.to_string());
             return Ok(vec![AcceptResult { package, outcome: AcceptOutcome::Undecided(undecided) }]);
@@ -256,15 +255,28 @@ impl Operations {
             let observations: Vec<_> =
                 observations.map(|((package, set), sums)| observation(package, set, sums)).collect();
             let before = library.histories.keys_of(&provider)?.unwrap_or_default();
-            let recorded = library.histories.accept(&provider, &observations, scope)?;
+            // A client may have made larder record another set meanwhile.
+            let alarms = library.alarms.subjects(&(&provider).into(), AlarmSubject::is_resolved_by_accept);
+            let undecided = |seen: &Observation<'_>, history: HistoryRecords| {
+                let has_alarm = alarms.iter().any(|alarm| alarm.is_about(seen.package, seen.signer.key(), scope));
+                let facts = history.undecided(seen, scope, has_alarm).facts;
+                facts.iter().any(|fact| !decided.0.contains(fact))
+            };
+            let Some(recorded) = library.histories.accept(&provider, &observations, scope, undecided)? else {
+                return Ok(None);
+            };
             let after = library.histories.keys_of(&provider)?.unwrap_or_default();
             drop(observations);
             let changed = proven.iter().cloned().zip(recorded.changes).collect::<Vec<_>>();
             let resolved =
                 library.alarms.resolve(&(&provider).into(), &AlarmEvent::Accepted { scope, findings: &found });
-            Ok((changed, recorded.keys_before, (before, after), resolved))
+            Ok(Some((changed, recorded.keys_before, (before, after), resolved)))
         });
-        let (changed, keys_before, (before, after), resolved) = recording.await?;
+        let Some((changed, keys_before, (before, after), resolved)) = recording.await? else {
+            let package = PackageRef::requested(&selection.to_string());
+            let error = "another set was recorded meanwhile, and nothing was accepted: look again".to_owned();
+            return Ok(vec![AcceptResult { package, outcome: AcceptOutcome::Failed { error } }]);
+        };
         call.config.last_answers.forget_address(&(&selection.of).into());
         let mut accepted = withdrawn_or_failed(selection, others, unlisted, &withdrawn, &resolved)?;
         for ((package, set), changes) in changed {
@@ -291,13 +303,13 @@ impl Operations {
         Ok(accepted)
     }
 
-    /// The evidence that a person decides about before these sets are accepted; `None` if nothing is at stake.
+    /// The evidence that a person decides about before these sets are accepted, `None` if nothing is at stake, and its facts.
     async fn undecided(
         &self,
         selection: &Selection<ProviderAddress>,
         proven: Arc<Vec<(Package, ProofSet)>>,
         scope: AcceptScope,
-    ) -> Result<Option<UndecidedEvidence>, Error> {
+    ) -> Result<(Option<UndecidedEvidence>, Evidence), Error> {
         let provider = selection.of.clone();
         let alarms = self.library.alarms.subjects(&(&provider).into(), AlarmSubject::is_resolved_by_accept);
         let reading = self.library.on_disk(move |library| {
@@ -319,7 +331,7 @@ impl Operations {
                 evidence.0.extend(facts);
             }
             if evidence.is_empty() {
-                return Ok(None);
+                return Ok((None, evidence));
             }
             let version = |((version, key), files): ((Version, _), BTreeMap<String, ChangedFile>)| {
                 let added = files.values().filter(|file| file.before.is_empty()).count();
@@ -333,12 +345,13 @@ impl Operations {
                 EvidenceFact::Signer { key } => Some(key.clone()),
                 _ => None,
             });
-            Ok(Some(UndecidedEvidence {
-                evidence: evidence.name(),
+            let undecided = UndecidedEvidence {
+                evidence: evidence.name(&(&provider).into()),
                 known_keys: known_keys.into_iter().map(|(key, versions)| KnownKey { key, versions }).collect(),
                 new_signers: signers.collect(),
                 versions: versions.into_iter().map(version).collect(),
-            }))
+            };
+            Ok((Some(undecided), evidence))
         });
         reading.await
     }
@@ -559,10 +572,12 @@ impl Operations {
             }
         }
         let evidence = Evidence(found.iter().filter_map(ModuleNow::fact).collect());
-        if !evidence.is_empty() && !shown.contains(&evidence.name()) {
+        let address = Address::from(&call.config.key_of(module));
+        let name = evidence.name(&address);
+        if !evidence.is_empty() && !shown.contains(&name) {
             let undecided = found.iter().filter(|now| now.fact().is_some()).map(ModuleNow::undecided).collect();
             let undecided = UndecidedEvidence {
-                evidence: evidence.name(),
+                evidence: name,
                 known_keys: Vec::new(),
                 new_signers: Vec::new(),
                 versions: undecided,
@@ -662,9 +677,11 @@ impl Operations {
                 return Ok(AcceptOutcome::AcceptedElsewhere { tree_before, source: kind.to_owned() });
             }
             ModuleContent::AsBefore(_) if before.is_some() => return Ok(AcceptOutcome::NothingToAccept),
-            ModuleContent::AsBefore(tree) | ModuleContent::Tree(tree) => tree,
+            // Nobody decided: what is stored meanwhile is the first.
+            ModuleContent::AsBefore(_) => TreeExpectation::FirstSeen,
+            ModuleContent::Tree(tree) => TreeExpectation::Decided(tree),
         };
-        let archive = self.modules.fill_module(&package, TreeExpectation::Decided(decided), call).await?;
+        let archive = self.modules.fill_module(&package, decided, call).await?;
         let Some(now) = archive.proof.how.tree() else {
             return Err(Error::Interrupted(format!("accepting {package}")));
         };

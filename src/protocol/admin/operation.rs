@@ -99,7 +99,7 @@ impl AcceptRequest {
     /// # Errors
     /// The problem.
     pub fn read(body: &[u8]) -> Result<Self, String> {
-        object_of(body, r#"{"what":["NAMESPACE/TYPE@VERSION"],"evidence":["0123456789abcdef"]}"#)
+        object_of(body, r#"{"what":["NAMESPACE/TYPE@VERSION"],"evidence":["0123456789abcdef0123456789abcdef"]}"#)
     }
 }
 

@@ -171,6 +171,7 @@ impl Description {
         if let Some(text) = value.as_str() {
             let has_form = match (schema["pattern"].as_str(), schema["format"].as_str()) {
                 (Some("^[0-9a-f]{16}$"), _) => is_hex16(text),
+                (Some("^[0-9a-f]{32}$"), _) => text.len() == 32 && is_hex(text),
                 (Some("^[0-9a-f]{64}$"), _) => text.len() == 64 && is_hex(text),
                 (Some(pattern), _) => panic!("the pattern {pattern}"),
                 (None, Some("date-time")) => text.len() == 20 && humantime::parse_rfc3339(text).is_ok(),

@@ -169,7 +169,9 @@ impl BundledSet {
         let Package { provider, version, .. } = &self.package;
         let seen = observation(&self.package, &self.set, &sums);
         if self.is_accepted {
-            library.histories.accept(provider, &[seen], AcceptScope::Version).map_err(store_failed)?;
+            // The bundle in the operator's hands is what was decided about.
+            let accepted = library.histories.accept(provider, &[seen], AcceptScope::Version, |_, _| false);
+            accepted.map_err(store_failed)?;
             let signer = self.set.proof().how.fingerprint().map(str::to_owned);
             let found = AcceptedFinding::one(self.package.platform.clone(), signer);
             let accepted = AlarmEvent::Accepted {
