@@ -263,15 +263,14 @@ impl Hostile {
         }
     }
 
-    /// The provider's own second key changes a version that is younger than the key; publishes one first where there is
-    /// none.
+    /// The provider's own second key changes a version that it signed first; publishes one first where there is none.
     async fn change_rightfully(&mut self, upstream: &FakeUpstream, name: &str) {
         let Some((_, second_key)) = self.second_keys.iter().find(|(provider, _)| provider == name).cloned() else {
             return;
         };
         for index in 0..self.targets.len() {
             let target = &self.targets[index];
-            if target.current.name != name || !target.is_unchanged() || target.original.signer == second_key {
+            if target.current.name != name || !target.is_unchanged() || target.original.signer != second_key {
                 continue;
             }
             let version = target.current.version.clone();
@@ -282,8 +281,7 @@ impl Hostile {
             }
         }
         let draft = self.new_draft(name);
-        let draft = if self.rng.gen_bool(0.5) { draft.signed_by(second_key) } else { draft };
-        self.publish_new(upstream, draft).await;
+        self.publish_new(upstream, draft.signed_by(second_key)).await;
     }
 
     /// The owner, back in control of the registry, publishes the original version again.

@@ -167,11 +167,16 @@ impl Timeline {
         let Some(key) = signer else { return history.seen.map(|_| ChangeRight::Foreign) };
         let is_first_signer = history.editions.first().is_some_and(|first| first.key.as_deref() == Some(key));
         let key_history = self.keys.get(&(name.to_owned(), key.to_owned()));
-        if is_first_signer || key_history.is_some_and(|key| key.seen.is_some_and(|seen| seen < history.published)) {
+        let was_known = key_history.is_some_and(|key| key.seen.is_some_and(|seen| seen < history.published));
+        let is_first_key = key_history.is_some_and(|key| {
+            self.keys.iter().all(|((provider, _), other)| provider != name || key.signed <= other.signed)
+        });
+        if is_first_signer || (is_first_key && was_known) {
             return Some(ChangeRight::Rightful);
         }
         let seen = history.seen?;
-        key_history.is_none_or(|key| seen < key.signed).then_some(ChangeRight::Foreign)
+        // A key that was admitted beside others vouches for what it signed first, whenever the version was verified.
+        (!is_first_key || key_history.is_none_or(|key| seen < key.signed)).then_some(ChangeRight::Foreign)
     }
 }
 
