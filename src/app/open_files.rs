@@ -26,8 +26,8 @@ const EACH_CLIENT: u64 = 2;
 /// The least that any share is, however low the limit is.
 const MIN_SHARE: usize = 64;
 
-/// Raises the limit to the highest that the system allows this process; returns the limit then, `None` for none.
-pub fn raise_limit() -> Option<u64> {
+/// Raises the limit to the highest that the system allows this process.
+pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -35,7 +35,6 @@ pub fn raise_limit() -> Option<u64> {
             tracing::warn!(%error, "the limit of open files cannot be raised");
         }
     }
-    getrlimit(Resource::Nofile).current
 }
 
 /// The limit of this process; `None` for none.
@@ -86,7 +85,7 @@ pub(super) fn of_admin(limits: &Limits) -> Limits {
     Limits { connections, each_address: limits.each_address.min(connections), ..limits.clone() }
 }
 
-/// What a shortage means, and the line to write.
+/// Text for people: the effect of a shortage, and the line to write.
 pub fn shortage_text(limit: u64, wanted: usize, given: usize) -> String {
     format!(
         "the limit of open files is {limit}, so {given} of {wanted} connections are served at a time; raise it to \

@@ -26,6 +26,10 @@ const TOKEN: &str = "token";
 const LOCKED_BY_ANOTHER: &str = "a larder with another [admin] listen uses this store, or a command does; give the doctor the \
      --config of the running larder";
 
+const OTHER_SERVER: &str = "stop the program that listens there (ss -ltnp), or give larder another [admin] listen";
+
+const HANGS_OR_OTHER: &str = "another program has this port, or larder hangs; check which one listens there (ss -ltnp)";
+
 const OTHER_VERSION_ADVICE: &str = "restart it, so that both have the same version";
 
 const NOT_SET_UP_ADVICE: &str = "to run one here, start it (larder serve); if one runs, give the doctor its --config or --store; a \
@@ -94,16 +98,26 @@ async fn check_larder(config: &Config) -> (RunningLarder, Check) {
             // Only larder's own user has its token, as intended.
             return (RunningLarder::default(), Check::warn(RUNNING, error.to_string()));
         }
-        Some(Err(error @ NotReached::InUse { .. })) => (error.to_string(), LOCKED_BY_ANOTHER),
-        Some(Err(error)) => {
-            (error.to_string(), "stop the program that listens there (ss -ltnp), or give larder another [admin] listen")
+        // Its text names the remedy.
+        Some(Err(error @ NotReached::Elsewhere { .. })) => {
+            return (RunningLarder::default(), Check::fail(RUNNING, error.to_string()));
         }
+        Some(Err(error @ NotReached::InUse { .. })) => (error.to_string(), LOCKED_BY_ANOTHER),
+        Some(Err(NotReached::Client(error))) => (error.to_string(), advice_about(&error)),
         None => (
             format!("the larder that has the store did not answer within {} s", PROBE_TIMEOUT.as_secs()),
             "larder hangs, or its machine is overloaded; see its log",
         ),
     };
     (RunningLarder::default(), Check::fail(RUNNING, finding).advise(advice))
+}
+
+/// The advice about a listener that did not answer as larder does.
+const fn advice_about(error: &AdminClientError) -> &'static str {
+    match error {
+        AdminClientError::NotLarder { .. } | AdminClientError::NotProven { .. } => OTHER_SERVER,
+        _ => HANGS_OR_OTHER,
+    }
 }
 
 /// The finding and the advice where no larder has the store. What listens at larder's address is not asked for more than a
@@ -116,13 +130,7 @@ async fn not_running(config: &Config) -> (String, &'static str) {
             format!("no larder runs: nothing listens on {address}"),
             "start it: larder serve, or systemctl start larder",
         ),
-        Err(error @ AdminClientError::NotLarder { .. }) => {
-            (error.to_string(), "stop the program that listens there (ss -ltnp), or give larder another [admin] listen")
-        }
-        Err(error) => (
-            error.to_string(),
-            "another program has this port, or larder hangs; check which one listens there (ss -ltnp)",
-        ),
+        Err(error) => (error.to_string(), advice_about(&error)),
         Ok(_) => (
             format!("something answers on {address} as larder does, but the store in {store} is not in use"),
             "another larder listens there: give the doctor its --config, or this one another port",

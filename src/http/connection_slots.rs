@@ -290,6 +290,10 @@ impl ConnectionSlot {
                 *self.state.lock() = SlotState { lack: None, _permit: permit };
                 Ok(())
             }
+            (_, Some(ConnectionRefusal::Outsiders)) => Err(format!(
+                "all {} connections for addresses outside `clients` are taken: try again, or add {} to clients",
+                limits.outsiders, self.address
+            )),
             (_, Some(_)) => Err(format!(
                 "{} has {} connections, which is as many as one address may have: close some, or name a proxy in \
                  trusted_proxies",

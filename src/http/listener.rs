@@ -133,7 +133,7 @@ pub struct Peer {
     pub memory: ReadShare,
 }
 
-/// What a listener speaks below HTTP.
+/// The layer below HTTP on a listener.
 #[derive(Clone)]
 pub enum Transport {
     /// Nothing.

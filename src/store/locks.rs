@@ -33,7 +33,7 @@ pub struct OwnerNote {
     pub place: Place,
     /// Its process id, for people.
     pub process: u32,
-    /// What it is.
+    /// The kind of process, and its listener if it has one.
     #[serde(flatten)]
     pub owner: StoreOwner,
 }
@@ -91,7 +91,7 @@ impl OwnerNote {
     }
 }
 
-/// Who has the store in a folder, seen from outside.
+/// The use of the store in a folder, seen from outside.
 #[derive(Debug, Clone)]
 pub enum StoreUse {
     /// Nobody: there is no store, or its lock is free, or several processes only read it.

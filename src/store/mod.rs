@@ -78,7 +78,7 @@ impl Store {
         disk::folder_exists(&folder.join("v1"))
     }
 
-    /// Who has the store in `folder` open. Opens nothing but its lock file, and never waits.
+    /// The use of the store in `folder`. Opens nothing but its lock file, and never waits.
     pub fn use_of(folder: &Path) -> StoreUse {
         match disk::open(&folder.join("v1/lock")) {
             Ok(None) => StoreUse::Free,

@@ -125,7 +125,7 @@ async fn accept_refuses_a_proof_set_that_does_not_verify() {
     }
 }
 
-/// What upstream exchanges after a person has looked is not accepted, and its alarm shows what upstream has now.
+/// A file that upstream exchanges after a person has looked is not accepted, and its alarm shows what upstream has now.
 #[tokio::test]
 async fn accept_takes_only_what_was_shown() {
     let upstream = upstream_with(edition(1)).await;

@@ -34,7 +34,7 @@ const COMMANDS: [&[&str]; 7] = [
     &["run", "--", "sh", "-c", "cat \"$TF_CLI_CONFIG_FILE\""],
 ];
 
-/// What a stranger does with a connection.
+/// The behaviour of a stranger on a connection.
 #[derive(Clone, Copy)]
 enum Trick {
     /// Answers every request as larder would.
@@ -231,7 +231,7 @@ impl Scene {
     async fn run(&self, command: &[&str], options: &[&str]) -> CommandOutput {
         let file = self.path("mirror.toml");
         let common = [options, &["--config", file.to_str().unwrap()]].concat();
-        // What follows `--` is the client's.
+        // Arguments after `--` are the client's.
         let arguments = [&command[..1], &common[..], &command[1..]].concat();
         run(crate::support::process::command(self.setup.home.path(), &arguments)).await
     }

@@ -115,7 +115,7 @@ pub enum AdminProcess {
     },
 }
 
-/// Who sends a request to an admin service.
+/// The sender of a request to an admin service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminCaller {
     /// Anybody who reaches the admin listener: the access rules decide.

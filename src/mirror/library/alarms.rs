@@ -42,7 +42,7 @@ pub struct Alarm {
     pub evidence: Option<EvidenceName>,
 }
 
-/// What was found, when an alarm is raised.
+/// The finding that raises an alarm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) struct AlarmFinding {
     /// The text for people.

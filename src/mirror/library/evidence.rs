@@ -80,10 +80,10 @@ impl Evidence {
 pub struct EvidenceName(String);
 
 impl EvidenceName {
-    /// Parses a name.
+    /// Parses a name as a person may type it: spaces around it and capitals do not matter.
     ///
     /// # Errors
-    /// What a name is.
+    /// The form of a name, for people.
     pub fn parse(text: &str) -> Result<Self, String> {
         let name = text.trim().to_ascii_lowercase();
         match name.len() == NAME_DIGITS && name.bytes().all(|digit| digit.is_ascii_hexdigit()) {

@@ -573,7 +573,7 @@ impl Observation<'_> {
     }
 }
 
-/// What an operator has to decide about a set before it is accepted.
+/// The decisions about a set that an operator owes before it is accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::mirror) struct Undecided {
     /// Empty if nothing is at stake: accepting the set changes no trust.
@@ -583,7 +583,7 @@ pub(in crate::mirror) struct Undecided {
 }
 
 impl HistoryRecords {
-    /// What an operator has to decide before [`Self::accept`] of the set. `has_alarm`: an alarm that an accept of this scope
+    /// The decisions that an operator owes before [`Self::accept`] of the set. `has_alarm`: an alarm that an accept of this scope
     /// ends is about the set.
     pub(in crate::mirror) fn undecided(self, seen: &Observation<'_>, scope: AcceptScope, has_alarm: bool) -> Undecided {
         let is_lost = matches!(self.version, Recoverable::Lost(_)) || matches!(self.keys, Recoverable::Lost(_));

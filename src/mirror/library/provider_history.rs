@@ -142,7 +142,7 @@ impl ProviderHistories {
         recorded.map(|()| accepted)
     }
 
-    /// What an operator has to decide about each of these sets before they are accepted.
+    /// The decisions about each of these sets that an operator owes before they are accepted.
     pub(in crate::mirror) fn undecided(
         &self,
         provider: &ProviderAddress,

@@ -139,7 +139,7 @@ pub struct KnownKey {
     pub versions: usize,
 }
 
-/// What a person decides about a version.
+/// A version, as a person sees it who decides about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum UndecidedVersion {
@@ -500,7 +500,7 @@ struct ModuleNow {
     content: ModuleContent,
 }
 
-/// What upstream has for a version of a module.
+/// The content that upstream has for a version of a module.
 enum ModuleContent {
     /// The first-seen tree, or a tree of a version that was never seen.
     AsBefore(PackedTree),
@@ -522,7 +522,7 @@ impl ModuleNow {
         }
     }
 
-    /// What a person decides about.
+    /// The version, as a person sees it.
     fn undecided(&self) -> UndecidedVersion {
         let (tree, source) = match &self.content {
             ModuleContent::AsBefore(tree) | ModuleContent::Tree(tree) => (Some(tree), None),
