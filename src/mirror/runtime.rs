@@ -94,6 +94,8 @@ pub struct Limits {
     pub archive_bytes: u64,
     /// The most bytes of registry API pages in the store.
     pub page_bytes: u64,
+    /// The most registry API pages of one upstream in the store.
+    pub pages: usize,
     /// The most requests that wait for upstreams at a time.
     pub waiting: usize,
 }
@@ -106,6 +108,7 @@ impl Default for Limits {
             document_bytes: 16 << 20,
             archive_bytes: 4 << 30,
             page_bytes: 256 << 20,
+            pages: 256,
             waiting: 10_000,
         }
     }

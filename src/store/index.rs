@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entries::{
     ARCHIVE, DOCUMENT, EvictableEntry, NAME, NAMES_FOLDER, PAGE, archive_key, artifact, counted_bytes, document_key,
-    key_below_names, listed_key, listed_prefix, name_key, names_prefix,
+    key_below_names, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
 };
 pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 use super::{Change, IndexEntry, Key, StoreError};
@@ -345,6 +345,13 @@ impl Index {
     /// Every page of the registry HTTP API, least recently used first, with its size.
     pub fn pages_by_age(&self) -> Result<Vec<(Key, u64)>, StoreError> {
         self.documents_of(PAGE)
+    }
+
+    /// The number of pages of one registry.
+    pub fn page_count(&self, host: &Hostname) -> Result<usize, StoreError> {
+        let mut count = 0;
+        self.entries.read().each_with_prefix(&pages_prefix(host), |_, _| count += 1)?;
+        Ok(count)
     }
 
     fn documents_of(&self, kind: u8) -> Result<Vec<(Key, u64)>, StoreError> {

@@ -166,7 +166,12 @@ impl Key {
 
     /// Returns true for a page of the registry HTTP API: pages are evicted before other documents.
     pub fn is_page(&self) -> bool {
-        matches!(self, Self::Document(DocumentKey::Page(..)))
+        self.host_of_page().is_some()
+    }
+
+    /// The registry of a page of its HTTP API; `None` for another record.
+    pub fn host_of_page(&self) -> Option<&Hostname> {
+        if let Self::Document(DocumentKey::Page(host, _)) = self { Some(host) } else { None }
     }
 
     /// Returns true if the index counts whole disk blocks for the document. Otherwise many small ones would exceed the

@@ -391,6 +391,27 @@ async fn varied_queries_leave_a_limited_number_of_pages() {
     until("the number of pages is within the limit", async || larder.folder.files(&pages).len() <= 8).await;
 }
 
+/// Different searches leave no more than 256 pages of an upstream, and take none of another one's.
+#[tokio::test]
+async fn the_pages_of_an_upstream_are_limited_by_their_number() {
+    let (upstream, other) = (upstream_with_lists().await, upstream_with_lists().await);
+    let larder = Larder::mirroring(&upstream).upstream("other.example", &other.origin(), "").start().await;
+    for number in 0..20 {
+        larder.get(&format!("/registry/other.example/v1/modules/search?q=query{number}")).await.expect(200);
+    }
+    for number in 0..400 {
+        larder.clock.advance(Duration::from_secs(1));
+        larder.get(&larder_path(&format!("/modules/search?q=query{number}"))).await.expect(200);
+    }
+    let pages_of = |host: &str| larder.folder.files(&format!("documents/{host}/pages")).len();
+    until("256 pages are kept", async || pages_of(HOST) <= 256).await;
+    assert!(pages_of(HOST) >= 200, "{} pages are kept", pages_of(HOST));
+    assert_eq!(pages_of("other.example"), 20, "the pages of another upstream were evicted");
+    upstream.forget_requests();
+    larder.get(&larder_path("/modules/search?q=query399")).await.expect(200);
+    assert_eq!(upstream.requests().iter().filter(|request| request.status == Some(200)).count(), 0);
+}
+
 /// Pages never displace the archives of a small store.
 #[tokio::test]
 async fn api_pages_use_at_most_an_eighth_of_a_small_store() {

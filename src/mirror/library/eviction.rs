@@ -2,10 +2,10 @@
 //! documents, and archives that upstream has deleted last, because they cannot be fetched again. Offline, nothing is
 //! evicted.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
-use crate::address::{Artifact, Package};
+use crate::address::{Artifact, Hostname, Package};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
@@ -98,15 +98,29 @@ impl Library {
         self.evict_to_fit()
     }
 
-    /// Evicts the least recently used pages while they exceed their share. A client that varies a query could otherwise
-    /// fill the store with pages.
+    /// Evicts the least recently used pages of each upstream with too many of them, and of all while they exceed their
+    /// share. A client that varies a query could otherwise fill the store with pages.
     fn evict_surplus_pages(&self) -> Result<(), StoreError> {
-        if !self.pages_are_over() {
-            return Ok(());
-        }
         // Frees slightly more than necessary, or every new page would start another scan.
-        let enough = self.most_page_bytes() / 100 * 98;
-        self.evict_documents(&self.store.index.pages_by_age()?, || self.store.index.totals().page_bytes <= enough)
+        let (most, enough) = (self.runtime.limits.pages, self.runtime.limits.pages / 8 * 7);
+        let enough_bytes = self.most_page_bytes() / 100 * 98;
+        let pages = self.store.index.pages_by_age()?;
+        let mut surplus: HashMap<&Hostname, usize> = HashMap::new();
+        for host in pages.iter().filter_map(|(key, _)| key.host_of_page()) {
+            *surplus.entry(host).or_default() += 1;
+        }
+        surplus.retain(|_, pages| *pages > most);
+        surplus.values_mut().for_each(|pages| *pages -= enough);
+        let is_surplus = |(key, _): &&(Key, u64)| {
+            let left = key.host_of_page().and_then(|host| surplus.get_mut(host)).filter(|left| **left > 0);
+            left.map(|left| *left -= 1).is_some()
+        };
+        let oldest: Vec<_> = pages.iter().filter(is_surplus).cloned().collect();
+        self.evict_documents(&oldest, || false)?;
+        if self.pages_are_over() {
+            self.evict_documents(&pages, || self.store.index.totals().page_bytes <= enough_bytes)?;
+        }
+        Ok(())
     }
 
     fn was_evicted(&self, kind: ObjectKind, reason: EvictionReason, size_bytes: u64) {
@@ -163,7 +177,8 @@ impl Library {
                     key => self.store.records.remove(key, Durability::Lazy),
                 };
                 match evicted {
-                    Ok(()) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
+                    Ok(false) => {}
+                    Ok(true) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
                     Err(error) => tracing::error!(?key, %error, "a document could not be evicted; it stays"),
                 }
             }

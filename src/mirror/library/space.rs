@@ -169,6 +169,15 @@ impl Library {
         }
     }
 
+    /// Requests an eviction pass if the upstream of a page has too many of them.
+    pub(in crate::mirror) fn enforce_page_limit(&self, key: &Key) {
+        let is_within = |host| self.store.index.page_count(host).is_ok_and(|count| count <= self.runtime.limits.pages);
+        // Pages that cannot be counted count as too many: the pass reports the reason.
+        if key.host_of_page().is_some_and(|host| !is_within(host)) {
+            self.evictor.request_pass();
+        }
+    }
+
     pub(super) fn most_page_bytes(&self) -> u64 {
         self.runtime.limits.page_bytes.min(self.size_limit_bytes() / PAGES_SHARE)
     }

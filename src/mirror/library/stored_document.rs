@@ -223,6 +223,7 @@ impl Library {
             let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
             library.enforce_size_limit();
             Ok(kept)
+            library.enforce_page_limit(&key);
         });
         let document = match put.await {
             Ok(kept) => {

@@ -91,6 +91,13 @@ pub(super) fn document_key(key: &Key) -> Vec<u8> {
     [&[kind], key.path().as_os_str().as_encoded_bytes()].concat()
 }
 
+/// The prefix of the pages of one registry.
+pub(super) fn pages_prefix(host: &Hostname) -> Vec<u8> {
+    // The last component is empty: the path ends with a slash, so that no longer name has the prefix.
+    let folder = Key::pages_of(host).join("");
+    [&[PAGE], folder.as_os_str().as_encoded_bytes()].concat()
+}
+
 /// Bytes that a document counts against the limit.
 pub(super) fn counted_bytes(key: &Key, size_bytes: u64) -> u64 {
     let blocks = if key.counts_disk_blocks() { size_bytes.checked_next_multiple_of(BLOCK_BYTES) } else { None };
