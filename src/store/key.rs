@@ -178,7 +178,7 @@ impl Key {
     /// limit.
     pub(super) fn counts_disk_blocks(&self) -> bool {
         use DocumentKey::{Location, Page, Versions};
-        matches!(self, Self::Document(Page(..) | Location(_) | Versions(Address::Module(_))))
+        matches!(self, Self::FirstListed(_) | Self::Document(Page(..) | Location(_) | Versions(Address::Module(_))))
     }
 
     /// The folder of an address below `kind`.

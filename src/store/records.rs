@@ -478,9 +478,12 @@ impl dyn Records + '_ {
         Ok(keys)
     }
 
-    /// Every document and proof set.
+    /// Every document and proof set, and the times of version lists.
     pub fn all_documents(&self) -> Result<Vec<Key>, StoreError> {
-        self.chosen_below(Path::new("documents"), Some)
+        let mut documents = self.chosen_below(Path::new("documents"), Some)?;
+        let times = |key| if matches!(key, Key::FirstListed(_)) { Some(key) } else { None };
+        documents.extend(self.chosen_below(Path::new("seen"), times)?);
+        Ok(documents)
     }
 
     /// The values that `choose` takes from the keys of the records below a folder.

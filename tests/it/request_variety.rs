@@ -1,10 +1,15 @@
 //! Varied requests: thousands of names and queries that are requested once leave no files and no memory.
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use futures_util::{StreamExt, stream};
+use larder::clock::Clock;
 
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::Process;
+use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 const REQUESTS_PER_KIND: usize = 2000;
@@ -69,4 +74,103 @@ async fn thousands_of_unknown_names_and_queries_leave_no_files() {
     );
     assert_eq!(metrics().await, metric_lines, "the metrics grew with the names that were asked for");
     assert!(folder.files("").len() <= file_count + 8, "{} files became {}", file_count, folder.files("").len());
+}
+
+/// Lets a registry list 2,000 versions of a name and serve none of them.
+fn list_only(upstream: &FakeUpstream, name: &str) {
+    let versions: Vec<_> = (0..2_000).map(|patch| serde_json::json!({"version": format!("1.0.{patch}")})).collect();
+    let list = serde_json::json!({ "versions": versions }).to_string();
+    upstream.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
+}
+
+/// The file of the times at which the versions of a provider were first listed.
+fn listing_times(folder: &Folder, name: &str) -> PathBuf {
+    folder.path().join(format!("v1/seen/{HOST}/providers/acme/{name}/listed.json"))
+}
+
+fn bytes_of(files: &[PathBuf]) -> u64 {
+    files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum()
+}
+
+async fn document_bytes(larder: &Larder) -> u64 {
+    get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["document_bytes"].as_u64().unwrap()
+}
+
+/// Promise 11: what a registry lists and nobody installs leaves no record that is not counted, and none after a purge.
+#[tokio::test]
+async fn the_times_of_versions_that_are_only_listed_are_counted_and_go_with_the_list() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let names: Vec<String> = (0..20).map(|number| format!("listed{number}")).collect();
+    for name in &names {
+        list_only(&upstream, name);
+        larder.versions(name).await.expect(200);
+    }
+    let times = larder.folder.files("seen");
+    assert_eq!(times.len(), names.len());
+    assert!(bytes_of(&times) < 20 * 200, "{} bytes for {} first lists", bytes_of(&times), names.len());
+    let lists = bytes_of(&larder.folder.files("documents"));
+    assert!(document_bytes(&larder).await >= lists + 20 * 4096, "each record takes a block of the disk");
+
+    // The index counts them also after it was lost.
+    let counted = document_bytes(&larder).await;
+    let folder = larder.stop().await;
+    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
+    until("the index is whole", async || document_bytes(&larder).await == counted).await;
+
+    for name in &names {
+        larder.run_command("purge", &format!("{HOST}/acme/{name}")).await;
+    }
+    assert_eq!(larder.folder.files("seen"), Vec::<PathBuf>::new());
+}
+
+/// Promise 11: the size limit holds for lists of names that nobody installs, and for their records.
+#[tokio::test]
+async fn lists_that_nobody_installs_from_stay_within_the_size_limit() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").start().await;
+    for number in 0..40 {
+        let name = format!("listed{number}");
+        list_only(&upstream, &name);
+        larder.versions(&name).await.expect(200);
+        larder.clock.advance(Duration::from_secs(60));
+    }
+    let stored = || bytes_of(&larder.folder.files("documents")) + bytes_of(&larder.folder.files("seen"));
+    until("the store is within its limit", async || stored() <= 1 << 20).await;
+    let has_list = |times: &PathBuf| {
+        let name = times.parent().and_then(Path::file_name).unwrap();
+        larder.folder.path().join(format!("v1/documents/{HOST}/providers/acme")).join(name).join("versions").exists()
+    };
+    let times = larder.folder.files("seen");
+    assert!(times.len() > 5, "the newest lists stay");
+    assert!(times.iter().all(has_list), "times are left without their list: {times:?}");
+}
+
+/// The times of a provider with a verified version stay without its list, and are right for each version.
+#[tokio::test]
+async fn the_times_of_a_provider_in_use_outlast_its_list() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").version("1.1.0"));
+    upstream.publish(Provider::new("acme", "null"));
+    let larder = Larder::mirroring(&upstream).always_revalidate().clock(&Clock::frozen()).start().await;
+    let first = larder.clock.now().0;
+    let path = larder.archive_path("null", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    larder.clock.advance(Duration::from_secs(100));
+    upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    larder.versions("null").await.expect(200);
+    let read = || String::from_utf8(std::fs::read(listing_times(&larder.folder, "null")).unwrap()).unwrap();
+    let later = first + 100;
+    let while_listed = format!(r#"{{"first_list":{first},"others":{{"1.3.0":{later}}}}}"#);
+    assert!(read().contains(&while_listed), "{}", read());
+
+    larder.run_command("purge", &format!("{HOST}/acme/null")).await;
+    let without_list =
+        format!(r#"{{"first_list":{first},"others":{{"1.1.0":{first},"1.2.0":{first},"1.3.0":{later}}}}}"#);
+    assert!(read().contains(&without_list), "{}", read());
+
+    larder.clock.advance(Duration::from_secs(100));
+    larder.versions("null").await.expect(200);
+    assert!(read().contains(&while_listed), "{}", read());
 }

@@ -18,8 +18,7 @@ impl Admin {
     /// Removes from the store.
     pub(super) async fn purge(&self, addresses: Vec<PackageSelector>) -> OperationReport<PurgeResult> {
         let operations = &self.mirror.operations;
-        let purge =
-            |selector| async move { operations.purge(&selector, &self.job_context()).await.map(|purged| vec![purged]) };
+        let purge = |selector| async move { operations.purge(&selector).await.map(|purged| vec![purged]) };
         report_each(addresses, purge, PurgeResult::removed_everything).await
     }
 

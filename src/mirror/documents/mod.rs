@@ -24,7 +24,7 @@ use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocume
 use crate::mirror::request_context::{ConfigAndProxyPath, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
-use crate::store::Key;
+use crate::store::{Durability, Key};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::outbound::origin;
@@ -175,7 +175,8 @@ impl DocumentFetch<'_> {
                 let lifetime = request.rule.not_found_lifetime();
                 let absence = call.remember_absence(request.key.clone(), error.to_string(), lifetime);
                 if before.is_some() && documents.runtime.is_current_config(call) {
-                    documents.library.remove_document(request.key.clone()).await?;
+                    let key = request.key.clone();
+                    documents.library.on_disk(move |library| library.remove_document(&key, Durability::Synced)).await?;
                 }
                 Err(absence)
             }

@@ -68,7 +68,12 @@ impl DocumentKind for Address {
         let list = document.versions(self.into()).await;
         let list = list.map_err(|reason| fetch.unusable(format!("its version list: {reason}")))?;
         let dropped = fetch.dropped_but_stored(self, &list).await?;
-        fetch.documents.record_new_versions(&fetch.call.config.canonical(self), &list, fetch.call).await;
+        let address = fetch.call.config.canonical(self);
+        fetch
+            .call
+            .config
+            .not_found
+            .remove_if(|key| key.is_document_of(&address, |version| list.get(version).is_some()));
         Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(document) })
     }
 
@@ -154,19 +159,6 @@ impl Documents {
             entries.extend(as_written.or_else(|| entry_of(list.service, &version, platforms.iter())));
         }
         Ok(serde_json::to_vec(&entries).map(Bytes::from).unwrap_or_default())
-    }
-
-    /// Records when versions of a provider were first listed, and forgets cached 404s about listed versions.
-    async fn record_new_versions(self: &Arc<Self>, address: &Address, list: &VersionList, call: &RequestContext) {
-        if let Address::Provider(provider) = address {
-            let versions: Vec<Version> = list.versions.iter().map(|listed| listed.version.clone()).collect();
-            let (owned_provider, now) = (provider.clone(), call.now);
-            let record = move |library: &Library| library.histories.record_listed(&owned_provider, &versions, now);
-            if let Err(error) = self.library.on_disk(record).await {
-                tracing::error!(%provider, %error, "could not record when versions were first listed");
-            }
-        }
-        call.config.not_found.remove_if(|key| key.is_document_of(address, |version| list.get(version).is_some()));
     }
 }
 

@@ -173,8 +173,9 @@ impl Library {
                     continue;
                 }
                 let evicted = match key {
-                    Key::ProofSet(package) => self.remove_set(package),
-                    key => self.store.records.remove(key, Durability::Lazy),
+                    Key::ProofSet(package) => self.remove_set(package).map(|()| true),
+                    Key::FirstListed(provider) => self.remove_unused_times(provider),
+                    key => self.remove_document(key, Durability::Lazy).map(|()| true),
                 };
                 match evicted {
                     Ok(false) => {}

@@ -5,6 +5,7 @@ pub(in crate::mirror) mod background;
 pub(in crate::mirror) mod catalog;
 pub(in crate::mirror) mod eviction;
 pub(in crate::mirror) mod evidence;
+pub(in crate::mirror) mod first_listed;
 pub(in crate::mirror) mod first_seen;
 pub(in crate::mirror) mod installable;
 pub(in crate::mirror) mod intake;
@@ -22,10 +23,11 @@ pub use self::alarms::{Alarm, AlarmKind};
 pub(in crate::mirror) use self::catalog::{Catalog, NameRecord};
 pub use self::catalog::{PackageHashState, StoredArchive, ZipOrigin};
 
+pub(in crate::mirror) use self::first_listed::FirstListed;
 pub(in crate::mirror) use self::first_seen::{
     AcceptScope, HistoryChange, Observation, Recoverable, Signer, SigningKeyLog, VersionHistory,
 };
-pub(in crate::mirror) use self::provider_history::{FirstListed, ProviderHistories, ProviderRecordV0, observation};
+pub(in crate::mirror) use self::provider_history::{ProviderHistories, ProviderRecordV0, observation};
 pub(in crate::mirror) use self::space::{Evictor, Reservation};
 
 use std::collections::BTreeMap;

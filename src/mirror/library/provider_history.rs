@@ -2,7 +2,7 @@
 //! evicted, never purged. A verified set is compared with them by the rules of `first_seen`, raises and resolves
 //! alarms, and is recorded (promise 14).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -14,12 +14,13 @@ use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
 use crate::mirror::library::alarms::{AlarmEvent, AlarmFinding, AlarmKind, AlarmPart, AlarmSubject};
+use crate::mirror::library::first_listed::FirstListed;
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, Observation,
     Recoverable, Signer, SigningKeyLog, Undecided, VersionHistory,
 };
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
-use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError, to_json};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::MAX_VERSIONS;
 use crate::verify::{Checksums, ProofBasis};
@@ -27,11 +28,6 @@ use crate::verify::{Checksums, ProofBasis};
 #[derive(Debug)]
 pub(in crate::mirror) struct ProviderHistories {
     store: Arc<Store>,
-}
-
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(in crate::mirror) struct FirstListed {
-    versions: BTreeMap<Version, Timestamp>,
 }
 
 /// The first record layout of store format 1: all versions and keys of a provider in one file. Split by version at the
@@ -69,15 +65,9 @@ impl ProviderHistories {
         Self { store }
     }
 
-    /// Reads and changes the records of a provider in one step. Returns the result of `decide`, and the result of the
-    /// write: unlike after `records.change`, an admission or a value that was read is still of use if only the write
-    /// failed. A record of the whole provider is split by version first, in a step of its own: it writes a record for
-    /// each version, and if it fails, the record is read as it is.
-    fn try_change<T>(
-        &self,
-        provider: &ProviderAddress,
-        mut decide: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
-    ) -> Result<(T, Result<(), StoreError>), StoreError> {
+    /// Splits a record of the whole provider, which an older larder wrote, by version. If that fails, the record is read
+    /// as it is.
+    pub(super) fn split_by_version(&self, provider: &ProviderAddress) {
         let (records, old_key) = (&self.store.records, Key::FirstSeenV0(provider.clone()));
         if let Ok(ReadOutcome::Intact(_)) = records.read(&old_key) {
             let split = records.change(&old_key, |step| HistoryStep { step, provider }.split_by_version());
@@ -85,7 +75,20 @@ impl ProviderHistories {
                 tracing::error!(%provider, %error, to_do = error.remedy(), "the first-seen record could not be split by version; it is read as it is");
             }
         }
-        records.try_change(&Key::SigningKeyLog(provider.clone()), |step| decide(&mut HistoryStep { step, provider }))
+    }
+
+    /// Reads and changes the records of a provider in one step. Returns the result of `decide`, and the result of the
+    /// write: unlike after `records.change`, an admission or a value that was read is still of use if only the write
+    /// failed. A record of the whole provider is split first, in a step of its own, because that writes many records.
+    fn try_change<T>(
+        &self,
+        provider: &ProviderAddress,
+        mut decide: impl FnMut(&mut HistoryStep<'_, '_>) -> Result<T, StoreError>,
+    ) -> Result<(T, Result<(), StoreError>), StoreError> {
+        self.split_by_version(provider);
+        self.store
+            .records
+            .try_change(&Key::SigningKeyLog(provider.clone()), |step| decide(&mut HistoryStep { step, provider }))
     }
 
     /// Reads the records of a provider. What is rebuilt is also written; a failed write does not fail the request,
@@ -253,33 +256,6 @@ impl ProviderHistories {
             _ => Ok(true),
         }
     }
-
-    /// Records when versions were first listed, up to [`MAX_VERSIONS`]. At the limit, versions that are no longer
-    /// listed are dropped first.
-    pub(in crate::mirror) fn record_listed(
-        &self,
-        provider: &ProviderAddress,
-        versions: &[Version],
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        let key = Key::FirstListed(provider.clone());
-        let ((), recorded) = self.try_change(provider, |step| {
-            let mut listed: FirstListed = step.step.read(&key)?.json().intact().unwrap_or_default();
-            let new: Vec<&Version> = versions.iter().filter(|version| !listed.versions.contains_key(version)).collect();
-            if new.is_empty() {
-                return Ok(());
-            }
-            if listed.versions.len() + new.len() > MAX_VERSIONS {
-                let now: BTreeSet<&Version> = versions.iter().collect();
-                listed.versions.retain(|version, _| now.contains(version));
-            }
-            let free_records = MAX_VERSIONS.saturating_sub(listed.versions.len());
-            listed.versions.extend(new.into_iter().take(free_records).map(|version| (version.clone(), now)));
-            step.step.put_json(&key, &listed, Durability::Lazy);
-            Ok(())
-        })?;
-        recorded
-    }
 }
 
 /// One step on the records of a provider.
@@ -379,8 +355,9 @@ impl HistoryStep<'_, '_> {
             self.put(&keys, &old_record.key_log());
         }
         let versions = old_record.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
-        let listed = FirstListed { versions: versions.take(MAX_VERSIONS).collect() };
-        self.put(&Key::FirstListed(self.provider.clone()), &listed);
+        let listed = to_json(&FirstListed::of_all(versions.collect()));
+        let (times, written) = (Key::FirstListed(self.provider.clone()), IndexEntry::Document(Timestamp(0)));
+        self.step.put(&times, listed, Durability::Synced, written);
         // Last: a crash before leaves the record to be split again.
         let old_key = Key::FirstSeenV0(self.provider.clone());
         self.step.change(&old_key, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed);

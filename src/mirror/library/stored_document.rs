@@ -17,9 +17,10 @@ use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Confirmed, FlightResult, Revalidatable};
 use crate::mirror::freshness::Confirmation;
+use crate::mirror::library::first_listed::{provider_of_list, put_document};
 use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_store_unavailable};
-use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
+use crate::store::{Durability, Generation, Key, Store, StoreError, Striped};
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::limits::MemoryGrant;
@@ -222,8 +223,8 @@ impl Library {
             let now = coming.metadata.checked;
             let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
             library.enforce_size_limit();
-            Ok(kept)
             library.enforce_page_limit(&key);
+            Ok(kept)
         });
         let document = match put.await {
             Ok(kept) => {
@@ -251,6 +252,10 @@ impl Library {
         durability: Durability,
         mut build: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<Option<StoredDocument>, StoreError> {
+        if let Some(provider) = provider_of_list(key) {
+            // An older record has the times of the versions.
+            self.histories.split_by_version(provider);
+        }
         self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
             if stored
@@ -260,13 +265,9 @@ impl Library {
                 return Ok(stored);
             }
             let built = build(stored.as_ref(), coming.clone())?;
-            step.put(key, built.write(), durability, IndexEntry::Document(built.metadata.checked));
+            put_document(step, key, stored.as_ref(), &built, durability)?;
             Ok(None)
         })
-    }
-
-    pub(in crate::mirror) async fn remove_document(self: &Arc<Self>, key: Key) -> Result<(), Error> {
-        self.on_disk(move |library| library.store.records.remove(&key, Durability::Synced)).await
     }
 
     /// True if the cached location says that upstream has deleted the version.

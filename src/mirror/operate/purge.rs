@@ -1,5 +1,5 @@
 //! Purges documents, proof sets, names and archives for an operator. First-seen records stay, so that a republished
-//! version is still noticed.
+//! version is still noticed; so do the times at which versions were listed, where one of them was verified.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Version, Versions};
-use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::library::first_listed::put_document;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::{Library, Operations, RequestContext};
-use crate::store::{Durability, IndexEntry, Key, StoreError};
+use crate::mirror::{Library, Operations};
+use crate::store::{Durability, Key, StoreError};
 
 /// The result of a purge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,12 +58,12 @@ impl Operations {
     ///
     /// # Errors
     /// The disk failed. Nothing was removed if a name cannot be read, or if first-seen records cannot be completed.
-    pub async fn purge(&self, selector: &PackageSelector, call: &RequestContext) -> Result<PurgeResult, Error> {
-        let (selector, now) = (selector.clone(), call.now);
+    pub async fn purge(&self, selector: &PackageSelector) -> Result<PurgeResult, Error> {
+        let selector = selector.clone();
         // One task that is never cut short: the client may disconnect, and the result must be logged.
         let work = self.library.on_complete_index(move |library| {
             let purged = PurgeResult { package: (&selector).into(), seen_is_kept: true, ..PurgeResult::default() };
-            let mut purge = Purge { library, now, purged };
+            let mut purge = Purge { library, purged };
             let ended = purge.selection(&selector);
             let PurgeResult { archives, documents, .. } = purge.purged;
             match &ended {
@@ -78,7 +78,6 @@ impl Operations {
 
 struct Purge<'a> {
     library: &'a Library,
-    now: Timestamp,
     purged: PurgeResult,
 }
 
@@ -244,7 +243,7 @@ impl Purge<'_> {
 
     fn purge_document(&mut self, key: &Key) -> Result<(), StoreError> {
         let size_bytes = self.library.store.index.document_bytes(key)?;
-        self.library.store.records.remove(key, Durability::Synced)?;
+        self.library.remove_document(key, Durability::Synced)?;
         if size_bytes > 0 {
             self.purged.documents += 1;
             self.purged.document_bytes += size_bytes;
@@ -258,8 +257,8 @@ impl Purge<'_> {
         self.library.store.records.change(list, |step| {
             let document = step.read(list)?.intact().and_then(StoredDocument::read);
             if let Some(document) = document.filter(|document| !document.dropped().is_empty()) {
-                let record = document.without_dropped(versions).write();
-                step.put(list, record, Durability::Lazy, IndexEntry::Document(self.now));
+                let without = document.clone().without_dropped(versions);
+                put_document(step, list, Some(&document), &without, Durability::Lazy)?;
             }
             Ok(())
         })

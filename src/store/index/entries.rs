@@ -104,8 +104,8 @@ pub(super) fn counted_bytes(key: &Key, size_bytes: u64) -> u64 {
     blocks.unwrap_or(size_bytes)
 }
 
-/// The version of the index. Version 1, of older larders, has no names.
-const INDEX_VERSION: u32 = 2;
+/// The version of the index. Version 1, of older larders, has no names; version 2 has no times of version lists.
+const INDEX_VERSION: u32 = 3;
 
 /// The beginning of the mark of a clean close.
 fn mark_version() -> Vec<u8> {

@@ -12,9 +12,10 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
+use crate::mirror::library::first_listed::put_document;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
-use crate::store::{DocumentKey, Durability, IndexEntry, Key, StoreError};
+use crate::store::{DocumentKey, Durability, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::Validators;
@@ -114,8 +115,6 @@ impl AcceptedEntry {
 pub(super) struct BundledDocumentUpdate {
     key: Key,
     incoming: StoredDocument,
-    /// The versions that it lists.
-    versions: Vec<Version>,
 }
 
 impl BundledDocumentUpdate {
@@ -135,24 +134,19 @@ impl BundledDocumentUpdate {
             return Err("its list of dropped versions is not JSON".to_owned());
         }
         let (key, incoming) = (library.entry_key(entry), document_from_bundle(&document.said, body, dropped, now));
-        let versions = match listed_address(&key) {
-            Some(address) => incoming
-                .as_versions(Service::from(address))
-                .map(|list| list.versions.into_iter().map(|listed| listed.version).collect()),
-            None => incoming.discovery_for_clients().map(|_| Vec::new()),
+        let parsed = match listed_address(&key) {
+            Some(address) => incoming.as_versions(Service::from(address)).map(drop),
+            None => incoming.discovery_for_clients().map(drop),
         };
-        let versions = versions.map_err(|reason| format!("its document cannot be read: {reason}"))?;
+        parsed.map_err(|reason| format!("its document cannot be read: {reason}"))?;
         let is_stored = library.has_document_or_newer(&key, &incoming, now).map_err(store_failed)?
             || library.keeps_own_discovery(&key, &incoming).map_err(store_failed)?;
-        Ok((!is_stored).then(|| AcceptedEntry::Document(Box::new(Self { key, incoming, versions }))))
+        Ok((!is_stored).then(|| AcceptedEntry::Document(Box::new(Self { key, incoming }))))
     }
 
     /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
-        let Self { key, incoming, versions } = self;
-        if let Key::Document(DocumentKey::Versions(Address::Provider(address))) = &key {
-            library.histories.record_listed(address, &versions, incoming.metadata.checked).map_err(store_failed)?;
-        }
+        let Self { key, incoming } = self;
         let merge = |stored: Option<&StoredDocument>, incoming| library.merge_stored_entries(&key, stored, incoming);
         let kept = library.replace_document(&key, incoming, now, Durability::Synced, merge).map_err(store_failed)?;
         if kept.is_some() {
@@ -274,8 +268,7 @@ impl Library {
                 if listing.has_same_content(&stored) {
                     return Ok(false);
                 }
-                let entry = IndexEntry::Document(listing.metadata.checked);
-                step.put(&key, listing.write(), Durability::Synced, entry);
+                put_document(step, &key, Some(&stored), &listing, Durability::Synced)?;
                 Ok(true)
             })?;
             if is_listed {

@@ -390,11 +390,8 @@ impl TreeImport {
             ZipOrigin::Published => FileVerdict::Unsigned,
             ZipOrigin::PackedAnew => FileVerdict::PackedAnew,
         };
-        // Only the existence of the version is recorded. Its digest is only the operator's word.
         let now = call.now;
-        let record_version = move |library: &Library| {
-            library.histories.record_listed(&package.provider, std::slice::from_ref(&package.version), now)
-        };
+        let record_version = move |library: &Library| library.record_import(&package.provider, &package.version, now);
         transfers.library.on_disk(record_version).await?;
         let proof = ArchiveProof { proven_by: ProvenBy::HeldSet, stored_set, set };
         self.commit_archive(proof, arrived, hashes, reservation, call.now).await?;
