@@ -2,11 +2,11 @@
 
 use larder::address::{Address, Hostname, Name, ProviderAddress};
 use larder::clock::Timestamp;
-use larder::store::{Durability, Key, Store};
+use larder::store::{Durability, Key};
 use serde_json::{Value, json};
 
 use crate::support::http::{client, get, send};
-use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder, open_store};
 use crate::support::null_provider::{
     NULL, NULL_120, PACKAGE, always_revalidating, edition, install, upstream_with, zip,
 };
@@ -37,7 +37,7 @@ fn alarms_of(name: &str) -> Key {
 
 /// Writes a record of alarms into a closed store.
 pub(crate) fn write_alarm_record(folder: &Folder, name: &str, alarms: &[Value]) {
-    let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+    let store = open_store(folder.path(), Timestamp(1));
     let record = json!({ "alarms": alarms }).to_string();
     store.records.put(&alarms_of(name), record.as_bytes(), Durability::Synced).unwrap();
     store.close().unwrap();
@@ -279,7 +279,7 @@ async fn an_unreadable_alarm_does_not_affect_other_alarms() {
     larder.document("null", "1.3.0").await.expect(200);
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.0.0"), ("new-key", "1.3.0")]));
     let folder = larder.stop().await;
-    let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+    let store = open_store(folder.path(), Timestamp(1));
     let written: Value = serde_json::from_slice(&store.records.get(&alarms_of("null")).unwrap().unwrap()).unwrap();
     store.close().unwrap();
     let written = written["alarms"].as_array().unwrap();

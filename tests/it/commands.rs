@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use larder::address::{Artifact, Hostname, Name, Package, Platform, ProviderAddress, Version};
 use larder::clock::Timestamp;
-use larder::store::{Durability, Key, Store};
+use larder::store::{Durability, Key};
 use serde_json::Value;
 
 use crate::support::command_setup::{CommandSetup, json};
-use crate::support::eventually;
-use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder, open_store};
 use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, install, upstream_with, zip};
 use crate::support::upstream::{Fault, Provider, SigningKey, Target, sha256_hex};
 
@@ -231,8 +230,7 @@ async fn purge_leaves_and_reports_pinned_packages() {
     let larder = Larder::mirroring(&upstream).start().await;
     let (_, path, _) = install(&larder).await;
     let folder = larder.stop().await;
-    // A process that another test starts shares the lock file until it executes its program.
-    let store = eventually("the store opens", async || Store::open(folder.path(), Timestamp(1)).ok()).await;
+    let store = open_store(folder.path(), Timestamp(1));
     let key = Key::Name(Artifact::Provider(package()));
     let mut record: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();
     record["pinned"] = true.into();

@@ -5,15 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use larder::clock::{Clock, Timestamp};
 use larder::digest::Digest;
-use larder::store::Store;
 
 use crate::support::http::get;
 use crate::support::killed_downloads::quarantined;
-use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::larder::{Builder, Folder, HOST, Larder, open_store};
 use crate::support::process::Process;
+use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::verify_steps::verify;
-use crate::support::{eventually, until};
 
 /// Small archives are checked in memory on every read, large ones in the file before their first response.
 const SIZES: [(&str, usize); 2] = [("small", 4096), ("large", 3_000_000)];
@@ -423,7 +422,7 @@ async fn an_index_with_damaged_content_is_rebuilt() {
     let mut rebuilt_count = 0;
     for section in 0..8 {
         let folder = Folder::new();
-        let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+        let store = open_store(folder.path(), Timestamp(1));
         for number in 0..20_000u32 {
             store.index.archive_stored(&Digest::of(&number.to_be_bytes()), 1, Timestamp(1));
         }
@@ -435,8 +434,7 @@ async fn an_index_with_damaged_content_is_rebuilt() {
         let (length, offset) = (content.len() / 8, section * (content.len() / 8));
         content[offset..offset + length].fill(0xa5);
         std::fs::write(&file, content).unwrap();
-        // A process that another test started may hold the lock for a moment.
-        let store = eventually("the store opens", async || Store::open(folder.path(), Timestamp(2)).ok()).await;
+        let store = open_store(folder.path(), Timestamp(2));
         let is_behind = store.index.begin_completion();
         if !is_behind {
             assert_eq!(store.index.totals().archives, 20_000, "section {section}");

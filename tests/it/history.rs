@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use larder::address::{Name, ProviderAddress};
 use larder::clock::Timestamp;
-use larder::store::{Durability, Key, Store};
+use larder::store::{Durability, Key};
 use serde_json::{Value, json};
 
 use crate::support::http::get;
-use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder, open_store};
 use crate::support::null_provider::{always_revalidating, upstream_with};
 use crate::support::terraform::{Terraform, host_override};
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey, sha256_hex};
@@ -82,7 +82,7 @@ fn write_legacy_record(folder: &Folder, digest: &str) {
         },
     });
     {
-        let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+        let store = open_store(folder.path(), Timestamp(1));
         store.records.put(&Key::FirstSeenV0(provider), record.to_string().as_bytes(), Durability::Synced).unwrap();
         store.close().unwrap();
     }

@@ -19,8 +19,7 @@ use larder::store::{
 };
 use larder::verify::Verified;
 
-use crate::support::eventually;
-use crate::support::larder::Folder;
+use crate::support::larder::{Folder, open_store};
 
 fn provider(name: &str) -> ProviderAddress {
     let [namespace, type_] = ["acme", name].map(|name| Name::parse(name).unwrap());
@@ -280,24 +279,21 @@ fn the_store_in_memory_conforms() {
 fn the_store_in_a_folder_conforms() {
     for test in RECORD_TESTS {
         let folder = Folder::new();
-        test(&*Store::open(folder.path(), Timestamp(1)).unwrap().records);
+        test(&*open_store(folder.path(), Timestamp(1)).records);
     }
     let folder = Folder::new();
-    staged_archives_are_invisible_and_visible_ones_are_complete(
-        &*Store::open(folder.path(), Timestamp(1)).unwrap().blobs,
-    );
+    staged_archives_are_invisible_and_visible_ones_are_complete(&*open_store(folder.path(), Timestamp(1)).blobs);
 }
 
-async fn reopened(folder: &Folder) -> Store {
-    // A process that another test started may hold the lock for a moment.
-    eventually("the store opens", async || Store::open(folder.path(), Timestamp(1)).ok()).await
+fn reopened(folder: &Folder) -> Store {
+    open_store(folder.path(), Timestamp(1))
 }
 
 /// Whatever a power cut leaves of a record's file, it is read whole or not at all.
-#[tokio::test]
-async fn a_torn_file_is_never_read() {
+#[test]
+fn a_torn_file_is_never_read() {
     let folder = Folder::new();
-    let store = reopened(&folder).await;
+    let store = reopened(&folder);
     let (document, seen) = (proof_set_key("null", "1.0.0"), first_seen_key("null", "1.0.0"));
     let file =
         |folder: &str, end: &str| store.root().join(folder).join("registry.example/providers/acme/null").join(end);
@@ -319,10 +315,10 @@ async fn a_torn_file_is_never_read() {
 }
 
 /// A reader of a torn file quarantines that file only, not the record that another thread wrote in its place.
-#[tokio::test]
-async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
+#[test]
+fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
     let folder = Folder::new();
-    let store = reopened(&folder).await;
+    let store = reopened(&folder);
     let key = proof_set_key("null", "1.0.0");
     let file = store.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
     for round in 0..300 {
@@ -339,10 +335,10 @@ async fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
 }
 
 /// The changes of a step are made in their order. A crash leaves the first of them, and the next start removes the rest.
-#[tokio::test]
-async fn a_crash_between_two_changes_leaves_the_first() {
+#[test]
+fn a_crash_between_two_changes_leaves_the_first() {
     let folder = Folder::new();
-    let store = reopened(&folder).await;
+    let store = reopened(&folder);
     let (first, second) = (first_seen_key("null", "1.0.0"), Key::version_list(&provider("null")));
     // A file where the second change needs a folder stops the step there.
     let obstacle = store.root().join("documents/registry.example");
@@ -360,7 +356,7 @@ async fn a_crash_between_two_changes_leaves_the_first() {
     // Between the write of a record's file and its rename.
     std::fs::write(store.root().join("staging/record-7"), "half of a rec").unwrap();
     drop(store);
-    let store = reopened(&folder).await;
+    let store = reopened(&folder);
     assert!(std::fs::read_dir(store.root().join("staging")).unwrap().next().is_none());
     assert_eq!(
         (record_text(&*store.records, &first).unwrap(), record_text(&*store.records, &second)),
@@ -369,16 +365,16 @@ async fn a_crash_between_two_changes_leaves_the_first() {
 }
 
 /// The steps of a publication: the bytes are staged, renamed, and the note of the download is removed.
-#[tokio::test]
-async fn a_crash_between_the_steps_of_a_publication_loses_no_archive() {
+#[test]
+fn a_crash_between_the_steps_of_a_publication_loses_no_archive() {
     let folder = Folder::new();
     let (bytes, note) = (b"the bytes of an archive", ResumeNote { length: Some(23), ..ResumeNote::default() });
-    let store = reopened(&folder).await;
+    let store = reopened(&folder);
     let mut staged = store.blobs.stage("download").unwrap();
     staged.remember(note.clone(), 23).unwrap();
     staged.append(bytes).unwrap();
     drop((staged, store));
-    let store = reopened(&folder).await;
+    let store = reopened(&folder);
     assert!(store.blobs.all().unwrap().is_empty());
     let staged = store.blobs.stage("download").unwrap();
     assert_eq!((staged.written(), staged.hashes().0), (23, Digest::of(bytes)));
@@ -388,7 +384,7 @@ async fn a_crash_between_the_steps_of_a_publication_loses_no_archive() {
     // As if the crash came before the note was removed: it is no note of the bytes staged next.
     store.blobs.stage("download").unwrap().remember(note, 0).unwrap();
     drop(store);
-    let store = reopened(&folder).await;
+    let store = reopened(&folder);
     assert_eq!(store.blobs.open(&digest).unwrap().unwrap().read_all().unwrap(), bytes);
     assert_eq!(store.blobs.stage("download").unwrap().written(), 0);
 }

@@ -7,7 +7,7 @@ use larder::clock::{Clock, Timestamp};
 use larder::jobs::{Traffic, TrafficCount, TrafficHistory, TrafficSource};
 use larder::store::{Durability, HourOfDay, Key, Store};
 
-use crate::support::larder::{Folder, Larder};
+use crate::support::larder::{Folder, Larder, open_store};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider};
 
@@ -39,7 +39,7 @@ struct Fixture {
 
 impl Fixture {
     async fn open(folder: &Folder, clock: &Clock) -> Self {
-        let store = Arc::new(Store::open(folder.path(), clock.now()).unwrap());
+        let store = Arc::new(open_store(folder.path(), clock.now()));
         let counters = Counters::default();
         let source = Box::new(counters.clone());
         let history = TrafficHistory::of_store(Arc::clone(&store), clock.clone(), source).await;

@@ -6,12 +6,12 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use larder::clock::Timestamp;
-use larder::store::{Durability, Key, Store};
+use larder::store::{Durability, Key};
 use serde_json::Value;
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::http::{client, get, send};
-use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder, open_store};
 use crate::support::process::{command, run};
 use crate::support::programs::find;
 use crate::support::provider_trees::{upstream, workspace_requiring};
@@ -317,7 +317,7 @@ async fn a_record_that_marks_a_repacked_archive_as_published_is_corrected_by_the
     let setup = sealed(&upstream);
     setup.stdout_of(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
     {
-        let store = Store::open(setup.home.path(), Timestamp(1)).unwrap();
+        let store = open_store(setup.home.path(), Timestamp(1));
         let named = store.records.all_named().unwrap().remove(0);
         let key = Key::Name(named);
         let mut name: Value = serde_json::from_slice(&store.records.get(&key).unwrap().unwrap()).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder::clock::Clock;
 
 use crate::support::http::{Answer, client, get};
-use crate::support::larder::{Folder, Larder};
+use crate::support::larder::{Folder, Larder, open_store};
 use crate::support::package_fixture::{LARGE_BYTES, PackageFixture, SMALL_BYTES, TAIL_BYTES};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
@@ -188,7 +188,7 @@ fn remove_store(v1: &Path) {
 /// Replaces the store by another larder's: complete, empty, with a lock of its own.
 fn replace_by_other_store(v1: &Path) {
     remove_store(v1);
-    drop(larder::store::Store::open(v1.parent().unwrap(), larder::clock::Timestamp(1)).unwrap());
+    drop(open_store(v1.parent().unwrap(), larder::clock::Timestamp(1)));
 }
 
 fn replace_by_empty_folder(v1: &Path) {

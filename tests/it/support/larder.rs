@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder::app::{App, NotReloaded, Reloaded, RunningApp, StartError, StartSettings};
-use larder::clock::Clock;
+use larder::clock::{Clock, Timestamp};
 use larder::config::Config;
 use larder::http::listener::Limits;
 use larder::http::watchdog::LivenessError;
-use larder::store::StoreError;
+use larder::store::{Store, StoreError};
 use larder::upstream::limits::UpstreamLimits;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -28,6 +28,17 @@ pub(crate) const HOST: &str = "registry.terraform.io";
 /// The time that a start waits for the lock of the store: a process that another test starts shares every open file of this
 /// one until it executes its program, so a released lock may stay taken for a moment.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Opens the store in a folder, as soon as its lock is free: see [`LOCK_TIMEOUT`].
+pub(crate) fn open_store(folder: &Path, now: Timestamp) -> Store {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match Store::open(folder, now) {
+            Err(StoreError::Locked(_)) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+            opened => return opened.unwrap(),
+        }
+    }
+}
 
 /// A store folder. One larder after another may use the same folder.
 #[derive(Debug, Clone)]
