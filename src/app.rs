@@ -39,9 +39,10 @@ use crate::http::{Admin, AdminCaller, AdminProcess, MainListener, RequestMetrics
 use crate::jobs::{self, Jobs, Recurring, TrafficHistory};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
-use crate::protocol::admin::Access;
+use crate::protocol::admin::{Access, ReadAccess};
 use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::route::{Mount, RouteContext};
+use crate::protocol::run::RunIds;
 use crate::store::{ListenerNote, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
 use crate::upstream::clients::ConnectorError;
@@ -108,6 +109,8 @@ struct SharedParts {
     started: Timestamp,
     requests: RequestMetrics,
     runs: Runs,
+    /// True for the larder of a `larder run`: its runs alone may use it.
+    is_of_runs: bool,
     supervisor: Supervisor,
     registry: Arc<Registry>,
     clock: Clock,
@@ -184,6 +187,7 @@ impl App {
             supervisor: metrics.supervisor.clone(),
             requests: metrics.requests.clone(),
             runs: Runs::default(),
+            is_of_runs: settings.lifetime != Lifetime::Service,
             registry: metrics.registry(Arc::clone(&mirror), &jobs, started, settings.clock.clone()),
             jobs,
             started,
@@ -241,6 +245,14 @@ impl App {
     /// The counts of runs.
     pub fn runs(&self) -> Runs {
         self.running.parts.runs.clone()
+    }
+
+    /// The ids of the runs that share the store.
+    ///
+    /// # Errors
+    /// The store's admin token cannot be read.
+    pub fn run_ids(&self) -> Result<RunIds, StoreError> {
+        self.running.parts.run_ids()
     }
 
     /// Returns further handles of both listening sockets, for a process that continues this larder.
@@ -404,8 +416,15 @@ impl SharedParts {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
         let protocols =
             protocols_of(config, base_url_of(config, self.main_address), Arc::clone(&self.mirror), runtime_config);
-        let clients =
-            Clients { allowed: config.server.clients.clone(), trusted_proxies: config.server.trusted_proxies.clone() };
+        let (runs, reads) = match self.is_of_runs {
+            true => (Some(self.run_ids()?), ReadAccess::Token),
+            false => (None, ReadAccess::Open),
+        };
+        let clients = Clients {
+            allowed: config.server.clients.clone(),
+            runs,
+            trusted_proxies: config.server.trusted_proxies.clone(),
+        };
         let main = MainListener::new(
             Arc::clone(&protocols),
             self.requests.clone(),
@@ -416,7 +435,7 @@ impl SharedParts {
         let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
         let admin_tls = admin_tls::server_config(&token)?;
         let process = AdminProcess::Larder {
-            access: Access::new(token, self.admin_address.ip()),
+            access: Access::new(token, self.admin_address.ip(), reads),
             recurring: Arc::clone(&self.recurring),
             started: self.started,
             traffic: Arc::clone(&self.traffic),
@@ -438,6 +457,11 @@ impl SharedParts {
             bundles: config.bundle.clone(),
         });
         Ok(Handlers { main, admin, admin_tls })
+    }
+
+    /// The ids of the runs that share the store.
+    fn run_ids(&self) -> Result<RunIds, StoreError> {
+        Ok(RunIds::new(&self.generated_token()?))
     }
 
     fn generated_token(&self) -> Result<SecretString, StoreError> {

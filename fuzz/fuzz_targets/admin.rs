@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::LazyLock;
 
 use larder::config::Config;
-use larder::protocol::admin::{Access, AccessHeaders, AdminRoute};
+use larder::protocol::admin::{Access, AccessHeaders, AdminRoute, ReadAccess};
 use libfuzzer_sys::fuzz_target;
 
 const TOKEN: &str = "t0ken-of-the-admin";
@@ -15,7 +15,7 @@ static ACCESS: LazyLock<[Access; 2]> = LazyLock::new(|| {
     let env = |_: &str| Some(TOKEN.to_owned());
     let parsed = Config::parse("admin.token = { env = 'TOKEN' }", "mirror.toml".as_ref(), &env);
     let token = parsed.ok().and_then(|(config, _)| config.admin.token).expect("a token");
-    [Ipv4Addr::LOCALHOST, Ipv4Addr::new(10, 0, 0, 1)].map(|ip| Access::new(token.clone(), ip.into()))
+    [Ipv4Addr::LOCALHOST, Ipv4Addr::new(10, 0, 0, 1)].map(|ip| Access::new(token.clone(), ip.into(), ReadAccess::Open))
 });
 
 fuzz_target!(|text: &str| {

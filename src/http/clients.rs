@@ -9,12 +9,15 @@ use ipnet::IpNet;
 use super::connection_slots::PeerClass;
 use super::tls::Tls;
 use crate::protocol::route::parse_origin;
+use crate::protocol::run::{RunId, RunIds};
 
 /// Access rules of one listener.
 #[derive(Debug, Clone, Default)]
 pub struct Clients {
     /// Allowed networks; `None` allows all.
     pub allowed: Option<Vec<IpNet>>,
+    /// The runs that a larder of `larder run` answers; `None` for one that answers all clients.
+    pub runs: Option<RunIds>,
     /// Networks whose `X-Forwarded-For`, `X-Forwarded-Host` and `X-Forwarded-Proto` headers are trusted.
     pub trusted_proxies: Vec<IpNet>,
 }
@@ -33,20 +36,33 @@ pub const NOT_AMONG_CLIENTS: &str = "is not among the clients of this mirror";
 
 /// A client that is not among the allowed ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0} {NOT_AMONG_CLIENTS}: its operator can add it to [server] clients")]
-pub struct NotAClient(String);
+pub enum NotAClient {
+    /// Its address is not allowed.
+    #[error("{0} {NOT_AMONG_CLIENTS}: its operator can add it to [server] clients")]
+    Address(String),
+    /// The URL has no id of a run that shares the store.
+    #[error(
+        "this larder belongs to a `larder run` and answers its client only; start yours with `larder run -- COMMAND`"
+    )]
+    NoRun,
+}
 
 impl Clients {
-    /// Checks that this client is allowed.
+    /// Checks that this client, of this run, is allowed.
     ///
     /// # Errors
     /// [`NotAClient`] if the client is not allowed, or its address cannot be determined.
-    pub fn admit(&self, client: &RequestClient) -> Result<(), NotAClient> {
+    pub fn admit(&self, client: &RequestClient, run: Option<RunId>) -> Result<(), NotAClient> {
+        if let Some(ids) = &self.runs
+            && !run.is_some_and(|run| ids.recognise(run))
+        {
+            return Err(NotAClient::NoRun);
+        }
         match (&self.allowed, &client.invalid_entry) {
             (None, _) => Ok(()),
-            (Some(_), Some(entry)) => Err(NotAClient(format!("{entry:?} in X-Forwarded-For"))),
+            (Some(_), Some(entry)) => Err(NotAClient::Address(format!("{entry:?} in X-Forwarded-For"))),
             (Some(allowed), None) if any_contains(allowed, client.address) => Ok(()),
-            (Some(_), None) => Err(NotAClient(client.address.to_string())),
+            (Some(_), None) => Err(NotAClient::Address(client.address.to_string())),
         }
     }
 
@@ -158,6 +174,7 @@ mod tests {
         let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
         let clients = Clients {
             allowed: Some(nets(&["10.1.0.0/16", "::1/128"])),
+            runs: None,
             trusted_proxies: nets(&["10.9.0.5/32", "10.9.0.6/32"]),
         };
         for (peer, forwarded, admitted) in [
@@ -177,9 +194,9 @@ mod tests {
                 headers.insert("x-forwarded-for", forwarded.parse().unwrap());
             }
             let client = clients.client(peer.parse().unwrap(), &headers);
-            assert_eq!(clients.admit(&client).is_ok(), admitted, "{peer} {forwarded:?}");
+            assert_eq!(clients.admit(&client, None).is_ok(), admitted, "{peer} {forwarded:?}");
             let open = Clients { allowed: None, ..clients.clone() };
-            assert!(open.admit(&open.client(peer.parse().unwrap(), &headers)).is_ok());
+            assert!(open.admit(&open.client(peer.parse().unwrap(), &headers), None).is_ok());
         }
         for (peer, peer_class) in [
             ("10.1.2.3", PeerClass::Client),
@@ -203,13 +220,14 @@ mod tests {
         ) {
             let clients = Clients {
                 allowed: Some(vec!["10.1.0.0/16".parse().unwrap(), "::1/128".parse().unwrap()]),
+                runs: None,
                 trusted_proxies: vec!["10.9.0.5/32".parse().unwrap()],
             };
             let mut headers = HeaderMap::new();
             for value in forged.iter().map(String::as_str).chain([proxy_header.0]) {
                 headers.append("x-forwarded-for", value.parse().unwrap());
             }
-            let admitted = |peer: &str| clients.admit(&clients.client(peer.parse().unwrap(), &headers)).is_ok();
+            let admitted = |peer: &str| clients.admit(&clients.client(peer.parse().unwrap(), &headers), None).is_ok();
             prop_assert_eq!(admitted("10.9.0.5"), proxy_header.1);
             prop_assert!(admitted("10.1.2.3") && !admitted("192.0.2.1"));
         }

@@ -126,7 +126,7 @@ impl MainListener {
         // The client is checked before the route, or an outsider could learn which registries are mirrored. Probes are
         // open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
-            && let Err(refusal) = self.clients.admit(client)
+            && let Err(refusal) = self.clients.admit(client, run)
         {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }

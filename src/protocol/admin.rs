@@ -72,6 +72,16 @@ fn short(text: &str) -> String {
 pub struct Access {
     token: SecretString,
     listens_on_loopback: bool,
+    reads: ReadAccess,
+}
+
+/// The processes of this machine that may read over the loopback address without the token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadAccess {
+    /// All of them.
+    Open,
+    /// None: the larder belongs to one user.
+    Token,
 }
 
 /// Headers of a request that decide if it is allowed.
@@ -106,15 +116,16 @@ pub enum AdminRefusal {
 }
 
 impl Access {
-    /// The rules for one listener.
-    pub fn new(token: SecretString, listener: IpAddr) -> Self {
-        Self { token, listens_on_loopback: listener.is_loopback() }
+    /// The rules for one listener. Away from loopback reads always need the token.
+    pub fn new(token: SecretString, listener: IpAddr, reads: ReadAccess) -> Self {
+        Self { token, listens_on_loopback: listener.is_loopback(), reads }
     }
 
     /// Checks that a read may be answered. Browsers send the token as the password of HTTP Basic (RFC 7617).
     pub fn may_read(&self, headers: AccessHeaders<'_>) -> Result<(), AdminRefusal> {
         self.refuse_web_page(headers)?;
-        if self.listens_on_loopback || self.has_token(headers) || self.has_password(headers) {
+        let is_open = self.listens_on_loopback && self.reads == ReadAccess::Open;
+        if is_open || self.has_token(headers) || self.has_password(headers) {
             Ok(())
         } else {
             Err(AdminRefusal::NoToken)
@@ -239,7 +250,7 @@ mod tests {
 
     #[test]
     fn web_pages_and_foreign_hosts_are_refused_on_loopback() {
-        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
+        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]), ReadAccess::Open);
         let headers = |host| AccessHeaders { host: Some(host), ..Default::default() };
         for host in ["localhost", "LOCALHOST:8081", "127.0.0.1:8081", "[::1]:8081", "127.9.9.9"] {
             assert_eq!(local.may_read(headers(host)), Ok(()), "{host}");
@@ -254,7 +265,7 @@ mod tests {
     /// Requests that change something always need the bearer token.
     #[test]
     fn changes_need_the_token_even_on_loopback() {
-        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
+        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]), ReadAccess::Open);
         let headers =
             |authorization| AccessHeaders { host: Some("localhost:8081"), authorization, ..Default::default() };
         assert_eq!(local.may_change(headers(Some("bearer t0ken"))), Ok(()));
@@ -272,7 +283,8 @@ mod tests {
     #[test]
     fn only_the_status_page_itself_can_send_a_form() {
         let addresses = [[127, 0, 0, 1], [10, 0, 0, 1]];
-        let [local, open] = addresses.map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
+        let [local, open] =
+            addresses.map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip), ReadAccess::Open));
         fn form<'a>(host: &'a str, origin: Option<&'a str>, site: Option<&'a str>) -> AccessHeaders<'a> {
             AccessHeaders { host: Some(host), origin, site, ..Default::default() }
         }
@@ -304,7 +316,7 @@ mod tests {
     /// A link on another site opens the status page, and nothing else of it can read or change anything.
     #[test]
     fn a_link_on_another_site_opens_the_page_alone() {
-        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]));
+        let local = Access::new(SecretString::from("t0ken"), IpAddr::from([127, 0, 0, 1]), ReadAccess::Open);
         let headers = |destination, origin| AccessHeaders {
             host: Some("localhost:8081"),
             site: Some("cross-site"),
@@ -330,7 +342,7 @@ mod tests {
 
     #[test]
     fn reads_need_the_token_on_other_addresses_than_loopback() {
-        let open = Access::new(SecretString::from("t0ken"), IpAddr::from([10, 0, 0, 1]));
+        let open = Access::new(SecretString::from("t0ken"), IpAddr::from([10, 0, 0, 1]), ReadAccess::Open);
         fn headers(authorization: Option<&str>) -> AccessHeaders<'_> {
             AccessHeaders { host: Some("admin.corp"), authorization, ..Default::default() }
         }
@@ -363,7 +375,7 @@ mod tests {
         ) {
             let (host, authorization) = (host.as_deref(), authorization.as_deref());
             let headers = AccessHeaders { host, authorization, origin: origin.as_deref(), ..Default::default() };
-            let [local, open] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip)));
+            let [local, open] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|ip| Access::new(SecretString::from("t0ken"), IpAddr::from(ip), ReadAccess::Open));
             prop_assert!(origin.is_none() || (local.may_read(headers).is_err() && open.may_read(headers).is_err()));
             let has_token = authorization.is_some_and(|token: &str| token.split_whitespace().last() == Some("t0ken"));
             prop_assert!(has_token || open.may_read(headers).is_err());

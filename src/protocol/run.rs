@@ -1,14 +1,22 @@
 //! Tells one `larder run` from another: its URLs begin with `/run/ID`, and so do the links in its answers. By that, larder
-//! counts what each run was sent.
+//! counts what each run was sent, and a larder that only runs use answers nobody else.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
+use aws_lc_rs::error::Unspecified;
+use aws_lc_rs::{constant_time, hmac};
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of the id of a run.
 const ID_BYTES: usize = 16;
+/// Random bytes of an id. The others prove that the run may read the store.
+const RANDOM_BYTES: usize = 8;
+/// The purpose of the key that ids are proven with.
+const PURPOSE: &[u8] = b"larder run id";
 
 /// First segment of the paths of a run.
 const SEGMENT: &str = "/run/";
@@ -16,16 +24,16 @@ const SEGMENT: &str = "/run/";
 /// The query parameter in which a run names its network: [`crate::place::Place::network_id`].
 pub const RUN_NETWORK: &str = "network";
 
-/// The id of one `larder run`: random, so that no run counts for another.
+/// The id of one `larder run`: no run counts for another, and nobody else can guess it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RunId([u8; ID_BYTES]);
 
 impl RunId {
-    /// Makes a new id.
+    /// Makes a new id, for a larder that does not ask for a proof.
     ///
     /// # Errors
     /// The system returned no random bytes.
-    pub fn random() -> Result<Self, aws_lc_rs::error::Unspecified> {
+    pub fn random() -> Result<Self, Unspecified> {
         let mut random = [0u8; ID_BYTES];
         aws_lc_rs::rand::fill(&mut random)?;
         Ok(Self(random))
@@ -58,6 +66,43 @@ impl RunId {
 impl fmt::Display for RunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&hex::encode(self.0))
+    }
+}
+
+/// The ids of the runs that share one store. Each ends in a proof that its run knows the store's own admin token, so that a
+/// larder recognises the ids of all of them, also after it continued the larder of a run that was killed.
+#[derive(Clone)]
+pub struct RunIds(Arc<hmac::Key>);
+
+impl RunIds {
+    /// The ids of a store with this admin token.
+    pub fn new(token: &SecretString) -> Self {
+        let of_token = hmac::Key::new(hmac::HMAC_SHA256, token.expose_secret().as_bytes());
+        Self(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&of_token, PURPOSE).as_ref())))
+    }
+
+    /// Makes a new id.
+    ///
+    /// # Errors
+    /// The system returned no random bytes.
+    pub fn issue(&self) -> Result<RunId, Unspecified> {
+        let RunId(mut id) = RunId::random()?;
+        let (random, proof) = id.split_at_mut(RANDOM_BYTES);
+        proof.copy_from_slice(&hmac::sign(&self.0, random).as_ref()[..ID_BYTES - RANDOM_BYTES]);
+        Ok(RunId(id))
+    }
+
+    /// True for the id of a run that shares the store.
+    pub fn recognise(&self, RunId(id): RunId) -> bool {
+        let (random, proof) = id.split_at(RANDOM_BYTES);
+        let expected = hmac::sign(&self.0, random);
+        constant_time::verify_slices_are_equal(proof, &expected.as_ref()[..ID_BYTES - RANDOM_BYTES]).is_ok()
+    }
+}
+
+impl fmt::Debug for RunIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RunIds")
     }
 }
 
@@ -214,6 +259,20 @@ mod tests {
             assert_eq!(RunId::split(&path), (None, path.as_str()));
         }
     }
+
+    #[test]
+    fn only_the_ids_of_a_store_are_recognised() {
+        let [own, other] = ["t0ken", "0ther"].map(|token| RunIds::new(&SecretString::from(token)));
+        let id = own.issue().unwrap();
+        assert!(own.recognise(id) && RunIds::new(&SecretString::from("t0ken")).recognise(id));
+        assert!(!other.recognise(id) && !own.recognise(RunId::random().unwrap()));
+        for bit in 0..8 * ID_BYTES {
+            let RunId(mut changed) = id;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(!own.recognise(RunId(changed)), "{bit}");
+        }
+    }
+
     fn file(kind: FileKind, source: FileSource, bytes: u64) -> SentFile {
         SentFile { registry: "a.example".to_owned(), kind, source, stale: false, bytes }
     }

@@ -7,7 +7,7 @@ use rustix::process::{Signal, kill_process_group};
 
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::json;
-use crate::support::http::get;
+use crate::support::http::{client, get, send};
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::tar_gz;
 use crate::support::ports::free_port;
@@ -567,6 +567,56 @@ async fn runs_that_begin_together_all_succeed() {
     for output in futures_util::future::join_all(runs).await {
         assert_eq!((output.code, output.out.as_str()), (Some(0), "2\n"), "{output:?}");
     }
+    setup.assert_nothing_left();
+}
+
+/// Promise 8: every user of the machine reaches the loopback address, and nobody but the client of a run is answered there:
+/// the larder may have a credential, and its owner's packages. Neither a made-up id nor the admin listener helps.
+#[tokio::test]
+async fn the_larder_of_a_run_answers_its_own_client_only() {
+    let upstream = upstream().await;
+    let setup = RunSetup::new(&upstream);
+    let (mut larder, out, err) = spawn_captured(
+        setup.command(&[], &["sh", "-c", &format!("cat \"$TF_CLI_CONFIG_FILE\"; {}", waiting_script("true"))]),
+    );
+    out.line_with("ready").await;
+    let config = out.text();
+    let (_, below) = config.split_once("http://").unwrap();
+    let (main, below) = below.split_once("/run/").unwrap();
+    let (id, _) = below.split_once('/').unwrap();
+    let note: serde_json::Value = serde_json::from_str(&setup.read("home/cache/larder/v1/lock")).unwrap();
+    assert_eq!(note["main"], main);
+    let admin = note["admin"].as_str().unwrap();
+    let token = setup.read("home/cache/larder/admin-token");
+
+    let versions = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    let changed = if id.ends_with('0') { '1' } else { '0' };
+    for run in [String::new(), format!("/run/{:032x}", 7), format!("/run/{}{changed}", &id[..31])] {
+        for (path, status) in [
+            (versions.as_str(), 421),
+            ("/.well-known/terraform.json", 421),
+            ("/", 403),
+            ("/mirror/registry.terraform.io/acme/null/index.json", 503),
+            ("/archive/registry.terraform.io/providers/acme/null/1.2.0/linux_amd64/0123456789abcdef/f.zip", 403),
+        ] {
+            let answer = get(&format!("http://{main}{run}{path}")).await;
+            assert_eq!(answer.status, status, "{run}{path}: {}", answer.text());
+            assert!(answer.text().contains("`larder run -- COMMAND`"), "{}", answer.text());
+        }
+    }
+    for path in ["/", "/admin/v1/status", "/metrics", &format!("/admin/v1/runs/{id}/client-config")] {
+        assert_eq!(get(&format!("http://{admin}{path}")).await.status, 401, "{path}");
+    }
+    let read = client().get(format!("http://{admin}/admin/v1/status")).bearer_auth(token.trim());
+    send(read).await.unwrap().expect(200);
+    assert_eq!(upstream.requests().len(), 0, "a stranger's request went to the registry");
+    get(&format!("http://{main}/healthz")).await.expect(200);
+
+    get(&format!("http://{main}/run/{id}{versions}")).await.expect(200);
+    let status = run(setup.larder_command(&["status"])).await;
+    assert_eq!(status.code, Some(0), "{status:?}");
+    std::fs::write(setup.path("work/go"), "").unwrap();
+    assert_eq!(larder.wait_for_exit().await, Some(0), "{}", err.text());
     setup.assert_nothing_left();
 }
 

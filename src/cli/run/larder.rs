@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
+use secrecy::SecretString;
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -24,7 +25,7 @@ use crate::config::{Config, Server};
 use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::place::Place;
 use crate::protocol::admin::{RUNS, STATUS};
-use crate::protocol::run::{RUN_NETWORK, RunId, RunReport};
+use crate::protocol::run::{RUN_NETWORK, RunId, RunIds, RunReport};
 use crate::store::{OwnerNote, Store, StoreError, StoreUse};
 
 /// The longest wait for a larder that has the store and does not listen yet, or not any more, and for a run that continues the
@@ -32,6 +33,9 @@ use crate::store::{OwnerNote, Store, StoreError, StoreUse};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two looks at the store's lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// The error of a system without random bytes for an id.
+const NO_RANDOM: &str = "the system returned no random bytes";
 
 /// The larder of a run.
 #[derive(Debug)]
@@ -95,7 +99,6 @@ impl LarderOfRun {
         offline: bool,
         folder: &Arc<TempFolder>,
     ) -> anyhow::Result<Self> {
-        let id = RunId::random().context("the system returned no random bytes")?;
         let own_config = config_of_run(config, offline);
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
@@ -113,8 +116,12 @@ impl LarderOfRun {
                     });
                     let handover = match holder {
                         Holder::Run(handover) => handover,
-                        Holder::Service => return Ok(Self { id, admin, source: LarderSource::Service, note }),
+                        Holder::Service => {
+                            let id = RunId::random().context(NO_RANDOM)?;
+                            return Ok(Self { id, admin, source: LarderSource::Service, note });
+                        }
                     };
+                    let id = ids_of_store(&config.store.path)?.issue().context(NO_RANDOM)?;
                     if let Ok((following, sockets)) = Following::connect(&handover, id).await {
                         let leave = CancellationToken::new();
                         let mut config = own_config;
@@ -135,10 +142,10 @@ impl LarderOfRun {
                     tracing::debug!("another run is about to continue the larder of one that has ended");
                 }
                 Ok(None) => match OwnLarder::start(&own_config, folder, None).await {
-                    Ok((larder, admin)) => return Ok(Self::own(id, larder, admin)),
+                    Ok((larder, admin)) => return Self::own(larder, admin),
                     Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {}
                     Err(StartError::Store(error)) if error.is_unwritable() && !own_config.network.offline => {
-                        return Self::with_temporary_store(id, own_config, folder, &error).await;
+                        return Self::with_temporary_store(own_config, folder, &error).await;
                     }
                     Err(error) => return Err(anyhow::Error::from(error).context("larder did not start")),
                 },
@@ -150,13 +157,13 @@ impl LarderOfRun {
         }
     }
 
-    fn own(id: RunId, larder: OwnLarder, admin: AdminClient) -> Self {
-        Self { id, admin, source: LarderSource::Own(larder), note: None }
+    fn own(larder: OwnLarder, admin: AdminClient) -> anyhow::Result<Self> {
+        let id = larder.ids().issue().context(NO_RANDOM)?;
+        Ok(Self { id, admin, source: LarderSource::Own(larder), note: None })
     }
 
     /// Starts a larder whose store lasts as long as the run: for a home that cannot be written, such as in a container.
     async fn with_temporary_store(
-        id: RunId,
         mut config: Config,
         folder: &TempFolder,
         refused: &StoreError,
@@ -164,7 +171,7 @@ impl LarderOfRun {
         let note = format!("{refused}; this run has a temporary store, so nothing stays for the next one");
         config.store.path = folder.file("store");
         let (larder, admin) = OwnLarder::start(&config, folder, None).await.context("larder did not start")?;
-        Ok(Self { note: Some(note), ..Self::own(id, larder, admin) })
+        Ok(Self { note: Some(note), ..Self::own(larder, admin)? })
     }
 
     /// A line about this larder that the user needs.
@@ -280,6 +287,13 @@ enum Next {
     Own(OwnLarder),
     /// In that of a third run.
     Other(Following),
+}
+
+/// The ids of the runs that share a store: whichever of them has the larder recognises each.
+fn ids_of_store(store: &Path) -> anyhow::Result<RunIds> {
+    let token = Store::read_admin_token(store)?.map(SecretString::from);
+    let token = token.with_context(|| format!("{} is missing", Store::token_file(store).display()))?;
+    Ok(RunIds::new(&token))
 }
 
 /// True in the moment between the end of a run and the start of the one that continues its larder: the store is free, and

@@ -14,7 +14,7 @@ use crate::cli::print_error;
 use crate::config::Config;
 use crate::http::admin_client::AdminClient;
 use crate::http::{Runs, local_socket};
-use crate::protocol::run::{RunId, RunReport};
+use crate::protocol::run::{RunId, RunIds, RunReport};
 use crate::store::StoreError;
 
 /// The name of the Unix socket in the folder of a run.
@@ -30,6 +30,7 @@ const OTHERS_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct OwnLarder {
     runs: Runs,
+    ids: RunIds,
     stop: CancellationToken,
     serving: JoinHandle<Result<(), StoreError>>,
     /// Cancelled when the store is released.
@@ -55,7 +56,7 @@ impl OwnLarder {
         let mut settings = StartSettings { lifetime, ..StartSettings::default() };
         settings.connections.drain = DRAIN_TIMEOUT;
         let app = App::start_on(config, settings, sockets).await?;
-        let (admin, runs) = (app.admin(), app.runs());
+        let (admin, runs, ids) = (app.admin(), app.runs(), app.run_ids()?);
         let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
         let handing_over = listener.and_then(|listener| {
             let serving = handover::serve(listener, app.sockets()?, runs.clone(), ended.clone());
@@ -64,7 +65,12 @@ impl OwnLarder {
         let handing_over =
             handing_over.inspect_err(|error| tracing::debug!(%error, "no run can continue this one")).ok();
         let serving = tokio::spawn(app.serve(stop.clone()));
-        Ok((Self { runs, stop, serving, ended, handing_over }, admin))
+        Ok((Self { runs, ids, stop, serving, ended, handing_over }, admin))
+    }
+
+    /// The ids of its runs.
+    pub(super) fn ids(&self) -> &RunIds {
+        &self.ids
     }
 
     /// The files that a run was sent.

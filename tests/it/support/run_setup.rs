@@ -89,6 +89,11 @@ impl RunSetup {
         self.command_of("env", &[&larder[..], options, &["--"], client].concat())
     }
 
+    /// Another command of larder.
+    pub(crate) fn larder_command(&self, arguments: &[&str]) -> Command {
+        self.command_of(env!("CARGO_BIN_EXE_larder"), arguments)
+    }
+
     /// `larder run -- CLIENT` in a new terminal, with what is written to its standard input as the keys. The path of larder
     /// and the client must be words that a shell does not read in another way.
     pub(crate) fn terminal_command(&self, client: &str) -> Command {
