@@ -24,7 +24,7 @@ pub struct CredentialScope {
     others: Vec<ScopedCredential>,
     /// The ssh keys of those sections.
     ssh: Vec<(Hostname, SshFiles)>,
-    /// Origins that may be private.
+    /// Origins that may be private: the upstream's own host and `url`, its services there, and each `[[credential]]` host.
     permitted: Vec<Origin>,
     /// The upstream's own host, and the host of its `url`.
     own_hosts: Vec<String>,
@@ -46,10 +46,11 @@ impl CredentialScope {
             origins.extend(upstream.credentials_for.iter().flat_map(origins_of));
             ScopedCredential { credential: Arc::new(credential), origins }
         });
-        let own_host = https_origin(&upstream.host).and_then(|origin| host_of(&origin));
+        let permitted: Vec<Origin> = https_origin(&upstream.host).into_iter().chain([upstream.url.origin()]).collect();
         let mut scope = Self {
             own,
-            own_hosts: own_host.into_iter().chain(host_of(&upstream.url.origin())).collect(),
+            own_hosts: permitted.iter().filter_map(host_of).collect(),
+            permitted,
             services_may_be_plain_http: upstream.url.scheme() == "http",
             allow_private: allow_private.into(),
             ..Self::default()

@@ -1,5 +1,6 @@
-//! The egress policy (promise 7). Configured origins may have any address. All other origins must be https and public.
-//! Every hop is checked, against the addresses that its connection uses.
+//! The egress policy (promise 7). The origins that the configuration names for an upstream may have any address, in requests
+//! for that upstream. All other origins must be https and public. Every hop is checked, against the addresses that its
+//! connection uses.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,10 +11,10 @@ use futures_util::FutureExt;
 use hyper_util::client::proxy::matcher::Matcher;
 use ipnet::{Ipv4Net, Ipv6Net};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
-use url::{Host, Origin, Url};
+use url::{Host, Url};
 
 use super::CredentialScope;
-use crate::config::{self, PrivateDestination};
+use crate::config::PrivateDestination;
 
 /// A request that the egress policy refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -111,21 +112,14 @@ pub(super) enum HttpClientKind {
 
 #[derive(Debug)]
 pub(super) struct EgressPolicy {
-    configured_origins: Vec<Origin>,
     allowed: Arc<[PrivateDestination]>,
     proxies: Matcher,
 }
 
 impl EgressPolicy {
-    /// Builds the policy from the configuration and from the proxies of the environment.
-    pub(super) fn new(upstreams: &[config::Upstream], allowed: &[PrivateDestination]) -> Self {
-        let host_urls = upstreams.iter().filter_map(|upstream| Url::parse(&format!("https://{}/", upstream.host)).ok());
-        let configured_urls = host_urls.chain(upstreams.iter().map(|upstream| upstream.url.clone()));
-        Self {
-            configured_origins: configured_urls.map(|url| url.origin()).collect(),
-            allowed: allowed.into(),
-            proxies: Matcher::from_system(),
-        }
+    /// Builds the policy from `allow_private` and from the proxies of the environment.
+    pub(super) fn new(allowed: &[PrivateDestination]) -> Self {
+        Self { allowed: allowed.into(), proxies: Matcher::from_system() }
     }
 
     /// Checks a URL against the policy. `credential_scope` is the scope of the upstream that the request is for.
@@ -139,8 +133,7 @@ impl EgressPolicy {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(EgressRefusal::Userinfo);
         }
-        let origin = url.origin();
-        if self.configured_origins.contains(&origin) || credential_scope.permits(&origin) {
+        if credential_scope.permits(&url.origin()) {
             return Ok(HttpClientKind::Unrestricted);
         }
         if url.scheme() == "http" {
@@ -409,7 +402,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_taken_over_name_is_checked_by_its_configured_addresses() {
-        let egress_policy = EgressPolicy::new(&[], &[]);
+        let egress_policy = EgressPolicy::new(&[]);
         let taken = |name: &str, addresses: &[&str]| (name.to_owned(), sockets(addresses));
         let taken = HashMap::from([taken("a.example", &["1.1.1.1", "10.0.0.1"]), taken("b.example", &["10.0.0.1"])]);
         let resolver = PublicResolver::new(&egress_policy, taken);

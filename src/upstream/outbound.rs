@@ -71,7 +71,7 @@ impl Outbound {
         limits: UpstreamLimits,
     ) -> Result<Self, ConnectorError> {
         upstreams.iter().for_each(|upstream| traffic.create_counters(&upstream.host));
-        let egress_policy = Arc::new(EgressPolicy::new(upstreams, &network.allow_private));
+        let egress_policy = Arc::new(EgressPolicy::new(&network.allow_private));
         Ok(Self {
             clients: Clients::new(network, upstreams, &egress_policy)?,
             egress_policy,
@@ -99,7 +99,7 @@ impl Outbound {
         network: &config::Network,
         upstreams: &[config::Upstream],
     ) -> Result<Self, ConnectorError> {
-        let egress_policy = Arc::new(EgressPolicy::new(upstreams, &network.allow_private));
+        let egress_policy = Arc::new(EgressPolicy::new(&network.allow_private));
         let clients = Clients::new(network, upstreams, &egress_policy)?;
         upstreams.iter().for_each(|upstream| self.traffic.create_counters(&upstream.host));
         Ok(Self { clients, egress_policy, is_configured_offline: network.offline, ..self.clone() })
@@ -528,7 +528,7 @@ mod tests {
             let limits = UpstreamLimits { give_up_after: Duration::from_millis(300), ..UpstreamLimits::default() };
             let (network, own_entry) = (config::Config::default().network, OwnEntry::random().unwrap());
             let outbound = Outbound::new(&network, &upstreams, own_entry, Traffic::default(), limits).unwrap();
-            let (cdn_loop, credential_scope) = (CdnLoop::default(), CredentialScope::default());
+            let (cdn_loop, credential_scope) = (CdnLoop::default(), CredentialScope::of(&upstreams[0], &[], &[]));
             let (priority, now) = (RequestPriority::Client, Timestamp(1_700_000_000));
             let request = UpstreamRequest {
                 subject: "x",

@@ -166,6 +166,44 @@ async fn every_hop_to_an_address_that_is_not_public_is_refused() {
     assert_eq!(trap.count_where(|_| true), 0);
 }
 
+/// Promise 7: the private origin of an upstream is permitted for that upstream alone. Another registry leads larder there
+/// by no hop, neither to its `url` nor to its host.
+#[tokio::test]
+async fn every_hop_to_the_private_origin_of_another_upstream_is_refused() {
+    let ca = TestCa::new();
+    let private = FakeUpstream::start().await;
+    private.publish(Provider::new("acme", "private").size(50_000));
+    let secure = forbidden_server(&ca).await;
+    let taken = format!("taken.example:{}", secure.port());
+    for hop in HOPS {
+        let upstream = registry().await;
+        let larder = Larder::mirroring(&upstream)
+            .always_revalidate()
+            .upstream("private.example", &private.origin(), "")
+            .upstream(&taken, &format!("https://{taken}/"), &format!("addresses = [\"127.0.0.1:{}\"]", secure.port()))
+            .trusting(&ca)
+            .start()
+            .await;
+        for (origin, reason) in [(private.origin(), "plain-http"), (format!("https://{taken}"), "loopback")] {
+            // Services may be under the upstream's own host.
+            if hop == Hop::Service && origin == private.origin() {
+                continue;
+            }
+            private.forget_requests();
+            hop.send_elsewhere(&upstream, &format!("{origin}/path")).await;
+            let answer = hop.request(&larder).await;
+            assert_eq!(answer.status, 502, "{hop:?} to {origin}: {}", answer.text());
+            assert!(answer.text().contains("may not be asked"), "{hop:?} to {origin}: {}", answer.text());
+            assert!(refusal_count(&larder, reason).await >= 1.0, "{hop:?} to {origin}");
+            assert_eq!(private.count_where(|_| true), 0, "{hop:?} to {origin}");
+            upstream.clear_faults();
+            hop.restore(&upstream);
+        }
+        larder.get("/registry/private.example/v1/providers/acme/private/versions").await.expect(200);
+    }
+    assert_eq!(secure.count_where(|_| true), 0);
+}
+
 impl Hop {
     /// Removes the responses that `send_elsewhere` served.
     fn restore(self, upstream: &FakeUpstream) {
