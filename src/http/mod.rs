@@ -164,7 +164,10 @@ impl MainListener {
             Ok(reply) => {
                 let (outcome, age) = (reply.outcome.map_or(RequestOutcome::NoOutcome, RequestOutcome::from), reply.age);
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
-                let response = response::reply(reply, &route, request, &peer.memory);
+                let mut response = response::reply(reply, &route, request, &peer.memory);
+                let may_know_origin = peer.tls.is_some() || !self.clients.trusted_proxies.is_empty();
+                let varies_by = self.protocols.varies_by(&route, &parsed_request, may_know_origin);
+                response::set_vary(response.headers_mut(), varies_by);
                 if let Some(age) = age {
                     self.requests.record_document_age(route.kind(), age);
                 }

@@ -19,13 +19,14 @@ use crate::mirror::{Archive, Outcome};
 use crate::protocol::explain::HttpAnswers;
 use crate::protocol::rendered::RenderedDocument;
 use crate::protocol::route::{Api, Route, RouteError};
-use crate::protocol::{Reply, ReplyContent, RequestFailure};
+use crate::protocol::{Reply, ReplyContent, RequestFailure, VariesBy};
 use crate::store::ReadShare;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
+const PRIVATE: HeaderValue = HeaderValue::from_static("private, no-cache");
 /// Larder's name in Cache-Status (RFC 9211).
 pub const NAME: &str = "larder";
 
@@ -59,6 +60,26 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, read_memory: 
         response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(cache_status(outcome)));
     }
     response
+}
+
+/// Tells shared caches which requests get this answer (RFC 9110 12.5.5, RFC 9111 5.2.2.7).
+pub(super) fn set_vary(headers: &mut HeaderMap, varies_by: VariesBy) {
+    let offers_gzip = headers.contains_key(header::VARY);
+    let names = match (varies_by, offers_gzip) {
+        (VariesBy::Nothing, _) => return,
+        // Any header that a proxy adds may count, so no list of names is complete.
+        (VariesBy::Origin, _) => {
+            if headers.get(header::CACHE_CONTROL) == Some(&NO_CACHE) {
+                headers.insert(header::CACHE_CONTROL, PRIVATE);
+            }
+            return;
+        }
+        (VariesBy::Host, false) => "Host",
+        (VariesBy::Host, true) => "Accept-Encoding, Host",
+        (VariesBy::Proxies, false) => "CDN-Loop",
+        (VariesBy::Proxies, true) => "Accept-Encoding, CDN-Loop",
+    };
+    headers.insert(header::VARY, HeaderValue::from_static(names));
 }
 
 /// Value of Cache-Status (RFC 9211).

@@ -72,6 +72,19 @@ impl Reply {
     }
 }
 
+/// The facts of a request that decide its answer, besides its path: caches must tell such requests apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VariesBy {
+    /// None.
+    Nothing,
+    /// The host that the client addressed: paths at the root of a host are those of one registry.
+    Host,
+    /// The list of proxies: a larder among them gets links without an origin.
+    Proxies,
+    /// The origin at which the client sees larder: the host that it addressed, or what proxies say.
+    Origin,
+}
+
 /// Content of a reply.
 #[derive(Debug)]
 pub enum ReplyContent {
@@ -186,6 +199,20 @@ impl Protocols {
     /// Returns true if a Host is an upstream's name under which larder answers (take-over).
     pub fn is_upstream(&self, host: &str) -> bool {
         self.route_context.taken_over(Some(host)).is_some()
+    }
+
+    /// The facts of a request that decide its answer, besides its path. `may_know_origin` says whether requests of this kind
+    /// can have an [origin](Request::origin).
+    pub fn varies_by(&self, route: &Route, request: &Request<'_>, may_know_origin: bool) -> VariesBy {
+        let is_at_root = Route::is_at_root(self.mount.without_prefix(request.path));
+        let has_links = route.has_links() && request.run.is_none();
+        match (has_links && self.mount.is_configured(), is_at_root) {
+            (true, true) => VariesBy::Origin,
+            (true, false) => VariesBy::Proxies,
+            (false, _) if has_links && may_know_origin => VariesBy::Origin,
+            (false, true) => VariesBy::Host,
+            (false, false) => VariesBy::Nothing,
+        }
     }
 
     /// Answers a route.

@@ -395,6 +395,11 @@ impl Route {
         }
     }
 
+    /// Returns true for a path whose registry is the one of the host that the client addressed.
+    pub fn is_at_root(path: &str) -> bool {
+        path.starts_with("/v1/") || path.starts_with("/.well-known/")
+    }
+
     /// Returns true if the answer contains larder's URLs, and so depends on the base.
     pub fn has_links(&self) -> bool {
         use RouteKind::{Discovery, Download, Home, MirrorVersion, ModuleDownload, Page};

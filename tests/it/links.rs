@@ -133,6 +133,83 @@ async fn over_http_urls_are_absolute_only_with_a_trusted_proxy_or_public_url() {
     }
 }
 
+/// An answer of a shared cache is never another client's: of two requests for one URL with different answers, either the
+/// answers are private, or Vary names a header in which the requests differ.
+#[tokio::test]
+async fn answers_that_depend_on_host_or_proxies_say_so_to_caches() {
+    let (upstream, other, ca) = (registry().await, FakeUpstream::start().await, TestCa::new());
+    let client = client_trusting(&ca);
+    let requests: [&[(&str, &str)]; 10] = [
+        &[("host", "mirror.example")],
+        &[("host", "tf.corp.example")],
+        &[("host", HOST)],
+        &[("host", "other.example")],
+        &[("host", "mirror.example"), ("x-forwarded-host", "a.example"), ("x-forwarded-proto", "https")],
+        &[("host", "mirror.example"), ("x-forwarded-host", "a.example"), ("x-forwarded-proto", "http")],
+        &[("host", "mirror.example"), ("x-forwarded-for", "10.0.0.1")],
+        &[("host", "mirror.example"), ("via", "1.1 proxy")],
+        &[("host", "mirror.example"), ("forwarded", "for=10.0.0.1")],
+        &[("host", "mirror.example"), ("cdn-loop", "larder;id=1")],
+    ];
+    let with_prefix =
+        [NULL_DOCUMENT, "/v1/modules?limit=1", "/v1/modules/acme/vpc/aws/download", "/.well-known/terraform.json"];
+    let mut paths = vec![
+        format!("/mirror/{HOST}/acme/null/1.2.0.json"),
+        format!("/mirror/{HOST}/acme/null/index.json"),
+        format!("/registry/{HOST}/v1/modules/acme/vpc/aws/1.0.0/download"),
+    ];
+    for path in with_prefix.iter().chain(&["/v1/providers/acme/null/versions"]) {
+        paths.extend([format!("/registry/{HOST}{path}"), (*path).to_owned()]);
+    }
+    for server in [
+        "trusted_proxies = [\"127.0.0.1\"]",
+        "trusted_proxies = [\"10.0.0.1\"]",
+        "trusted_proxies = [\"127.0.0.1\"]\npublic_url = \"https://public.example/\"",
+    ] {
+        let server = format!("{server}\ndefault_upstream = \"{HOST}\"");
+        let larder = Larder::mirroring(&upstream)
+            .upstream("other.example", &other.origin(), "")
+            .server(&server)
+            .tls(&ca, &["127.0.0.1", "mirror.example", "*.corp.example"])
+            .start()
+            .await;
+        let base = format!("https://{}", larder.address());
+        let mut differing = 0;
+        for path in &paths {
+            let mut answers = Vec::new();
+            for headers in requests {
+                let link_client = LinkClient { client: &client, base: base.clone(), headers };
+                answers.push((headers, link_client.get(path).await));
+            }
+            for (headers, answer) in &answers {
+                for (other_headers, other_answer) in &answers {
+                    let content = |answer: &Answer| {
+                        let links = ["location", "x-terraform-get"].map(|name| answer.header(name).to_owned());
+                        (answer.status, answer.body.clone(), links)
+                    };
+                    let may_be_shared =
+                        !["private", "no-store"].iter().any(|word| answer.header("cache-control").contains(word));
+                    if content(answer) == content(other_answer) || !may_be_shared {
+                        continue;
+                    }
+                    differing += 1;
+                    let value = |headers: &[(&str, &str)], name: &str| {
+                        headers.iter().find(|(header, _)| *header == name).map(|(_, value)| (*value).to_owned())
+                    };
+                    let vary = answer.header("vary").to_lowercase();
+                    let tells_apart = vary.split(", ").any(|name| value(headers, name) != value(other_headers, name));
+                    assert!(tells_apart, "{path} with {headers:?} and {other_headers:?}: Vary: {vary}");
+                }
+            }
+        }
+        assert!(differing > 0, "{server}");
+        // What does not depend on them may be shared by all.
+        let link_client = LinkClient { client: &client, base, headers: &[] };
+        let list = link_client.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(200);
+        assert_eq!((list.header("vary"), list.header("cache-control")), ("", "no-cache"));
+    }
+}
+
 /// Responses with URLs are rendered once per base; fetched documents do not depend on the base.
 #[tokio::test]
 async fn each_base_url_has_its_own_rendered_response_from_one_upstream_request() {
