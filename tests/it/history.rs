@@ -131,6 +131,37 @@ async fn a_renamed_archive_of_a_known_platform_is_a_change() {
     }
 }
 
+/// Promise 14: without signatures, a platform that nobody asked for yet is bound to its file of the first sums, also where the
+/// file names are not conventional. A file that is added beside it is refused, until it is accepted.
+#[tokio::test]
+async fn a_platform_asked_for_later_gets_its_file_of_the_first_sums() {
+    for pattern in ["odd-{platform}.zip", "{platform}.of.1.2.0"] {
+        let unusual = edition(1).filename(pattern).platform("linux_amd64").platform("darwin_arm64");
+        let upstream = upstream_with(unusual).await;
+        let larder = always_revalidating(&upstream).upstream_lines("verification = \"checksum\"").start().await;
+        installed_digest(&larder, "1.2.0").await.unwrap();
+        let path = "/v1/providers/acme/null/1.2.0/download/darwin/arm64";
+        let right = get(&format!("{}{path}", upstream.origin())).await.expect(200).text();
+
+        let evil = b"another archive".to_vec();
+        let mut document: Value = serde_json::from_str(&right).unwrap();
+        let sums = String::from_utf8(upstream.sums_bytes("acme", "null", "1.2.0")).unwrap();
+        document["filename"] = "evil.zip".into();
+        document["shasum"] = sha256_hex(&evil).into();
+        document["download_url"] = "/files/evil.zip".into();
+        document["shasums_url"] = "/files/sums".into();
+        upstream.serve_file("/files/sums", "text/plain", format!("{sums}{}  evil.zip\n", sha256_hex(&evil)));
+        upstream.serve_file("/files/evil.zip", "application/zip", evil);
+        upstream.serve_json(path, &document.to_string());
+        let text = larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(502).text();
+        assert!(text.contains("darwin_arm64") && text.contains("larder accept"), "{text}");
+        assert_eq!(raised_alarms(&larder).await, expected_alarms(&[("waits-for-accept", "1.2.0")]), "{pattern}");
+        upstream.stop_serving(path);
+        larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200);
+        assert_eq!(raised_alarms(&larder).await, expected_alarms(&[]), "{pattern}");
+    }
+}
+
 /// Promise 14: sums without any line of the record are a change, also for a platform that was never requested.
 #[tokio::test]
 async fn sums_that_drop_every_known_line_are_a_change() {

@@ -349,15 +349,42 @@ impl VersionHistory {
         if changes.is_empty() && !known.is_empty() && !keeps_one && !self.lists_only_other_platforms(seen) {
             changes.push(HistoryChange::DropsEveryLine);
         }
+        let platform = &seen.package.platform;
+        if changes.is_empty() && !is_vouched_for && self.is_unsigned(seen) && !by_platform.contains_key(platform) {
+            changes.extend(self.not_the_first_file_of(platform, seen.archive));
+        }
         if changes.is_empty() && !is_vouched_for && !self.is_unsigned(seen) {
             let is_known =
                 |(name, digest): &(&str, Digest)| by_name.get(name).is_some_and(|known| known.contains(digest));
             let added = seen.sums.iter().find(|line| !is_known(line)).map(|(file, now)| (file.to_owned(), now));
-            let platform = &seen.package.platform;
             let new_platform = || (!by_platform.contains_key(platform)).then(|| (platform.to_string(), seen.archive));
             changes.extend(added.or_else(new_platform).map(|(file, now)| HistoryChange::Added { file, now }));
         }
         changes
+    }
+
+    /// The change that an archive makes for a platform that no set named before: it is none of the files that the first sums
+    /// meant for the platform. Those are the files whose names state it. Where none does, they are the files whose names state
+    /// no platform, unless each of them is known to be of another one.
+    fn not_the_first_file_of(&self, platform: &Platform, now: Digest) -> Option<HistoryChange> {
+        let first = self.records.first()?;
+        let is_taken =
+            |digest: &Digest| self.records.iter().any(|record| record.platforms.values().any(|of| of == digest));
+        let (mut stated, mut unstated) = (Vec::new(), Vec::new());
+        for (name, digests) in first.files.iter().filter(|(name, _)| may_be_archive(name)) {
+            match stated_platform(name) {
+                Some(of) if of == *platform => stated.extend(digests),
+                Some(_) => {}
+                None => unstated.extend(digests),
+            }
+        }
+        if !stated.is_empty() {
+            let subject = platform.to_string();
+            let is_other = !stated.contains(&now);
+            return is_other.then_some(HistoryChange::OtherBytes { subject, before: stated, now });
+        }
+        let is_other = !unstated.iter().all(is_taken) && !unstated.contains(&now);
+        is_other.then(|| HistoryChange::Added { file: platform.to_string(), now })
     }
 
     /// True if neither the version nor the set was ever signed. Then no signer is new.
@@ -663,6 +690,30 @@ fn platform_in_name(name: &str) -> Option<Platform> {
     let (_, os) = rest.rsplit_once('_')?;
     Platform::parse(&format!("{os}_{arch}")).ok()
 }
+
+/// False for the files that publishers list beside archives: manifests, signatures, bills of materials. Clients ask no name of
+/// an archive.
+fn may_be_archive(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    ![".json", ".txt", ".sig", ".asc", ".pem", ".sbom"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// The platform that any archive name states, in any case: `…_linux_amd64.zip`, `plugin-linux-amd64-v1.zip`.
+fn stated_platform(name: &str) -> Option<Platform> {
+    let lower = name.to_ascii_lowercase();
+    let words: Vec<&str> = lower.split(|character: char| !character.is_ascii_alphanumeric()).collect();
+    let pair = |pair: &[&str]| match pair {
+        [os, arch] if OSES.contains(os) && ARCHES.contains(arch) => Platform::parse(&format!("{os}_{arch}")).ok(),
+        _ => None,
+    };
+    platform_in_name(name).or_else(|| words.windows(2).find_map(pair))
+}
+
+/// The operating systems of Terraform's and OpenTofu's builds, and of providers.
+const OSES: [&str; 8] = ["darwin", "freebsd", "linux", "netbsd", "openbsd", "solaris", "illumos", "windows"];
+/// The architectures of the same, as Go names them.
+const ARCHES: [&str; 12] =
+    ["386", "amd64", "arm", "arm64", "loong64", "mips", "mips64", "mips64le", "mipsle", "ppc64le", "riscv64", "s390x"];
 
 #[cfg(test)]
 mod tests;

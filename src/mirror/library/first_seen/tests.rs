@@ -221,3 +221,84 @@ fn the_platform_in_a_file_name_is_read_in_any_case() {
         assert_eq!(platform_of(name), None, "{name}");
     }
 }
+
+/// The archive of a platform, and the lines of SHA256SUMS.
+type UncheckedSet<'a> = (&'a str, u8, &'a [(&'a str, u8)]);
+
+/// Judges sets of one version whose signatures are not checked, in their order; returns which are refused.
+fn refusals_of_unchecked(sets: &[UncheckedSet<'_>]) -> Vec<bool> {
+    let mut version = Recoverable::Absent;
+    let decide = |(platform, archive, lines): &UncheckedSet<'_>| {
+        let provider = ProviderAddress {
+            host: Hostname::parse("registry.example").unwrap(),
+            namespace: Name::parse("acme").unwrap(),
+            type_: Name::parse("p").unwrap(),
+        };
+        let platform = Platform::parse(platform).unwrap();
+        let package = Package { provider, version: Version::parse("1.0.0").unwrap(), platform };
+        let text: String = lines.iter().map(|(name, digest)| format!("{}  {name}\n", content(*digest))).collect();
+        let sums = Checksums::parse(text.as_bytes()).unwrap();
+        let signer = Signer::NotChecked;
+        let seen =
+            Observation { package: &package, archive: content(*archive), sums: &sums, signer, observed: Timestamp(1) };
+        let (judgement, to_write) =
+            HistoryRecords { version: version.clone(), keys: Recoverable::Absent }.decide(&seen);
+        if let Some(written) = to_write.version {
+            version = Recoverable::Available(written);
+        }
+        is_refused(&judgement)
+    };
+    sets.iter().map(decide).collect()
+}
+
+/// With `verification = "checksum"` and names that are not conventional, a platform that is asked for later gets a file of the
+/// first sums.
+#[test]
+fn a_platform_that_nobody_asked_for_yet_is_bound_to_the_first_sums() {
+    let named = [("odd-linux-amd64.zip", 0), ("Odd-Darwin-ARM64-v1.zip", 1)];
+    let unnamed = [("a.zip", 0), ("b", 1), ("manifest.json", 9)];
+    for (lines, rows) in [
+        (&named[..], &[(1, false), (0, true), (2, true)][..]),
+        // The file of another platform may be for both.
+        (&unnamed, &[(1, false), (0, false), (2, true), (9, true)]),
+        // The first sums name nothing but the file of another platform.
+        (&named[..1], &[(0, false), (2, false)]),
+        (&unnamed[..1], &[(0, false), (2, false)]),
+        (&[unnamed[0], unnamed[2]], &[(2, false)]),
+    ] {
+        for (archive, is_refused) in rows {
+            let added = [lines, &[("evil.zip", 2)]].concat();
+            let first = ("linux_amd64", 0, lines);
+            let later = ("darwin_arm64", *archive, &added[..]);
+            assert_eq!(refusals_of_unchecked(&[first, later]), [false, *is_refused], "{lines:?}: {archive}");
+            // A line that comes between is not one of the first sums.
+            let between = ("linux_amd64", 0, &added[..]);
+            assert_eq!(
+                refusals_of_unchecked(&[first, between, later]),
+                [false, false, *is_refused],
+                "{lines:?}: {archive}"
+            );
+        }
+    }
+    // One SHA256SUMS for each platform.
+    let alone = [("linux_amd64", 0, &[("x.zip", 0)][..]), ("darwin_arm64", 1, &[("y.zip", 1)])];
+    assert_eq!(refusals_of_unchecked(&alone), [false, false]);
+    // A further platform, where the first sums say which file is whose.
+    let windows = [named[0], named[1], ("odd-windows-amd64.zip", 3)];
+    let sets = [("linux_amd64", 0, &named[..]), ("windows_amd64", 3, &windows[..])];
+    assert_eq!(refusals_of_unchecked(&sets), [false, false]);
+}
+
+#[test]
+fn names_state_a_platform_by_two_words() {
+    for (name, expected) in [
+        ("terraform-provider-x_1.0_linux_amd64.zip", Some("linux_amd64")),
+        ("plugin-linux-amd64-v1.zip", Some("linux_amd64")),
+        ("Plugin.Windows.386.zip", Some("windows_386")),
+        ("amd64-linux.zip", None),
+        ("linux64.zip", None),
+        ("", None),
+    ] {
+        assert_eq!(stated_platform(name).map(|platform| platform.to_string()).as_deref(), expected, "{name}");
+    }
+}
