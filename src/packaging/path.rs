@@ -1,9 +1,10 @@
-//! Paths inside a tree. The type cannot express a path that leads out of it. Names of archive entries become paths here.
+//! Paths inside a tree. The type cannot express a path that leads out of it, or one that controls a terminal. Names of archive
+//! entries become paths here.
 //!
 //! Patterns in the `//subdir` of a module source have the syntax of Go's `filepath.Glob`. Forges put the files of an archive
 //! into a top folder with an unpredictable name, which a pattern can match.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 
 use unicode_normalization::UnicodeNormalization;
@@ -15,7 +16,8 @@ const MAX_PATH_BYTES: usize = 4096;
 const MAX_NAME_BYTES: usize = 255;
 
 /// A path relative to the root of a tree: names joined by `/`. The empty path is the root. A path consists of bytes,
-/// because git and archives define no encoding.
+/// because git and archives define no encoding. Control characters are escaped: `Icon%0D` is the file of macOS whose name ends
+/// in a carriage return.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct TreePath(Vec<u8>);
 
@@ -30,7 +32,7 @@ impl TreePath {
         Self::default()
     }
 
-    /// Parses a path relative to the root. Refuses empty names, `.`, `..` and NUL.
+    /// Parses a path relative to the root, and escapes its control characters. Refuses empty names, `.`, `..` and NUL.
     ///
     /// # Errors
     /// [`BadTreePath`] with the reason; also for a path that leads out of the tree.
@@ -38,21 +40,24 @@ impl TreePath {
         if given.is_empty() {
             return Ok(Self::root());
         }
-        if given.len() > MAX_PATH_BYTES {
+        let path = escape_controls(given);
+        if path.len() > MAX_PATH_BYTES {
             return Err(BadTreePath("its path is longer than 4096 bytes"));
         }
-        for name in given.split(|byte| *byte == b'/') {
+        if given.contains(&0) {
+            return Err(BadTreePath("its path has a NUL in it"));
+        }
+        for name in path.split(|byte| *byte == b'/') {
             match name {
                 b"" => return Err(BadTreePath("its path is absolute, or has an empty name in it")),
                 b"." | b".." => return Err(BadTreePath("its path has a . or .. in it")),
-                name if name.contains(&0) => return Err(BadTreePath("its path has a NUL in it")),
                 name if name.len() > MAX_NAME_BYTES => {
                     return Err(BadTreePath("its path has a name of more than 255 bytes"));
                 }
                 _ => {}
             }
         }
-        Ok(Self(given.to_vec()))
+        Ok(Self(path.into_owned()))
     }
 
     /// Appends a path.
@@ -111,11 +116,9 @@ impl Borrow<[u8]> for TreePath {
 }
 
 impl fmt::Display for TreePath {
-    /// Prints the path with invalid UTF-8 and control characters replaced, so that it cannot control a terminal.
+    /// Prints the path with invalid UTF-8 replaced.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = String::from_utf8_lossy(&self.0);
-        let shown: String =
-            text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
+        let shown = String::from_utf8_lossy(&self.0);
         f.write_str(if shown.is_empty() { "." } else { &shown })
     }
 }
@@ -124,6 +127,27 @@ impl fmt::Debug for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", String::from_utf8_lossy(&self.0))
     }
+}
+
+/// Escapes control characters byte by byte: `%1B`. Not by backslashes, as git prints them: those separate names on Windows.
+pub(super) fn escape_controls(given: &[u8]) -> Cow<'_, [u8]> {
+    let is_control = |text: &str| text.chars().any(char::is_control);
+    if !given.utf8_chunks().any(|chunk| is_control(chunk.valid())) {
+        return Cow::Borrowed(given);
+    }
+    let mut escaped = Vec::with_capacity(given.len());
+    for chunk in given.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            let mut buffer = [0; 4];
+            let bytes = character.encode_utf8(&mut buffer).as_bytes();
+            match character.is_control() {
+                true => bytes.iter().for_each(|byte| escaped.extend(format!("%{byte:02X}").into_bytes())),
+                false => escaped.extend(bytes),
+            }
+        }
+        escaped.extend(chunk.invalid());
+    }
+    Cow::Owned(escaped)
 }
 
 /// Returns the path to which clients unpack a name, which they clean first. Names that are absolute or contain `..` are
@@ -268,9 +292,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_refused_or_a_path_inside_the_tree(given in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), any::<u8>()], 0..40)) {
+        fn arbitrary_bytes_are_refused_or_a_path_inside_the_tree(given in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), 0..32u8, any::<u8>()], 0..40)) {
             if let Ok(path) = TreePath::parse(&given) {
-                prop_assert_eq!(path.as_bytes(), &given[..]);
+                prop_assert_eq!(path.as_bytes(), &*escape_controls(&given));
+                prop_assert_eq!(TreePath::parse(path.as_bytes()), Ok(path.clone()));
+                prop_assert!(given.iter().any(|byte| *byte < 0x20 || *byte >= 0x7f) || path.as_bytes() == given);
                 prop_assert!(path.names().all(|name| name != b".." && name != b"." && !name.contains(&b'/')));
                 prop_assert!(!path.to_string().chars().any(char::is_control));
                 if let Some(parent) = path.parent_folder() {
@@ -278,6 +304,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn control_characters_are_escaped_and_nothing_else_is() {
+        for (given, expected) in [
+            (&b"main.tf"[..], &b"main.tf"[..]),
+            (b"Icon\r", b"Icon%0D"),
+            (b"a\x1b[31m.tf", b"a%1B[31m.tf"),
+            (b"\x7f/\n", b"%7F/%0A"),
+            ("c1\u{9b}2J".as_bytes(), b"c1%C2%9B2J"),
+            (b"caf\xe9\x9b\t", b"caf\xe9\x9b%09"),
+            ("\u{202e}ü".as_bytes(), "\u{202e}ü".as_bytes()),
+        ] {
+            assert_eq!(TreePath::parse(given).unwrap().as_bytes(), expected);
+        }
+        assert!(TreePath::parse(&[b'\r'; 100]).is_err(), "the escaped name is too long");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::path::{BadTreePath, TreePath};
+use super::path::{BadTreePath, TreePath, escape_controls};
 
 const COPY_BUFFER_BYTES: usize = 256 * 1024;
 /// Linux's limit for a link target, in bytes.
@@ -147,16 +147,17 @@ impl Tree {
         }
     }
 
-    /// Adds a symbolic link.
+    /// Adds a symbolic link. Its target is escaped as paths are, so that it leads to the same entry.
     ///
     /// # Errors
     /// [`TreeError::Refused`] if the name is taken, or if the target is longer than Linux allows.
     pub fn add_symlink(&mut self, path: &TreePath, target: &[u8]) -> Result<(), TreeError> {
+        let target = escape_controls(target);
         if target.len() > MAX_TARGET_BYTES {
             return Err(TreeError::refused(path, "its link target is too long"));
         }
         self.check_free_and_add_parents(path)?;
-        self.insert(path, TreeEntry::Link(target.to_vec()))
+        self.insert(path, TreeEntry::Link(target.into_owned()))
     }
 
     /// Adds a file with these contents and returns their size in bytes. Only the permission bits of `mode` are used.

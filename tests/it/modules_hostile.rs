@@ -1,11 +1,11 @@
 //! Hostile module archives: larder refuses them, names the entry, stores nothing, and serves the repaired archive.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 
 use tar::EntryType;
 
 use crate::support::git_module_fixture::{download_module, download_path};
-use crate::support::module_fixture::{ModuleFixture, gz, tar_gz};
+use crate::support::module_fixture::{ModuleFixture, gz, tar_gz, unpack_tar_gz};
 
 /// Appends a tar entry with any name, also one that tar writers refuse.
 fn entry(tar: &mut tar::Builder<Vec<u8>>, name: &str, kind: EntryType, target: &str, bytes: &[u8]) {
@@ -152,4 +152,31 @@ async fn files_that_are_no_archive_and_truncated_archives_are_refused() {
     assert_refused("m.tar.gz", b"<html>sign in</html>", &["cannot be read"]).await;
     assert_refused("m.zip", b"PK but no zip", &["cannot be read"]).await;
     assert_refused("m.tar.gz", &gz(&[0; 1024]), &["acme/one/test"]).await;
+}
+
+/// A name can control the terminal of everybody who lists the module. So it is escaped, as is a link to it, and the module is
+/// served: macOS has a file whose name ends in a carriage return.
+#[tokio::test]
+async fn names_with_control_characters_are_escaped_in_the_packed_module() {
+    let hostile = ["Icon\r", "x\u{1b}]0;title\u{7}.tf", "c1\u{9b}2J/main.tf", "\n"];
+    let mut entries: Vec<(&str, EntryType, &str)> =
+        hostile.iter().map(|name| (*name, EntryType::Regular, "")).collect();
+    entries.push(("link.txt", EntryType::Symlink, "Icon\r"));
+    let files: Vec<(&str, &[u8])> = hostile.iter().map(|name| (*name, &b"# text\n"[..])).collect();
+    for (name, archive, has_link) in [("one.tar.gz", tar_of(&entries), true), ("one.zip", zip_of(&files), false)] {
+        let fixture = ModuleFixture::start().await;
+        let url = fixture.file(name, &archive);
+        fixture.publish("one", &url);
+        let larder = fixture.larder().start().await;
+        let (_, packed) = download_module(larder.base(), "one").await;
+        let unpacked = unpack_tar_gz(&packed);
+        let mut expected = vec!["%0A", "Icon%0D", "c1%C2%9B2J/main.tf", "x%1B]0;title%07.tf"];
+        expected.extend(has_link.then_some("link.txt"));
+        expected.sort_unstable();
+        assert_eq!(unpacked.keys().collect::<Vec<_>>(), expected, "{name}");
+        assert!(unpacked.values().all(|bytes| bytes.is_empty() || bytes == b"# text\n"), "{name}");
+        let mut tar = Vec::new();
+        flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut tar).unwrap();
+        assert!(!tar.windows(5).any(|bytes| bytes == b"Icon\r"), "{name}");
+    }
 }

@@ -142,8 +142,10 @@ fn the_archive_size_has_an_upper_bound_before_it_is_written() {
     for (name, size) in [(4, 0), (4, 1), (99, 1), (200, 1), (200, 3000)] {
         let mut tree = empty();
         for n in 0..100 {
-            let name: Vec<u8> =
-                random(n, name).iter().map(|byte| if matches!(byte, 0 | b'/' | b'.') { b'x' } else { *byte }).collect();
+            let name: Vec<u8> = random(n, name)
+                .iter()
+                .map(|byte| if matches!(byte, b'/' | b'.') || byte.is_ascii_control() { b'x' } else { *byte })
+                .collect();
             tree.add_file(&TreePath::parse(&name).unwrap(), 0o644, &mut random(n + 1000, size).as_slice()).unwrap();
         }
         let resolved = resolve(&tree, &TreePath::root()).unwrap();

@@ -46,6 +46,27 @@ async fn the_tree_equals_a_clone_with_submodules() {
     assert_eq!(listing[&b"linked"[..]], TreeItem::Link(b"modules/a".to_vec()));
 }
 
+/// A name with control characters is escaped, in the target of a link, too. Everything else is as in a clone.
+#[tokio::test]
+async fn names_with_control_characters_are_escaped() {
+    let forge = Forge::new();
+    let repository = forge.repository("r");
+    write(&repository, "Icon\r", "icon\n");
+    write(&repository, "folder\x1b[2J/main.tf", "main\n");
+    symlink("Icon\r", repository.join("link")).unwrap();
+    commit(&repository);
+    let fetched = GitTestConfig::allowing(&forge.url("r")).fetch(&forge.source("r", "main")).await.unwrap();
+    let expected: Listing = [
+        ("Icon%0D", TreeItem::File(0o644, b"icon\n".to_vec())),
+        ("folder%1B[2J", TreeItem::Folder),
+        ("folder%1B[2J/main.tf", TreeItem::File(0o644, b"main\n".to_vec())),
+        ("link", TreeItem::Link(b"Icon%0D".to_vec())),
+    ]
+    .map(|(name, item)| (name.as_bytes().to_vec(), item))
+    .into();
+    assert_same_listing(&tree_listing(&fetched.tree), &expected);
+}
+
 /// Every content with every attribute, compared with git.
 #[tokio::test]
 async fn attributes_are_applied_as_git_applies_them() {
