@@ -510,6 +510,31 @@ async fn a_run_continues_the_larder_of_one_that_is_killed() {
     setup.run(&[], &["true"]).await;
 }
 
+/// A run that is killed at any moment leaves nothing that the next one does not remove.
+#[tokio::test]
+async fn the_next_run_removes_whatever_a_killed_one_left() {
+    let upstream = upstream().await;
+    let setup = RunSetup::new(&upstream);
+    let has_folder = || entries(&setup.path("tmp")).first().cloned();
+    let has = |name: &str| has_folder().is_some_and(|folder| setup.path("tmp").join(folder).join(name).exists());
+    let moments: [(&str, &dyn Fn() -> bool); 4] = [
+        ("a folder", &|| has_folder().is_some()),
+        ("a lock", &|| has("lock")),
+        ("a socket", &|| has("next")),
+        ("a configuration with tokens", &|| has("cli.tfrc")),
+    ];
+    for (moment, is_reached) in moments {
+        let (larder, _, _) = spawn_captured(setup.command(&[], &["sh", "-c", &waiting_script("true")]));
+        until(moment, async || is_reached()).await;
+        drop(larder);
+        std::fs::write(setup.path("work/go"), "").unwrap();
+        until("the client has ended", async || setup.processes().is_empty()).await;
+        let output = setup.run(&[], &["true"]).await;
+        assert_eq!(output.code, Some(0), "{moment}: {output:?}");
+        std::fs::remove_file(setup.path("work/go")).unwrap();
+    }
+}
+
 /// A run that begins between the end of one and the start of the run after it waits for that one: its own larder would leave
 /// the client of the other without an answer.
 #[tokio::test]

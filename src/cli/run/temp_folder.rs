@@ -2,7 +2,9 @@
 //! folder of one that was killed.
 #![expect(clippy::disallowed_methods, reason = "the folder belongs to one run, not to the store")]
 
-use std::fs::{DirBuilder, DirEntry, File, OpenOptions, TryLockError, read_dir, remove_dir_all, remove_file};
+use std::fs::{
+    DirBuilder, DirEntry, File, OpenOptions, TryLockError, read_dir, remove_dir, remove_dir_all, remove_file,
+};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -42,13 +44,16 @@ impl TempFolder {
             .with_context(|| format!("could not make a folder in {}; TMPDIR names another place", parent.display()))
     }
 
-    /// `None` where another run has taken the folder, before its lock, for one that a killed run left.
+    /// `None` where another run has taken the folder, before it was locked, for one that a killed run left.
     fn try_new(parent: &Path) -> io::Result<Option<Self>> {
         let id = RunId::random().map_err(|_| io::Error::other("the system returned no random bytes"))?;
         let path = parent.join(format!("{PREFIX}{id}"));
         // A folder that exists, even as a link of another user, is an error.
         DirBuilder::new().mode(0o700).create(&path)?;
-        let lock = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK))?;
+        let lock = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(LOCK)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            lock => lock?,
+        };
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(None),
@@ -121,8 +126,11 @@ fn remove_leftover(folder: &Path) -> io::Result<()> {
     if !metadata.is_dir() || metadata.uid() != geteuid().as_raw() {
         return Ok(());
     }
-    // A folder without the file has just been made, and holds nothing.
-    let lock = OpenOptions::new().write(true).open(folder.join(LOCK))?;
+    let lock = match OpenOptions::new().write(true).open(folder.join(LOCK)) {
+        // It holds nothing: its run has just made it, or was killed then or at its end.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return remove_dir(folder),
+        lock => lock?,
+    };
     lock.try_lock()?;
     remove_contents(folder)?;
     drop(lock);
@@ -166,6 +174,32 @@ mod tests {
         remove_leftovers(parent.path());
         assert!(!killed.exists());
         assert_eq!(read_dir(parent.path()).unwrap().count(), 4 * MAX_OTHERS, "another user's folders are left alone");
+    }
+
+    /// Whatever a run had done when it was killed, the next one removes it.
+    #[test]
+    fn every_state_of_a_killed_run_is_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        for (name, files) in [
+            ("made", &[][..]),
+            ("locked", &[LOCK]),
+            ("in-use", &[LOCK, "cli.tfrc", "next", "store/v1/blobs/one"]),
+            ("half-removed", &[LOCK, "store/v1/lock"]),
+        ] {
+            let folder = parent.path().join(format!("{PREFIX}{name}"));
+            std::fs::create_dir(&folder).unwrap();
+            for file in files {
+                std::fs::create_dir_all(folder.join(file).parent().unwrap()).unwrap();
+                std::fs::write(folder.join(file), "").unwrap();
+            }
+        }
+        // What no run makes stays.
+        let strange = parent.path().join(format!("{PREFIX}strange"));
+        std::fs::create_dir(&strange).unwrap();
+        std::fs::write(strange.join("file"), "").unwrap();
+        remove_leftovers(parent.path());
+        let left: Vec<_> = read_dir(parent.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, [strange]);
     }
 
     #[test]
