@@ -70,6 +70,13 @@ impl Home {
         Ok(path)
     }
 
+    /// Sets how long version lists are fresh.
+    pub(crate) fn versions_fresh_for(self, time: &str) -> anyhow::Result<Self> {
+        let config = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
+        self.file("mirror.toml", &config.replace("versions = \"1h\"", &format!("versions = \"{time}\"")))?;
+        Ok(self)
+    }
+
     /// Adds a `[network]` section with these lines.
     pub(crate) fn network(self, lines: &str) -> anyhow::Result<Self> {
         let config = fs::read_to_string(self.folder.path().join("mirror.toml"))?;

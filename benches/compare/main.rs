@@ -19,6 +19,7 @@ mod measure;
 mod memory;
 mod modules;
 mod nginx;
+mod outage;
 mod process;
 mod report;
 mod scale;
@@ -57,6 +58,9 @@ struct Options {
     /// Seconds of each measurement of cached content
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
+    /// Seconds of the outage, and of the same without one
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    outage_seconds: u64,
     /// One round of small sizes, as a smoke test
     #[arg(long)]
     quick: bool,
@@ -153,10 +157,11 @@ impl Bench {
 type Measure = fn(&Bench) -> anyhow::Result<Vec<ResultTable>>;
 
 /// All parts with their names.
-const PARTS: [(&str, Measure); 7] = [
+const PARTS: [(&str, Measure); 8] = [
     ("cached content", cached::tables),
     ("cold archives", |bench| Ok(cold::table(bench)?.into_iter().collect())),
     ("memory", |bench| Ok(memory::table(bench)?.into_iter().collect())),
+    ("an outage", |bench| Ok(outage::table(bench)?.into_iter().collect())),
     ("many archives", |bench| Ok(scale::table(bench)?.into_iter().collect())),
     ("init", |bench| Ok(init::table(bench)?.into_iter().collect())),
     ("init of modules", |bench| Ok(modules::table(bench)?.into_iter().collect())),
