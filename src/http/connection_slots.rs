@@ -150,36 +150,28 @@ impl ConnectionSlots {
             },
             slot @ Reservation::Slot(_) => slot,
         };
-        let (permit, lack) = match (place, refusal) {
-            (Reservation::Slot(permit), None) => (permit, None),
-            (place, Some(refusal @ ConnectionRefusal::Outsiders)) => {
-                self.0.requests.record_connection_refusal(refusal);
-                return Err((place, refusal));
-            }
-            (place, lack) => {
-                let spare_of_address = taken.by_address.get(&address).map_or(0, |taken| taken.spare);
-                // A proxy connects for many.
-                let has_its_share =
-                    peer_class != PeerClass::Proxy && spare_of_address >= self.0.limits.spare_each_address;
-                let permit = match place {
-                    place if has_its_share => Err(place),
-                    Reservation::Spare(permit) => Ok(permit),
-                    Reservation::Slot(permit) => {
-                        Arc::clone(&self.0.spare).try_acquire_owned().map_err(|_| Reservation::Slot(permit))
-                    }
-                };
+        let lack = match (&place, refusal) {
+            (_, Some(refusal @ ConnectionRefusal::Outsiders)) => return Err(self.refuse(place, refusal)),
+            (_, Some(_)) => Some(SlotLack::Address),
+            (Reservation::Spare(_), None) => Some(SlotLack::All),
+            (Reservation::Slot(_), None) => None,
+        };
+        let permit = match (place, lack) {
+            (Reservation::Slot(permit), None) => permit,
+            (place, _) => match self.0.spare_permit(place, &taken, address, peer_class) {
+                Ok(permit) => permit,
                 // A place that this address may not have stays for another one.
-                let permit = permit.map_err(|place| {
-                    let refused = lack.unwrap_or(ConnectionRefusal::Full);
-                    self.0.requests.record_connection_refusal(refused);
-                    (place, refused)
-                })?;
-                (permit, Some(if lack.is_some() { SlotLack::Address } else { SlotLack::All }))
-            }
+                Err(place) => return Err(self.refuse(place, refusal.unwrap_or(ConnectionRefusal::Full))),
+            },
         };
         taken.take(address, peer_class, lack.is_some());
         let state = Mutex::new(SlotState { lack, _permit: permit });
         Ok(ConnectionSlot { slots: self.clone(), address, peer_class, state })
+    }
+
+    fn refuse(&self, place: Reservation, refusal: ConnectionRefusal) -> (Reservation, ConnectionRefusal) {
+        self.0.requests.record_connection_refusal(refusal);
+        (place, refusal)
     }
 
     /// Counts a connection that waits because the process has no file descriptor left.
@@ -194,6 +186,28 @@ impl ConnectionSlots {
 }
 
 impl SlotTable {
+    /// A spare slot for this address, in place of what was reserved; or the place, if the address has its share of them, or
+    /// none is left.
+    fn spare_permit(
+        &self,
+        place: Reservation,
+        taken: &TakenSlots,
+        address: IpAddr,
+        peer_class: PeerClass,
+    ) -> Result<OwnedSemaphorePermit, Reservation> {
+        let spare_of_address = taken.by_address.get(&address).map_or(0, |taken| taken.spare);
+        // A proxy connects for many.
+        if peer_class != PeerClass::Proxy && spare_of_address >= self.limits.spare_each_address {
+            return Err(place);
+        }
+        match place {
+            Reservation::Spare(permit) => Ok(permit),
+            Reservation::Slot(permit) => {
+                Arc::clone(&self.spare).try_acquire_owned().map_err(|_| Reservation::Slot(permit))
+            }
+        }
+    }
+
     fn refusal(&self, taken: &TakenSlots, address: IpAddr, peer_class: PeerClass) -> Option<ConnectionRefusal> {
         let is_outsider = peer_class == PeerClass::Outsider;
         if is_outsider && taken.outsiders >= self.limits.outsiders {
@@ -279,21 +293,19 @@ impl ConnectionSlot {
         if self.state.lock().lack.is_none() {
             return Ok(());
         }
+        // The connection itself is none of those that it is held against.
+        taken.release(self.address, self.peer_class, true);
         let refusal = table.refusal(&taken, self.address, self.peer_class);
-        if permit.is_none() || refusal.is_some() {
+        let stays_spare = permit.is_none() || refusal.is_some();
+        taken.take(self.address, self.peer_class, stays_spare);
+        if stays_spare {
             table.requests.record_connection_refusal(refusal.unwrap_or(ConnectionRefusal::Full));
         }
         match (permit, refusal) {
             (Some(permit), None) => {
-                taken.release(self.address, self.peer_class, true);
-                taken.take(self.address, self.peer_class, false);
                 *self.state.lock() = SlotState { lack: None, _permit: permit };
                 Ok(())
             }
-            (_, Some(ConnectionRefusal::Outsiders)) => Err(format!(
-                "all {} connections for addresses outside `clients` are taken: try again, or add {} to clients",
-                limits.outsiders, self.address
-            )),
             (_, Some(_)) => Err(format!(
                 "{} has {} connections, which is as many as one address may have: close some, or name a proxy in \
                  trusted_proxies",
@@ -311,5 +323,32 @@ impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let is_spare = self.state.get_mut().lack.is_some();
         self.slots.0.taken.lock().release(self.address, self.peer_class, is_spare);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All addresses outside `clients` have a limit together. The last one within it is not counted against itself when it
+    /// exchanges a spare slot for one of its own.
+    #[tokio::test]
+    async fn a_connection_on_a_spare_slot_is_not_held_against_itself() {
+        let limits = Limits { connections: 1, outsiders: 1, spare: 4, ..Limits::default() };
+        let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
+        let connect = async |address: [u8; 4], peer_class| {
+            let place = slots.reserve(|| ()).await;
+            slots.assign(place, IpAddr::from(address), peer_class).map_err(|(_, refusal)| refusal)
+        };
+        let client = connect([127, 0, 0, 1], PeerClass::Client).await.unwrap();
+        let outsider = connect([127, 0, 0, 2], PeerClass::Outsider).await.unwrap();
+        assert!(outsider.is_spare() && !client.is_spare());
+        let another = connect([127, 0, 0, 3], PeerClass::Outsider).await;
+        assert_eq!(another.map(|slot| slot.is_spare()), Err(ConnectionRefusal::Outsiders));
+        drop(client);
+        assert_eq!(outsider.require_own().await, Ok(()));
+        assert!(!outsider.is_spare());
+        drop(outsider);
+        assert!(!connect([127, 0, 0, 3], PeerClass::Outsider).await.unwrap().is_spare());
     }
 }
