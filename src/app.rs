@@ -109,8 +109,8 @@ struct SharedParts {
     started: Timestamp,
     requests: RequestMetrics,
     runs: Runs,
-    /// True for the larder of a `larder run`: its runs alone may use it.
-    is_of_runs: bool,
+    /// For the larder of a `larder run`: its runs alone may use it.
+    run_ids: Option<RunIds>,
     supervisor: Supervisor,
     registry: Arc<Registry>,
     clock: Clock,
@@ -153,7 +153,7 @@ impl App {
         let mut settings = settings;
         if let Some(limit) = open_files::limit() {
             open_files::share_out(&mut settings, limit);
-            if settings.lifetime != Lifetime::Service {
+            if settings.lifetime.run_ids().is_some() {
                 // All clients of runs are on this machine.
                 settings.connections.each_address = settings.connections.connections;
             } else if let Some((wanted, given)) = open_files::shortage_at(limit) {
@@ -169,7 +169,7 @@ impl App {
         let (main, main_address) = bind("[server]", config.server.listen, main).await?;
         let (admin, admin_address) = bind("[admin]", config.admin.listen, admin).await?;
         let handover = match &settings.lifetime {
-            Lifetime::OneRun { handover } => handover.clone(),
+            Lifetime::OneRun { handover, .. } => handover.clone(),
             Lifetime::Service => None,
         };
         let started = settings.clock.now();
@@ -187,7 +187,7 @@ impl App {
             supervisor: metrics.supervisor.clone(),
             requests: metrics.requests.clone(),
             runs: Runs::default(),
-            is_of_runs: settings.lifetime != Lifetime::Service,
+            run_ids: settings.lifetime.run_ids().cloned(),
             registry: metrics.registry(Arc::clone(&mirror), &jobs, started, settings.clock.clone()),
             jobs,
             started,
@@ -247,14 +247,6 @@ impl App {
         self.running.parts.runs.clone()
     }
 
-    /// The ids of the runs that share the store.
-    ///
-    /// # Errors
-    /// The store's admin token cannot be read.
-    pub fn run_ids(&self) -> Result<RunIds, StoreError> {
-        self.running.parts.run_ids()
-    }
-
     /// Returns further handles of both listening sockets, for a process that continues this larder.
     ///
     /// # Errors
@@ -287,7 +279,7 @@ impl App {
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
         let Self { running, main, admin, socket, main_limits, admin_limits, scrub, lifetime, .. } = self;
-        if lifetime == Lifetime::Service {
+        if lifetime.run_ids().is_none() {
             running.parts.jobs.resume_interrupted();
         }
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
@@ -416,13 +408,10 @@ impl SharedParts {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
         let protocols =
             protocols_of(config, base_url_of(config, self.main_address), Arc::clone(&self.mirror), runtime_config);
-        let (runs, reads) = match self.is_of_runs {
-            true => (Some(self.run_ids()?), ReadAccess::Token),
-            false => (None, ReadAccess::Open),
-        };
+        let reads = if self.run_ids.is_some() { ReadAccess::Token } else { ReadAccess::Open };
         let clients = Clients {
             allowed: config.server.clients.clone(),
-            runs,
+            runs: self.run_ids.clone(),
             trusted_proxies: config.server.trusted_proxies.clone(),
         };
         let main = MainListener::new(
@@ -457,11 +446,6 @@ impl SharedParts {
             bundles: config.bundle.clone(),
         });
         Ok(Handlers { main, admin, admin_tls })
-    }
-
-    /// The ids of the runs that share the store.
-    fn run_ids(&self) -> Result<RunIds, StoreError> {
-        Ok(RunIds::new(&self.generated_token()?))
     }
 
     fn generated_token(&self) -> Result<SecretString, StoreError> {
@@ -595,7 +579,7 @@ pub struct StartSettings {
 }
 
 /// The end of a larder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Lifetime {
     /// Until it is stopped. Interrupted jobs continue.
     Service,
@@ -603,7 +587,15 @@ pub enum Lifetime {
     OneRun {
         /// The Unix socket at which other runs get the listening sockets, to continue this larder.
         handover: Option<PathBuf>,
+        /// The ids of the runs that it answers.
+        ids: RunIds,
     },
+}
+
+impl Lifetime {
+    fn run_ids(&self) -> Option<&RunIds> {
+        if let Self::OneRun { ids, .. } = self { Some(ids) } else { None }
+    }
 }
 
 impl Default for StartSettings {

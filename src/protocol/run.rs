@@ -8,15 +8,12 @@ use std::sync::Arc;
 
 use aws_lc_rs::error::Unspecified;
 use aws_lc_rs::{constant_time, hmac};
-use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of the id of a run.
 const ID_BYTES: usize = 16;
-/// Random bytes of an id. The others prove that the run may read the store.
+/// Random bytes of an id. The others prove that its run shares the larder.
 const RANDOM_BYTES: usize = 8;
-/// The purpose of the key that ids are proven with.
-const PURPOSE: &[u8] = b"larder run id";
 
 /// First segment of the paths of a run.
 const SEGMENT: &str = "/run/";
@@ -69,16 +66,39 @@ impl fmt::Display for RunId {
     }
 }
 
-/// The ids of the runs that share one store. Each ends in a proof that its run knows the store's own admin token, so that a
-/// larder recognises the ids of all of them, also after it continued the larder of a run that was killed.
+/// The ids of the runs that share one larder. Each ends in a proof that its run has the key, which every run hands to those
+/// that share its larder, and keeps when it continues it. So a larder recognises the ids of all of them, also after one was
+/// killed, and the ids end with the last run.
 #[derive(Clone)]
-pub struct RunIds(Arc<hmac::Key>);
+pub struct RunIds(Arc<RunIdKey>);
+
+struct RunIdKey {
+    bytes: [u8; RunIds::KEY_BYTES],
+    key: hmac::Key,
+}
 
 impl RunIds {
-    /// The ids of a store with this admin token.
-    pub fn new(token: &SecretString) -> Self {
-        let of_token = hmac::Key::new(hmac::HMAC_SHA256, token.expose_secret().as_bytes());
-        Self(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&of_token, PURPOSE).as_ref())))
+    /// The length of the key, in bytes.
+    pub const KEY_BYTES: usize = 32;
+
+    /// The ids with this key.
+    pub fn with_key(bytes: [u8; Self::KEY_BYTES]) -> Self {
+        Self(Arc::new(RunIdKey { key: hmac::Key::new(hmac::HMAC_SHA256, &bytes), bytes }))
+    }
+
+    /// The ids with a new key.
+    ///
+    /// # Errors
+    /// The system returned no random bytes.
+    pub fn new() -> Result<Self, Unspecified> {
+        let mut bytes = [0; Self::KEY_BYTES];
+        aws_lc_rs::rand::fill(&mut bytes)?;
+        Ok(Self::with_key(bytes))
+    }
+
+    /// The key, for a run that shares the larder.
+    pub fn key(&self) -> &[u8; Self::KEY_BYTES] {
+        &self.0.bytes
     }
 
     /// Makes a new id.
@@ -88,14 +108,14 @@ impl RunIds {
     pub fn issue(&self) -> Result<RunId, Unspecified> {
         let RunId(mut id) = RunId::random()?;
         let (random, proof) = id.split_at_mut(RANDOM_BYTES);
-        proof.copy_from_slice(&hmac::sign(&self.0, random).as_ref()[..ID_BYTES - RANDOM_BYTES]);
+        proof.copy_from_slice(&hmac::sign(&self.0.key, random).as_ref()[..ID_BYTES - RANDOM_BYTES]);
         Ok(RunId(id))
     }
 
-    /// True for the id of a run that shares the store.
+    /// True for the id of a run that shares the larder.
     pub fn recognise(&self, RunId(id): RunId) -> bool {
         let (random, proof) = id.split_at(RANDOM_BYTES);
-        let expected = hmac::sign(&self.0, random);
+        let expected = hmac::sign(&self.0.key, random);
         constant_time::verify_slices_are_equal(proof, &expected.as_ref()[..ID_BYTES - RANDOM_BYTES]).is_ok()
     }
 }
@@ -261,10 +281,10 @@ mod tests {
     }
 
     #[test]
-    fn only_the_ids_of_a_store_are_recognised() {
-        let [own, other] = ["t0ken", "0ther"].map(|token| RunIds::new(&SecretString::from(token)));
+    fn only_the_ids_of_runs_that_share_a_larder_are_recognised() {
+        let [own, other] = [RunIds::new().unwrap(), RunIds::new().unwrap()];
         let id = own.issue().unwrap();
-        assert!(own.recognise(id) && RunIds::new(&SecretString::from("t0ken")).recognise(id));
+        assert!(own.recognise(id) && RunIds::with_key(*own.key()).recognise(id));
         assert!(!other.recognise(id) && !own.recognise(RunId::random().unwrap()));
         for bit in 0..8 * ID_BYTES {
             let RunId(mut changed) = id;

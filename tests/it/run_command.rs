@@ -601,9 +601,8 @@ async fn runs_that_begin_together_all_succeed() {
 async fn the_larder_of_a_run_answers_its_own_client_only() {
     let upstream = upstream().await;
     let setup = RunSetup::new(&upstream);
-    let (mut larder, out, err) = spawn_captured(
-        setup.command(&[], &["sh", "-c", &format!("cat \"$TF_CLI_CONFIG_FILE\"; {}", waiting_script("true"))]),
-    );
+    let script = format!("cat \"$TF_CLI_CONFIG_FILE\"; {}", waiting_script("true"));
+    let (mut larder, out, err) = spawn_captured(setup.command(&[], &["sh", "-c", &script]));
     out.line_with("ready").await;
     let config = out.text();
     let (_, below) = config.split_once("http://").unwrap();
@@ -640,6 +639,19 @@ async fn the_larder_of_a_run_answers_its_own_client_only() {
     get(&format!("http://{main}/run/{id}{versions}")).await.expect(200);
     let status = run(setup.larder_command(&["status"])).await;
     assert_eq!(status.code, Some(0), "{status:?}");
+    std::fs::write(setup.path("work/go"), "").unwrap();
+    assert_eq!(larder.wait_for_exit().await, Some(0), "{}", err.text());
+    setup.assert_nothing_left();
+
+    // The id ends with the last run that shared the larder.
+    std::fs::remove_file(setup.path("work/go")).unwrap();
+    let (mut larder, out, err) = spawn_captured(setup.command(&[], &["sh", "-c", &script]));
+    out.line_with("ready").await;
+    let config = out.text();
+    let (_, below) = config.split_once("\"providers.v1\" = \"http://").unwrap();
+    let (main, _) = below.split_once("/run/").unwrap();
+    let answer = get(&format!("http://{main}/run/{id}{versions}")).await;
+    assert_eq!(answer.status, 421, "{}", answer.text());
     std::fs::write(setup.path("work/go"), "").unwrap();
     assert_eq!(larder.wait_for_exit().await, Some(0), "{}", err.text());
     setup.assert_nothing_left();
@@ -778,5 +790,6 @@ async fn the_log_is_silent_unless_it_is_asked_for() {
     let mut command = setup.require(&["acme/null"]).command(&[], &INIT);
     command.env("LARDER_LOG", "info");
     let output = run(command).await;
-    assert!(output.err.contains("INFO") && output.err.contains("GET /run/"), "{output:?}");
+    assert!(output.err.contains("INFO") && output.err.contains("GET /registry/"), "{output:?}");
+    assert!(!output.err.contains("/run/"), "an id that opens the larder of the run is in the log: {output:?}");
 }

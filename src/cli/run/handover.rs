@@ -1,5 +1,5 @@
-//! Hands the larder of one run on to another. A run whose larder others use gives each of them both listening sockets, over
-//! a Unix socket in its private folder, and keeps that connection until it has released the store. Its end tells the others
+//! Hands the larder of one run on to another. A run whose larder others use gives each of them both listening sockets and the
+//! key of the runs' ids, over a Unix socket in its private folder, and keeps that connection until it has released the store. Its end tells the others
 //! to take over: they already have the sockets, so clients that connect meanwhile wait and are never refused.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::Sockets;
 use crate::http::{Runs, local_socket};
-use crate::protocol::run::{RunId, RunReport};
+use crate::protocol::run::{RunId, RunIds, RunReport};
 
 /// The longest wait for a message of the other run.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,22 +36,42 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Runs that use one larder at the same time.
 const MAX_FOLLOWERS: usize = 256;
 
+/// What a run continues the larder of another with.
+#[derive(Debug)]
+pub(super) struct Continuation {
+    pub(super) sockets: Sockets,
+    /// The ids of the runs that use the larder.
+    pub(super) ids: RunIds,
+}
+
 /// The connection of a run to the run whose larder it uses.
 #[derive(Debug)]
 pub(super) struct Following {
     connection: UnixStream,
+    /// This run.
+    id: RunId,
 }
 
 impl Following {
-    /// Connects to the run that has this Unix socket; also returns the listening sockets of its larder.
-    pub(super) async fn connect(path: &Path, id: RunId) -> io::Result<(Self, Sockets)> {
+    /// Connects to the run that has this Unix socket. Returns what its larder is continued with, too. `id` names this run, with
+    /// those ids.
+    pub(super) async fn connect(
+        path: &Path,
+        id: impl FnOnce(&RunIds) -> io::Result<RunId>,
+    ) -> io::Result<(Self, Continuation)> {
         let exchange = async {
             let mut connection = local_socket::connect(path).await?;
+            let continuation = connection.async_io(Interest::READABLE, || receive(&connection)).await?;
+            let id = id(&continuation.ids)?;
             connection.write_all(id.to_string().as_bytes()).await?;
-            let sockets = connection.async_io(Interest::READABLE, || receive(&connection)).await?;
-            Ok((Self { connection }, sockets))
+            Ok((Self { connection, id }, continuation))
         };
         timeout(MESSAGE_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// This run, as the larder knows it.
+    pub(super) fn id(&self) -> RunId {
+        self.id
     }
 
     /// Waits until the other run has released the store, or until `leave`. Also returns the files that it has sent this run:
@@ -87,13 +107,14 @@ pub(super) enum FollowingEnd {
 
 /// Gives the sockets to every run that connects, until `ended`. A run that leaves, and each run at the end, gets the list of
 /// its files; then its connection ends.
-pub(super) async fn serve(listener: UnixListener, sockets: Sockets, runs: Runs, ended: CancellationToken) {
+pub(super) async fn serve(listener: UnixListener, sockets: Sockets, ids: RunIds, runs: Runs, ended: CancellationToken) {
     let mut followers = JoinSet::new();
     while let Some(accepted) = ended.run_until_cancelled(local_socket::accept(&listener)).await {
         while followers.try_join_next().is_some() {}
         match (accepted, sockets.duplicate()) {
             (Ok(connection), Ok(sockets)) if followers.len() < MAX_FOLLOWERS => {
-                followers.spawn(give(connection, sockets, runs.clone(), ended.clone()));
+                let continuation = Continuation { sockets, ids: ids.clone() };
+                followers.spawn(give(connection, continuation, runs.clone(), ended.clone()));
             }
             (Ok(_), _) => {}
             // Too few file descriptors: an immediate retry would only spin.
@@ -105,12 +126,17 @@ pub(super) async fn serve(listener: UnixListener, sockets: Sockets, runs: Runs, 
     while followers.join_next().await.is_some() {}
 }
 
-async fn give(mut connection: UnixStream, sockets: Sockets, runs: Runs, ended: CancellationToken) -> io::Result<()> {
+async fn give(
+    mut connection: UnixStream,
+    continuation: Continuation,
+    runs: Runs,
+    ended: CancellationToken,
+) -> io::Result<()> {
+    connection.async_io(Interest::WRITABLE, || send(&connection, &continuation)).await?;
+    drop(continuation);
     let mut id = [0; 32];
     timeout(MESSAGE_TIMEOUT, connection.read_exact(&mut id)).await??;
     let id = std::str::from_utf8(&id).ok().and_then(RunId::parse).ok_or(io::ErrorKind::InvalidData)?;
-    connection.async_io(Interest::WRITABLE, || send(&connection, &sockets)).await?;
-    drop(sockets);
     let mut end_of_other = [0; 1];
     tokio::select! {
         () = ended.cancelled() => {}
@@ -121,13 +147,15 @@ async fn give(mut connection: UnixStream, sockets: Sockets, runs: Runs, ended: C
     timeout(MESSAGE_TIMEOUT, connection.write_all(&report)).await?
 }
 
-fn send(connection: &UnixStream, sockets: &Sockets) -> io::Result<()> {
+fn send(connection: &UnixStream, Continuation { sockets, ids }: &Continuation) -> io::Result<()> {
     let both = [sockets.main.as_fd(), sockets.admin.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&both));
-    sendmsg(connection, &[IoSlice::new(b"s")], &mut control, SendFlags::empty())?;
-    Ok(())
+    match sendmsg(connection, &[IoSlice::new(ids.key())], &mut control, SendFlags::empty())? {
+        RunIds::KEY_BYTES => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
 }
 
 /// The client must not inherit the sockets, even if it starts at this moment.
@@ -136,10 +164,11 @@ const RECEIVE: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 #[cfg(not(target_os = "linux"))]
 const RECEIVE: RecvFlags = RecvFlags::empty();
 
-fn receive(connection: &UnixStream) -> io::Result<Sockets> {
+fn receive(connection: &UnixStream) -> io::Result<Continuation> {
+    let mut key = [0; RunIds::KEY_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(connection, &mut [IoSliceMut::new(&mut [0; 1])], &mut control, RECEIVE)?;
+    let received_bytes = recvmsg(connection, &mut [IoSliceMut::new(&mut key)], &mut control, RECEIVE)?.bytes;
     let messages = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
         _ => None,
@@ -149,5 +178,9 @@ fn receive(connection: &UnixStream) -> io::Result<Sockets> {
         fcntl_setfd(socket, FdFlags::CLOEXEC)?;
     }
     let [main, admin] = <[OwnedFd; 2]>::try_from(received).map_err(|_| io::ErrorKind::InvalidData)?;
-    Ok(Sockets { main: TcpListener::from(main), admin: TcpListener::from(admin) })
+    if received_bytes != key.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let sockets = Sockets { main: TcpListener::from(main), admin: TcpListener::from(admin) };
+    Ok(Continuation { sockets, ids: RunIds::with_key(key) })
 }

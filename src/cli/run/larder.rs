@@ -1,6 +1,7 @@
 //! The larder of a run: the one that has the store, else one within this process, on free ports of the loopback address. Two
 //! runs share the larder of the first. When the first ends, another continues it, on the same sockets.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,18 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use secrecy::SecretString;
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::handover::{Following, FollowingEnd};
+use super::handover::{Continuation, Following, FollowingEnd};
 use super::own_larder::OwnLarder;
 use super::temp_folder::TempFolder;
+use crate::app::StartError;
 use crate::app::running_larder::{self, NotReached, RunningLarder};
-use crate::app::{Sockets, StartError};
 use crate::cli::admin_service::parse;
 use crate::config::{Config, Server};
 use crate::http::admin_client::{AdminClient, AdminClientError};
@@ -99,6 +99,7 @@ impl LarderOfRun {
         offline: bool,
         folder: &Arc<TempFolder>,
     ) -> anyhow::Result<Self> {
+        let ids = RunIds::new().context(NO_RANDOM)?;
         let own_config = config_of_run(config, offline);
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
@@ -121,13 +122,13 @@ impl LarderOfRun {
                             return Ok(Self { id, admin, source: LarderSource::Service, note });
                         }
                     };
-                    let id = ids_of_store(&config.store.path)?.issue().context(NO_RANDOM)?;
-                    if let Ok((following, sockets)) = Following::connect(&handover, id).await {
+                    if let Ok((following, continuation)) = Following::connect(&handover, issue).await {
+                        let id = following.id();
                         let leave = CancellationToken::new();
                         let mut config = own_config;
                         // The run that continues an offline larder stays offline, for the runs that asked for that.
                         config.network.offline |= is_offline;
-                        let follower = Follower { id, config, folder: Arc::clone(folder), sockets };
+                        let follower = Follower { id, config, folder: Arc::clone(folder), continuation };
                         let following = tokio::spawn(follower.follow(following, leave.clone()));
                         return Ok(Self { id, admin, source: LarderSource::Followed { leave, following }, note });
                     }
@@ -141,11 +142,11 @@ impl LarderOfRun {
                 Ok(None) if Instant::now() < deadline && is_being_continued(&config.store.path).await => {
                     tracing::debug!("another run is about to continue the larder of one that has ended");
                 }
-                Ok(None) => match OwnLarder::start(&own_config, folder, None).await {
-                    Ok((larder, admin)) => return Self::own(larder, admin),
+                Ok(None) => match OwnLarder::start(&own_config, folder, &ids, None).await {
+                    Ok((larder, admin)) => return Self::own(&ids, larder, admin),
                     Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {}
                     Err(StartError::Store(error)) if error.is_unwritable() && !own_config.network.offline => {
-                        return Self::with_temporary_store(own_config, folder, &error).await;
+                        return Self::with_temporary_store(own_config, folder, &ids, &error).await;
                     }
                     Err(error) => return Err(anyhow::Error::from(error).context("larder did not start")),
                 },
@@ -157,8 +158,8 @@ impl LarderOfRun {
         }
     }
 
-    fn own(larder: OwnLarder, admin: AdminClient) -> anyhow::Result<Self> {
-        let id = larder.ids().issue().context(NO_RANDOM)?;
+    fn own(ids: &RunIds, larder: OwnLarder, admin: AdminClient) -> anyhow::Result<Self> {
+        let id = issue(ids)?;
         Ok(Self { id, admin, source: LarderSource::Own(larder), note: None })
     }
 
@@ -166,12 +167,13 @@ impl LarderOfRun {
     async fn with_temporary_store(
         mut config: Config,
         folder: &TempFolder,
+        ids: &RunIds,
         refused: &StoreError,
     ) -> anyhow::Result<Self> {
         let note = format!("{refused}; this run has a temporary store, so nothing stays for the next one");
         config.store.path = folder.file("store");
-        let (larder, admin) = OwnLarder::start(&config, folder, None).await.context("larder did not start")?;
-        Ok(Self { note: Some(note), ..Self::own(larder, admin)? })
+        let (larder, admin) = OwnLarder::start(&config, folder, ids, None).await.context("larder did not start")?;
+        Ok(Self { note: Some(note), ..Self::own(ids, larder, admin)? })
     }
 
     /// A line about this larder that the user needs.
@@ -229,7 +231,7 @@ struct Follower {
     id: RunId,
     config: Config,
     folder: Arc<TempFolder>,
-    sockets: Sockets,
+    continuation: Continuation,
 }
 
 impl Follower {
@@ -261,16 +263,17 @@ impl Follower {
     async fn continue_or_follow(&self) -> anyhow::Result<Next> {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
-            match OwnLarder::start(&self.config, &self.folder, Some(self.sockets.duplicate()?)).await {
+            let Continuation { sockets, ids } = &self.continuation;
+            match OwnLarder::start(&self.config, &self.folder, ids, Some(sockets.duplicate()?)).await {
                 Ok((own, _)) => return Ok(Next::Own(own)),
                 Err(StartError::Store(StoreError::Locked(_))) if Instant::now() < deadline => {}
                 Err(error) => return Err(error.into()),
             }
             if let StoreUse::Noted(note) = Store::use_of(&self.config.store.path)
                 && let Some(handover) = note.listeners().and_then(|noted| noted.handover.clone())
-                && let Ok((other, sockets)) = Following::connect(&handover, self.id).await
+                && let Ok((other, continuation)) = Following::connect(&handover, |_| Ok(self.id)).await
             {
-                if sockets.main.local_addr()? != self.sockets.main.local_addr()? {
+                if continuation.sockets.main.local_addr()? != sockets.main.local_addr()? {
                     bail!("another larder has taken the store, on other ports");
                 }
                 return Ok(Next::Other(other));
@@ -289,11 +292,9 @@ enum Next {
     Other(Following),
 }
 
-/// The ids of the runs that share a store: whichever of them has the larder recognises each.
-fn ids_of_store(store: &Path) -> anyhow::Result<RunIds> {
-    let token = Store::read_admin_token(store)?.map(SecretString::from);
-    let token = token.with_context(|| format!("{} is missing", Store::token_file(store).display()))?;
-    Ok(RunIds::new(&token))
+/// The id of this run among those that share a larder.
+fn issue(ids: &RunIds) -> io::Result<RunId> {
+    ids.issue().map_err(|_| io::Error::other(NO_RANDOM))
 }
 
 /// True in the moment between the end of a run and the start of the one that continues its larder: the store is free, and

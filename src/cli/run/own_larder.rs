@@ -30,7 +30,6 @@ const OTHERS_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct OwnLarder {
     runs: Runs,
-    ids: RunIds,
     stop: CancellationToken,
     serving: JoinHandle<Result<(), StoreError>>,
     /// Cancelled when the store is released.
@@ -39,38 +38,34 @@ pub(super) struct OwnLarder {
 }
 
 impl OwnLarder {
-    /// Starts a larder, on the sockets of a run that has ended, else where the configuration says. `folder` belongs to this
-    /// run.
+    /// Starts a larder for the runs with these ids, on the sockets of a run that has ended, else where the configuration says.
+    /// `folder` belongs to this run.
     ///
     /// # Errors
     /// [`StoreError::Locked`] where another process has the store.
     pub(super) async fn start(
         config: &Config,
         folder: &TempFolder,
+        ids: &RunIds,
         sockets: Option<Sockets>,
     ) -> Result<(Self, AdminClient), StartError> {
         let path = folder.file(HANDOVER);
         // Without the socket no other run continues this larder.
         let listener = local_socket::listen(&path);
-        let lifetime = Lifetime::OneRun { handover: listener.is_ok().then_some(path) };
+        let lifetime = Lifetime::OneRun { handover: listener.is_ok().then_some(path), ids: ids.clone() };
         let mut settings = StartSettings { lifetime, ..StartSettings::default() };
         settings.connections.drain = DRAIN_TIMEOUT;
         let app = App::start_on(config, settings, sockets).await?;
-        let (admin, runs, ids) = (app.admin(), app.runs(), app.run_ids()?);
+        let (admin, runs) = (app.admin(), app.runs());
         let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
         let handing_over = listener.and_then(|listener| {
-            let serving = handover::serve(listener, app.sockets()?, runs.clone(), ended.clone());
+            let serving = handover::serve(listener, app.sockets()?, ids.clone(), runs.clone(), ended.clone());
             Ok(tokio::spawn(serving))
         });
         let handing_over =
             handing_over.inspect_err(|error| tracing::debug!(%error, "no run can continue this one")).ok();
         let serving = tokio::spawn(app.serve(stop.clone()));
-        Ok((Self { runs, ids, stop, serving, ended, handing_over }, admin))
-    }
-
-    /// The ids of its runs.
-    pub(super) fn ids(&self) -> &RunIds {
-        &self.ids
+        Ok((Self { runs, stop, serving, ended, handing_over }, admin))
     }
 
     /// The files that a run was sent.
