@@ -14,7 +14,10 @@ use crate::store::{
     DocumentKey, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, StoreError, to_json,
 };
 use crate::upstream::discovery::Service;
-use crate::upstream::providers::MAX_VERSIONS;
+use crate::upstream::providers::{ListedVersion, MAX_VERSIONS, VersionList};
+
+/// The most versions in the record of a provider whose list is not stored: it is not evicted.
+const MAX_WITHOUT_LIST: usize = 2_000;
 
 /// The record of one provider. A version of the stored list that is not among `others` was on the first list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,49 +50,73 @@ impl FirstListed {
     /// The record of a provider whose versions all have a time: the earliest is that of the first list.
     pub(super) fn of_all(versions: BTreeMap<Version, Timestamp>) -> Self {
         let first_list = versions.values().min().copied();
-        Self { first_list, others: versions.into_iter().take(MAX_VERSIONS).collect() }
+        Self { first_list, others: versions }.within(MAX_VERSIONS)
     }
 
-    /// The record after a list that names `listed` replaces the one that names `stored`.
-    fn with_list(self, stored: &BTreeSet<Version>, listed: &BTreeSet<Version>, now: Timestamp) -> Self {
-        let (first_list, named_before) = match self.first_list {
-            Some(first_list) => (first_list, stored),
-            None => (now, listed),
+    /// The record after `list` replaces the stored list; `None` where none was stored. A list that names nothing is no first
+    /// list.
+    fn with_list(self, stored: Option<&ListedVersions>, list: &ListedVersions, now: Timestamp) -> Self {
+        let is_first = match (self.first_list, stored) {
+            (None, _) => true,
+            // Nobody knows what the lost list named.
+            (Some(_), None) => self.others.is_empty(),
+            (Some(_), Some(_)) => false,
         };
-        let mut times = Self { first_list: Some(first_list), ..self }.without_list(named_before);
-        for version in listed {
+        let first_list = self.first_list.or((!list.upstream.is_empty()).then_some(now));
+        let mut times = Self { first_list, ..self };
+        times = times.without_list(if is_first { Some(list) } else { stored });
+        for version in list.upstream.iter().chain(&list.kept) {
             times.others.entry(version.clone()).or_insert(now);
         }
-        times.others.retain(|version, time| *time != first_list || !listed.contains(version));
+        times.others.retain(|version, time| Some(*time) != first_list || !list.upstream.contains(version));
         if times.others.len() > MAX_VERSIONS {
-            times.others.retain(|version, _| listed.contains(version));
+            times.others.retain(|version, _| list.upstream.contains(version));
         }
-        times.within_limit()
+        times.within(MAX_VERSIONS)
     }
 
-    /// The record after the list that names `stored` is removed: it names every version by itself.
-    fn without_list(mut self, stored: &BTreeSet<Version>) -> Self {
-        if let Some(first_list) = self.first_list {
-            for version in stored {
+    /// The record after the stored list is removed: it names every version by itself.
+    fn without_list(mut self, stored: Option<&ListedVersions>) -> Self {
+        if let (Some(first_list), Some(stored)) = (self.first_list, stored) {
+            for version in &stored.upstream {
                 self.others.entry(version.clone()).or_insert(first_list);
             }
         }
         self
     }
 
-    /// The record after a version is imported that the stored list, which names `stored`, may not name.
-    fn with_imported(mut self, stored: &BTreeSet<Version>, version: &Version, now: Timestamp) -> Self {
-        if !stored.contains(version) {
+    /// The record after the import of a version that the stored list may not name.
+    fn with_imported(mut self, stored: Option<&ListedVersions>, version: &Version, now: Timestamp) -> Self {
+        if stored.is_none_or(|stored| !stored.upstream.contains(version)) {
             self.others.entry(version.clone()).or_insert(now);
         }
-        self.within_limit()
+        self.within(MAX_VERSIONS)
     }
 
-    fn within_limit(mut self) -> Self {
-        while self.others.len() > MAX_VERSIONS {
-            self.others.pop_last();
+    /// Drops the oldest versions beyond a number.
+    fn within(mut self, most: usize) -> Self {
+        while self.others.len() > most {
+            self.others.pop_first();
         }
         self
+    }
+}
+
+/// The versions that a list names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct ListedVersions {
+    /// As upstream lists them.
+    upstream: BTreeSet<Version>,
+    /// Those that are listed because they are stored.
+    kept: BTreeSet<Version>,
+}
+
+impl ListedVersions {
+    /// Reads a list. One that cannot be read names nothing.
+    fn of(list: &StoredDocument) -> Self {
+        let versions = |listed: Vec<ListedVersion>| listed.into_iter().map(|listed| listed.version).collect();
+        let upstream = VersionList::parse(&list.body).map(|list| list.versions).unwrap_or_default();
+        Self { upstream: versions(upstream), kept: versions(list.dropped_versions(Service::Providers)) }
     }
 }
 
@@ -101,57 +128,55 @@ pub(super) fn provider_of_list(list: &Key) -> Option<&ProviderAddress> {
     }
 }
 
-/// The versions that a stored list names. A list that cannot be read names none.
-fn versions_of(list: Option<&StoredDocument>) -> BTreeSet<Version> {
-    let list = list.and_then(|list| list.as_versions(Service::Providers).ok());
-    list.into_iter().flat_map(|list| list.versions).map(|listed| listed.version).collect()
-}
-
-/// Replaces a document. With the version list of a provider, the times of its versions change.
-pub(in crate::mirror) fn put_document(
+/// Records the times of a provider's versions when `list` replaces the stored one. Does nothing for another document.
+pub(in crate::mirror) fn record_times(
     step: &mut RecordStep<'_>,
     key: &Key,
     stored: Option<&StoredDocument>,
-    document: &StoredDocument,
-    durability: Durability,
+    list: &StoredDocument,
+    now: Timestamp,
 ) -> Result<(), StoreError> {
-    let checked = document.metadata.checked;
-    if let Some(provider) = provider_of_list(key) {
-        let times = Key::FirstListed(provider.clone());
-        let recorded = step.read(&times)?.json::<FirstListed>().intact();
-        let is_the_same = stored.is_some_and(|stored| stored.has_same_content(document));
-        if !(is_the_same && recorded.is_some()) {
-            let before = recorded.clone().unwrap_or_default();
-            let now = before.with_list(&versions_of(stored), &versions_of(Some(document)), checked);
-            // Before the list: a version that is listed without a time counts as one of the first list.
-            if recorded.as_ref() != Some(&now) {
-                step.put(&times, to_json(&now), durability, IndexEntry::Document(checked));
-            }
-        }
+    let Some(provider) = provider_of_list(key) else { return Ok(()) };
+    let times = Key::FirstListed(provider.clone());
+    let recorded = step.read(&times)?.json::<FirstListed>().intact();
+    if recorded.is_some() && stored.is_some_and(|stored| stored.has_same_content(list)) {
+        return Ok(());
     }
-    step.put(key, document.write(), durability, IndexEntry::Document(checked));
+    let (before, stored) = (recorded.clone().unwrap_or_default(), stored.map(ListedVersions::of));
+    let after = before.with_list(stored.as_ref(), &ListedVersions::of(list), now);
+    // Before the list, and synced: a version that is listed without a time counts as one of the first list.
+    if recorded.as_ref() != Some(&after) {
+        step.put(&times, to_json(&after), Durability::Synced, IndexEntry::Document(now));
+    }
     Ok(())
 }
 
 impl Library {
     /// Removes a document. The times of a provider's versions go with its list, unless a version was verified.
     pub(in crate::mirror) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
-        let Some(provider) = provider_of_list(key) else { return self.store.records.remove(key, durability) };
-        self.store.records.change(key, |step| {
+        let records = &self.store.records;
+        let Some(provider) = provider_of_list(key) else { return records.remove(key, durability) };
+        let removed = records.change(key, |step| {
             let times = Key::FirstListed(provider.clone());
             if is_verified(step, provider)? {
                 if let ReadOutcome::Intact(recorded) = step.read(&times)?.json::<FirstListed>() {
                     let stored = step.read(key)?.intact().and_then(StoredDocument::read);
                     let checked = stored.as_ref().map_or(Timestamp(0), |list| list.metadata.checked);
-                    let left = recorded.without_list(&versions_of(stored.as_ref())).within_limit();
-                    step.put(&times, to_json(&left), durability, IndexEntry::Document(checked));
+                    let left = recorded.without_list(stored.as_ref().map(ListedVersions::of).as_ref());
+                    let left = to_json(&left.within(MAX_WITHOUT_LIST));
+                    step.put(&times, left, durability, IndexEntry::Document(checked));
                 }
             } else {
                 step.change(&times, RecordAction::Remove(durability), IndexEntry::Gone);
             }
             step.change(key, RecordAction::Remove(durability), IndexEntry::Gone);
             Ok(())
-        })
+        });
+        match removed {
+            // The list frees more than the times would take.
+            Err(full) if full.is_full() => records.remove(key, durability),
+            removed => removed,
+        }
     }
 
     /// Removes the times of a provider without a list and without a verified version. Returns false if they stay.
@@ -177,7 +202,8 @@ impl Library {
         self.store.records.change(&times, |step| {
             let recorded = step.read(&times)?.json::<FirstListed>().intact().unwrap_or_default();
             let stored = step.read(&Key::version_list(provider))?.intact().and_then(StoredDocument::read);
-            let with_import = recorded.clone().with_imported(&versions_of(stored.as_ref()), version, now);
+            let stored = stored.as_ref().map(ListedVersions::of);
+            let with_import = recorded.clone().with_imported(stored.as_ref(), version, now);
             if with_import != recorded {
                 step.put(&times, to_json(&with_import), Durability::Lazy, IndexEntry::Document(now));
             }
@@ -199,10 +225,10 @@ mod tests {
     use super::*;
 
     impl FirstListed {
-        /// The time of a version, while the stored list names `stored`.
-        fn time_of(&self, version: &Version, stored: &BTreeSet<Version>) -> Option<Timestamp> {
-            let of_first_list = || self.first_list.filter(|_| stored.contains(version));
-            self.others.get(version).copied().or_else(of_first_list)
+        /// The time of a version, while the stored list is `stored`.
+        fn time_of(&self, version: &Version, stored: Option<&ListedVersions>) -> Option<Timestamp> {
+            let is_listed = stored.is_some_and(|stored| stored.upstream.contains(version));
+            self.others.get(version).copied().or(self.first_list.filter(|_| is_listed))
         }
     }
 
@@ -214,16 +240,24 @@ mod tests {
         numbers.into_iter().map(version).collect()
     }
 
+    fn list(numbers: impl IntoIterator<Item = u8>) -> ListedVersions {
+        ListedVersions { upstream: versions(numbers), kept: BTreeSet::new() }
+    }
+
     #[derive(Debug, Clone)]
     enum Event {
-        List(BTreeSet<Version>),
+        List(ListedVersions),
         ListIsRemoved,
         Import(Version),
     }
 
     fn event() -> impl Strategy<Value = Event> {
+        let numbers = || prop::collection::btree_set(0..8u8, 0..8);
         prop_oneof![
-            4 => prop::collection::btree_set(0..8u8, 0..8).prop_map(|numbers| Event::List(versions(numbers))),
+            4 => (numbers(), numbers()).prop_map(|(upstream, kept)| {
+                let kept = kept.difference(&upstream).copied().collect::<Vec<_>>();
+                Event::List(ListedVersions { upstream: versions(upstream), kept: versions(kept) })
+            }),
             1 => Just(Event::ListIsRemoved),
             1 => (0..8u8).prop_map(|number| Event::Import(version(number))),
         ]
@@ -233,29 +267,30 @@ mod tests {
         /// Each version has the time at which it was first listed or imported, whatever became of the list since.
         #[test]
         fn a_version_keeps_the_time_of_its_first_listing(events in prop::collection::vec((event(), 0..3u64), 0..12)) {
-            let (mut record, mut stored) = (FirstListed::default(), BTreeSet::new());
+            let (mut record, mut stored) = (FirstListed::default(), None);
             let (mut expected, mut has_list, mut now) = (BTreeMap::new(), false, 100);
             for (event, seconds) in events {
                 now += seconds;
                 match event {
-                    Event::List(listed) => {
-                        for version in &listed {
+                    Event::List(list) => {
+                        for version in list.upstream.iter().chain(&list.kept) {
                             expected.entry(version.clone()).or_insert(Timestamp(now));
                         }
-                        record = record.with_list(&stored, &listed, Timestamp(now));
-                        (stored, has_list) = (listed, true);
+                        record = record.with_list(stored.as_ref(), &list, Timestamp(now));
+                        has_list |= !list.upstream.is_empty();
+                        stored = Some(list);
                     }
                     Event::ListIsRemoved => {
-                        record = record.without_list(&stored);
-                        stored = BTreeSet::new();
+                        record = record.without_list(stored.as_ref());
+                        stored = None;
                     }
                     Event::Import(version) => {
-                        record = record.with_imported(&stored, &version, Timestamp(now));
+                        record = record.with_imported(stored.as_ref(), &version, Timestamp(now));
                         expected.entry(version).or_insert(Timestamp(now));
                     }
                 }
                 for (version, time) in &expected {
-                    prop_assert_eq!(record.time_of(version, &stored), Some(*time));
+                    prop_assert_eq!(record.time_of(version, stored.as_ref()), Some(*time));
                 }
                 prop_assert_eq!(record.first_list.is_some(), has_list);
                 let read: FirstListed = serde_json::from_slice(&to_json(&record)).unwrap();
@@ -266,19 +301,31 @@ mod tests {
 
     #[test]
     fn the_first_list_is_one_entry_however_long_it_is() {
-        let (first, later) = (versions(0..=200), versions(0..=202));
-        let record = FirstListed::default().with_list(&BTreeSet::new(), &first, Timestamp(5));
+        let (first, later) = (list(0..=200), list(0..=202));
+        let record = FirstListed::default().with_list(None, &first, Timestamp(5));
         assert_eq!(String::from_utf8(to_json(&record)).unwrap(), r#"{"first_list":5,"others":{}}"#);
-        let record = record.with_list(&first, &later, Timestamp(7));
+        // Its list was lost, or larder was killed before it was written.
+        assert_eq!(record.clone().with_list(None, &first, Timestamp(6)), record);
+        let record = record.with_list(Some(&first), &later, Timestamp(7));
         assert_eq!(record.others, BTreeMap::from([201, 202].map(|number| (version(number), Timestamp(7)))));
+    }
+
+    /// An import makes a list that upstream never sent.
+    #[test]
+    fn a_list_of_imported_versions_is_no_first_list() {
+        let imported = ListedVersions { upstream: BTreeSet::new(), kept: versions([1, 2]) };
+        let record = FirstListed::default().with_imported(None, &version(1), Timestamp(5));
+        let record = record.with_list(None, &imported, Timestamp(6));
+        let record = record.with_list(Some(&imported), &list(0..9), Timestamp(7));
+        let others = [(1, 5), (2, 6)].map(|(number, time)| (version(number), Timestamp(time)));
+        assert_eq!(record, FirstListed { first_list: Some(Timestamp(7)), others: others.into() });
     }
 
     #[test]
     fn the_times_of_an_older_larder_shrink_at_the_next_list() {
         let older = br#"{"versions":{"1.0.0":5,"1.0.1":5,"1.0.2":6,"1.0.3":5}}"#;
         let record: FirstListed = serde_json::from_slice(older).unwrap();
-        let listed = versions([0, 1, 2, 4]);
-        let record = record.with_list(&versions([0, 1, 2]), &listed, Timestamp(8));
+        let record = record.with_list(Some(&list([0, 1, 2])), &list([0, 1, 2, 4]), Timestamp(8));
         // 1.0.3 is no longer listed.
         let others = [(2, 6), (3, 5), (4, 8)].map(|(number, time)| (version(number), Timestamp(time)));
         assert_eq!(record, FirstListed { first_list: Some(Timestamp(5)), others: others.into() });
@@ -289,14 +336,13 @@ mod tests {
         let number = |number: usize| Version::parse(&format!("2.{number}.0")).unwrap();
         let withdrawn: BTreeMap<_, _> = (0..MAX_VERSIONS).map(|patch| (number(patch), Timestamp(3))).collect();
         let record = FirstListed { first_list: Some(Timestamp(1)), others: withdrawn };
-        let listed = versions(0..3);
-        let record = record.with_list(&BTreeSet::new(), &listed, Timestamp(9));
-        assert_eq!(
-            record.others.into_iter().collect::<Vec<_>>(),
-            listed.iter().map(|version| (version.clone(), Timestamp(9))).collect::<Vec<_>>()
-        );
-        let many: BTreeSet<_> = (0..=MAX_VERSIONS).map(number).collect();
+        let record = record.with_list(Some(&list([])), &list(0..3), Timestamp(9));
+        let listed = versions(0..3).into_iter().map(|version| (version, Timestamp(9)));
+        assert_eq!(record.others, listed.collect());
+        let many = ListedVersions { upstream: (0..=MAX_VERSIONS).map(number).collect(), kept: BTreeSet::new() };
         let record = FirstListed { first_list: Some(Timestamp(1)), others: BTreeMap::new() };
-        assert_eq!(record.without_list(&many).within_limit().others.len(), MAX_VERSIONS);
+        let record = record.without_list(Some(&many)).within(MAX_WITHOUT_LIST);
+        assert_eq!(record.others.len(), MAX_WITHOUT_LIST);
+        assert!(record.others.contains_key(&number(MAX_VERSIONS)), "the newest versions stay");
     }
 }

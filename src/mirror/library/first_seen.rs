@@ -350,8 +350,12 @@ impl VersionHistory {
             changes.push(HistoryChange::DropsEveryLine);
         }
         let platform = &seen.package.platform;
-        if changes.is_empty() && !is_vouched_for && self.is_unsigned(seen) && !by_platform.contains_key(platform) {
-            changes.extend(self.not_the_first_file_of(platform, seen.archive));
+        if changes.is_empty() && !is_vouched_for && self.is_unsigned(seen) {
+            let lines = seen.sums.iter().filter(|(name, _)| !by_name.contains_key(name));
+            let stated = lines.filter_map(|(name, digest)| Some((stated_platform(name)?, digest)));
+            let of_platforms = stated.chain([(platform.clone(), seen.archive)]);
+            let of_new = of_platforms.filter(|(platform, _)| !by_platform.contains_key(platform));
+            changes.extend(of_new.filter_map(|(platform, digest)| self.not_the_first_file_of(&platform, digest)));
         }
         if changes.is_empty() && !is_vouched_for && !self.is_unsigned(seen) {
             let is_known =
@@ -364,27 +368,28 @@ impl VersionHistory {
     }
 
     /// The change that an archive makes for a platform that no set named before: it is none of the files that the first sums
-    /// meant for the platform. Those are the files whose names state it. Where none does, they are the files whose names state
-    /// no platform, unless each of them is known to be of another one.
+    /// meant for the platform. Those are the files whose names state it, and those whose names state no platform. Where none
+    /// is left for it, because the first set was of the only one, the platform is a new one.
     fn not_the_first_file_of(&self, platform: &Platform, now: Digest) -> Option<HistoryChange> {
         let first = self.records.first()?;
-        let is_taken =
-            |digest: &Digest| self.records.iter().any(|record| record.platforms.values().any(|of| of == digest));
+        let has_zip = first.files.keys().any(|name| is_zip(name));
         let (mut stated, mut unstated) = (Vec::new(), Vec::new());
-        for (name, digests) in first.files.iter().filter(|(name, _)| may_be_archive(name)) {
+        for (name, digests) in first.files.iter().filter(|(name, _)| is_zip(name) || !has_zip && may_be_archive(name)) {
             match stated_platform(name) {
                 Some(of) if of == *platform => stated.extend(digests),
                 Some(_) => {}
                 None => unstated.extend(digests),
             }
         }
-        if !stated.is_empty() {
-            let subject = platform.to_string();
-            let is_other = !stated.contains(&now);
-            return is_other.then_some(HistoryChange::OtherBytes { subject, before: stated, now });
+        if stated.contains(&now) || unstated.contains(&now) {
+            return None;
         }
-        let is_other = !unstated.iter().all(is_taken) && !unstated.contains(&now);
-        is_other.then(|| HistoryChange::Added { file: platform.to_string(), now })
+        if !stated.is_empty() {
+            return Some(HistoryChange::OtherBytes { subject: platform.to_string(), before: stated, now });
+        }
+        let is_of_first_set = |digest: &Digest| first.platforms.values().any(|of| of == digest);
+        let is_left = !unstated.iter().all(is_of_first_set);
+        is_left.then(|| HistoryChange::Added { file: platform.to_string(), now })
     }
 
     /// True if neither the version nor the set was ever signed. Then no signer is new.
@@ -691,22 +696,38 @@ fn platform_in_name(name: &str) -> Option<Platform> {
     Platform::parse(&format!("{os}_{arch}")).ok()
 }
 
-/// False for the files that publishers list beside archives: manifests, signatures, bills of materials. Clients ask no name of
-/// an archive.
-fn may_be_archive(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    ![".json", ".txt", ".sig", ".asc", ".pem", ".sbom"].iter().any(|ending| name.ends_with(ending))
+fn is_zip(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with(".zip")
 }
 
-/// The platform that any archive name states, in any case: `…_linux_amd64.zip`, `plugin-linux-amd64-v1.zip`.
+/// False for files that publishers list beside archives: manifests, signatures, bills of materials. Clients ask no name of an
+/// archive, so this counts only where no name ends in `.zip`.
+fn may_be_archive(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    ![".json", ".jsonl", ".txt", ".md", ".sig", ".asc", ".pem", ".sbom", ".sha256"]
+        .iter()
+        .any(|end| name.ends_with(end))
+}
+
+/// The platform that an archive name states by two words beside each other, in any case, and by the names that publishers
+/// give to platforms: `plugin-linux-amd64-v1.zip`, `Plugin_Darwin_x86_64.zip`. `None` for a platform that is not known here.
 fn stated_platform(name: &str) -> Option<Platform> {
-    let lower = name.to_ascii_lowercase();
+    let lower = name.to_ascii_lowercase().replace("x86_64", "amd64").replace("x86-64", "amd64");
     let words: Vec<&str> = lower.split(|character: char| !character.is_ascii_alphanumeric()).collect();
-    let pair = |pair: &[&str]| match pair {
-        [os, arch] if OSES.contains(os) && ARCHES.contains(arch) => Platform::parse(&format!("{os}_{arch}")).ok(),
-        _ => None,
-    };
-    platform_in_name(name).or_else(|| words.windows(2).find_map(pair))
+    words.windows(2).find_map(|pair| {
+        let [os, arch] = pair else { return None };
+        let os = match *os {
+            "macos" | "osx" => "darwin",
+            os => OSES.iter().find(|known| **known == os)?,
+        };
+        let arch = match *arch {
+            "aarch64" => "arm64",
+            "i386" | "x86" => "386",
+            "armv5" | "armv6" | "armv7" => "arm",
+            arch => ARCHES.iter().find(|known| **known == arch)?,
+        };
+        Platform::parse(&format!("{os}_{arch}")).ok()
+    })
 }
 
 /// The operating systems of Terraform's and OpenTofu's builds, and of providers.

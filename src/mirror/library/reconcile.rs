@@ -149,7 +149,11 @@ impl Library {
         while let Some(library) = library.upgrade() {
             let owned_library = Arc::clone(&library);
             match library.runtime.tasks.spawn_blocking(move || owned_library.reconcile_index()).await {
-                Ok(true) => return library.enforce_size_limit(),
+                // Its limits may have been exceeded before it was whole.
+                Ok(true) => {
+                    library.evictor.request_pass();
+                    return;
+                }
                 Ok(false) => {}
                 Err(panicked) => {
                     let reason = "it panicked while it was made whole".to_owned();

@@ -66,7 +66,7 @@ impl Evictor {
     }
 
     /// Requests a pass, without waiting. Returns the number of the request.
-    fn request_pass(&self) -> u64 {
+    pub(super) fn request_pass(&self) -> u64 {
         let request = self.last_request.fetch_add(1, Ordering::SeqCst) + 1;
         self.requested.notify_one();
         request

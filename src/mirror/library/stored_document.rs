@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::revalidate::{Confirmed, FlightResult, Revalidatable};
 use crate::mirror::freshness::Confirmation;
-use crate::mirror::library::first_listed::{provider_of_list, put_document};
+use crate::mirror::library::first_listed::{provider_of_list, record_times};
 use crate::mirror::library::record_format as parts;
 use crate::mirror::{Library, default_if_store_unavailable};
-use crate::store::{Durability, Generation, Key, Store, StoreError, Striped};
+use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
 use crate::upstream::limits::MemoryGrant;
@@ -256,18 +256,32 @@ impl Library {
             // An older record has the times of the versions.
             self.histories.split_by_version(provider);
         }
-        self.store.records.change(key, |step| {
-            let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
-            if stored
-                .as_ref()
-                .is_some_and(|stored| stored.confirmation().is_confirmed_after(coming.confirmation(), now))
-            {
-                return Ok(stored);
+        // A list that upstream never sent has no time of a check.
+        let listed = coming.metadata.checked.max(coming.metadata.fetched);
+        let mut replace = |with_times: bool| {
+            self.store.records.change(key, |step| {
+                let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
+                if stored
+                    .as_ref()
+                    .is_some_and(|stored| stored.confirmation().is_confirmed_after(coming.confirmation(), now))
+                {
+                    return Ok(stored);
+                }
+                let built = build(stored.as_ref(), coming.clone())?;
+                if with_times {
+                    record_times(step, key, stored.as_ref(), &built, listed)?;
+                }
+                step.put(key, built.write(), durability, IndexEntry::Document(built.metadata.checked));
+                Ok(None)
+            })
+        };
+        match replace(true) {
+            Err(error @ StoreError::Io { .. }) if provider_of_list(key).is_some() && !error.is_full() => {
+                tracing::error!(%key, %error, to_do = error.remedy(), "the times of the versions could not be recorded");
+                replace(false)
             }
-            let built = build(stored.as_ref(), coming.clone())?;
-            put_document(step, key, stored.as_ref(), &built, durability)?;
-            Ok(None)
-        })
+            replaced => replaced,
+        }
     }
 
     /// True if the cached location says that upstream has deleted the version.

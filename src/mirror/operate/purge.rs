@@ -9,12 +9,12 @@ use url::Url;
 use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Version, Versions};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::library::first_listed::put_document;
+use crate::mirror::library::first_listed::record_times;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::{Library, Operations};
-use crate::store::{Durability, Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, StoreError};
 
 /// The result of a purge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,7 +258,8 @@ impl Purge<'_> {
             let document = step.read(list)?.intact().and_then(StoredDocument::read);
             if let Some(document) = document.filter(|document| !document.dropped().is_empty()) {
                 let without = document.clone().without_dropped(versions);
-                put_document(step, list, Some(&document), &without, Durability::Lazy)?;
+                record_times(step, list, Some(&document), &without, without.metadata.checked)?;
+                step.put(list, without.write(), Durability::Lazy, IndexEntry::Document(without.metadata.checked));
             }
             Ok(())
         })

@@ -256,28 +256,38 @@ fn refusals_of_unchecked(sets: &[UncheckedSet<'_>]) -> Vec<bool> {
 #[test]
 fn a_platform_that_nobody_asked_for_yet_is_bound_to_the_first_sums() {
     let named = [("odd-linux-amd64.zip", 0), ("Odd-Darwin-ARM64-v1.zip", 1)];
-    let unnamed = [("a.zip", 0), ("b", 1), ("manifest.json", 9)];
+    let released = [("p_Linux_x86_64.zip", 0), ("p_macOS_aarch64.zip", 1), ("p_1.0.tar.gz", 8), ("LICENSE", 9)];
+    let unnamed = [("a.zip", 0), ("b.zip", 1), ("manifest.json", 9)];
+    let bare = [("a", 0), ("b", 1), ("manifest.json", 9)];
+    let conventional = [("p_1_linux_amd64.zip", 0), ("p_1.intoto.jsonl", 9)];
     for (lines, rows) in [
         (&named[..], &[(1, false), (0, true), (2, true)][..]),
+        (&released, &[(1, false), (0, true), (2, true), (9, true)]),
         // The file of another platform may be for both.
         (&unnamed, &[(1, false), (0, false), (2, true), (9, true)]),
+        (&bare, &[(1, false), (0, false), (2, true), (9, true)]),
         // The first sums name nothing but the file of another platform.
         (&named[..1], &[(0, false), (2, false)]),
         (&unnamed[..1], &[(0, false), (2, false)]),
         (&[unnamed[0], unnamed[2]], &[(2, false)]),
+        (&conventional, &[(2, false)]),
     ] {
         for (archive, is_refused) in rows {
-            let added = [lines, &[("evil.zip", 2)]].concat();
             let first = ("linux_amd64", 0, lines);
-            let later = ("darwin_arm64", *archive, &added[..]);
-            assert_eq!(refusals_of_unchecked(&[first, later]), [false, *is_refused], "{lines:?}: {archive}");
-            // A line that comes between is not one of the first sums.
-            let between = ("linux_amd64", 0, &added[..]);
-            assert_eq!(
-                refusals_of_unchecked(&[first, between, later]),
-                [false, false, *is_refused],
-                "{lines:?}: {archive}"
-            );
+            for evil in ["evil.zip", "p_1_darwin_arm64.zip", "other-darwin-arm64.zip"] {
+                let added = [lines, &[(evil, 2)]].concat();
+                let later = ("darwin_arm64", *archive, if *archive == 2 { &added[..] } else { lines });
+                assert_eq!(refusals_of_unchecked(&[first, later]), [false, *is_refused], "{lines:?}: {archive} {evil}");
+                // A line that comes between, or the file of a third platform, changes nothing.
+                let between = ("linux_amd64", 0, &added[..]);
+                if *archive == 2 {
+                    let refusals = refusals_of_unchecked(&[first, between, later]);
+                    assert_eq!((refusals[0], refusals[2]), (false, *is_refused), "{lines:?}: {archive} {evil}");
+                }
+                let third = ("windows_amd64", 1, lines);
+                let refusals = refusals_of_unchecked(&[first, third, later]);
+                assert_eq!((refusals[0], refusals[2]), (false, *is_refused), "{lines:?}: {archive} {evil}");
+            }
         }
     }
     // One SHA256SUMS for each platform.
@@ -295,6 +305,10 @@ fn names_state_a_platform_by_two_words() {
         ("terraform-provider-x_1.0_linux_amd64.zip", Some("linux_amd64")),
         ("plugin-linux-amd64-v1.zip", Some("linux_amd64")),
         ("Plugin.Windows.386.zip", Some("windows_386")),
+        ("p_Darwin_x86_64.zip", Some("darwin_amd64")),
+        ("p-macOS-aarch64.zip", Some("darwin_arm64")),
+        ("p_Darwin_all.zip", None),
+        ("my_cool_provider.zip", None),
         ("amd64-linux.zip", None),
         ("linux64.zip", None),
         ("", None),

@@ -12,10 +12,10 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
-use crate::mirror::library::first_listed::put_document;
+use crate::mirror::library::first_listed::record_times;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
-use crate::store::{DocumentKey, Durability, Key, StoreError};
+use crate::store::{DocumentKey, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::Validators;
@@ -256,7 +256,7 @@ impl Library {
     ///
     /// # Errors
     /// The disk failed. Some versions may be listed then.
-    pub(super) fn list_imported_entries(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    pub(super) fn list_imported_entries(&self, manifest: &Manifest, now: Timestamp) -> Result<(), StoreError> {
         let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
         let addresses: BTreeSet<Address> =
             archives.map(|(artifact, _)| Address::from(&self.runtime.canonical(artifact))).collect();
@@ -268,7 +268,9 @@ impl Library {
                 if listing.has_same_content(&stored) {
                     return Ok(false);
                 }
-                put_document(step, &key, Some(&stored), &listing, Durability::Synced)?;
+                record_times(step, &key, Some(&stored), &listing, now)?;
+                let entry = IndexEntry::Document(listing.metadata.checked);
+                step.put(&key, listing.write(), Durability::Synced, entry);
                 Ok(true)
             })?;
             if is_listed {

@@ -172,7 +172,7 @@ impl Library {
         let mut application =
             BundleApplication { library: self, options, clock, shared, opened, report, read_bytes: 0 };
         let (entries, mut ended) = application.apply_entries(&manifest);
-        if let Err(error) = self.list_imported_entries(&manifest) {
+        if let Err(error) = self.list_imported_entries(&manifest, clock.now()) {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
