@@ -254,8 +254,8 @@ impl Protocols {
         let call = mirror.runtime.request_context(now, config, cdn_loop, Some(client), takes_unknown_length);
         let answer = match route {
             Route::Health => return Ok(admin::health()),
-            Route::Ready => return Ok(admin::readiness(mirror).await),
-            Route::Home => return Ok(home::reply(mirror, Links { mount: &self.mount, base }).await?),
+            Route::Ready => return Ok(Box::pin(admin::readiness(mirror)).await),
+            Route::Home => return Ok(Box::pin(home::reply(mirror, Links { mount: &self.mount, base })).await?),
             route => self.answer_from_services(route, &call, Links { mount: &self.mount, base }).await?,
         };
         // Stored with the state from before rendering: after a change meanwhile, the next request renders again.
@@ -278,38 +278,43 @@ impl Protocols {
         links: Links<'_>,
     ) -> Result<Answer<ReplyContent>, RequestFailure> {
         let mirror = &self.mirror;
+        // Boxed, or each client that waits for a list would take the memory of the largest of these.
         Ok(match route {
             Route::Health | Route::Ready | Route::Home => {
                 return Err(
                     RouteError::Unknown("a probe and the home page have no answer of the mirror".to_owned()).into()
                 );
             }
-            Route::ProviderFile(target) => mirror.archives.archive(target, call).await?.map(ReplyContent::File),
-            Route::ProofFile(target) => mirror.archives.proof_file(target, call).await?.map(ReplyContent::File),
+            Route::ProviderFile(target) => {
+                Box::pin(mirror.archives.archive(target, call)).await?.map(ReplyContent::File)
+            }
+            Route::ProofFile(target) => {
+                Box::pin(mirror.archives.proof_file(target, call)).await?.map(ReplyContent::File)
+            }
             Route::ModuleArchive(target) => {
-                let archive = mirror.modules.module_archive(target, call).await?;
+                let archive = Box::pin(mirror.modules.module_archive(target, call)).await?;
                 // Read from the store each time.
                 Answer { fresh_until: call.now, ..archive.map(ReplyContent::File) }
             }
             Route::ModuleDownload(package) => {
-                let location = registry::module_location(mirror, package, call, links).await?;
+                let location = Box::pin(registry::module_location(mirror, package, call, links)).await?;
                 location.map(|text| ReplyContent::Location(text.into()))
             }
             Route::ModuleLatest(module) => {
-                let latest = mirror.offline.latest_of_module(module, call).await?;
+                let latest = Box::pin(mirror.offline.latest_of_module(module, call)).await?;
                 latest.map(|package| ReplyContent::Redirect(links.url(&Route::ModuleDownload(package).path())))
             }
             Route::Versions(address) => self.list(route, address, registry::render_list, call).await?,
             Route::MirrorIndex(provider) => {
                 self.list(route, &provider.into(), network_mirror::render_index, call).await?
             }
-            Route::Page(page) => document(pages::page(mirror, page, call, links).await?).await,
-            Route::Discovery(host) => document(registry::discovery(mirror, host, call, links).await?).await,
+            Route::Page(page) => document(Box::pin(pages::page(mirror, page, call, links)).await?).await,
+            Route::Discovery(host) => document(Box::pin(registry::discovery(mirror, host, call, links)).await?).await,
             Route::ProviderDownload(package) => {
-                document(registry::provider_download(mirror, package, call, links).await?).await
+                document(Box::pin(registry::provider_download(mirror, package, call, links)).await?).await
             }
             Route::MirrorVersion(provider, version) => {
-                document(network_mirror::version(mirror, provider, version, call, links).await?).await
+                document(Box::pin(network_mirror::version(mirror, provider, version, call, links)).await?).await
             }
         })
     }
@@ -337,7 +342,7 @@ impl Protocols {
                 .map_err(|reason| Error::unreadable_list(&address, reason))?;
             render_list(&list).map_err(|e| Error::unreadable_list(&address, e))
         };
-        let rendered = self.shared_renderings.share(route, list.value.content_hash(), rendering).await?;
+        let rendered = self.shared_renderings.share(route, &list.value, rendering).await?;
         Ok(list.map(|_| ReplyContent::Document(rendered)))
     }
 }

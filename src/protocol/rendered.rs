@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::Compression;
@@ -20,7 +21,7 @@ use super::route::Route;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::mirror::{Answer, Outcome};
+use crate::mirror::{Answer, Outcome, StoredDocument};
 use crate::store::ReadBudget;
 
 /// Size in bytes below which compression gains nothing.
@@ -200,7 +201,13 @@ pub(super) struct Renderings {
     running: Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>,
     /// Whatever freshness says: a stale document is rendered once, and all clients that read it share its bytes.
     last: Cache<(Route, FastHash), Arc<RenderedDocument>>,
+    /// The documents of the last renderings, with their hashes: during an outage a long one is asked for again and again, and is
+    /// neither read nor hashed each time.
+    documents: Cache<Route, (Arc<StoredDocument>, FastHash)>,
 }
+
+/// The longest that a document stays in memory unused.
+const DOCUMENT_IDLE: Duration = Duration::from_secs(60);
 
 impl Renderings {
     /// Renderings that take at most this many bytes.
@@ -208,7 +215,15 @@ impl Renderings {
         let weigh = |_: &(Route, FastHash), rendered: &Arc<RenderedDocument>| {
             u32::try_from(rendered.weight() + 512).unwrap_or(u32::MAX)
         };
-        Self { running: Mutex::default(), last: Cache::builder().max_capacity(bytes).weigher(weigh).build() }
+        let weigh_document = |_: &Route, (document, _): &(Arc<StoredDocument>, FastHash)| {
+            u32::try_from(document.size_bytes() + 512).unwrap_or(u32::MAX)
+        };
+        let documents = Cache::builder().max_capacity(bytes).weigher(weigh_document).time_to_idle(DOCUMENT_IDLE);
+        Self {
+            running: Mutex::default(),
+            last: Cache::builder().max_capacity(bytes).weigher(weigh).build(),
+            documents: documents.build(),
+        }
     }
 
     /// The rendering of a route's answer from a document: the last one, one in progress, or a new one with `body`. A rendering
@@ -219,10 +234,10 @@ impl Renderings {
     pub(super) async fn share(
         &self,
         route: &Route,
-        content_hash: FastHash,
+        document: &Arc<StoredDocument>,
         body: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
     ) -> Result<Arc<RenderedDocument>, Error> {
-        let key = (route.clone(), content_hash);
+        let key = (route.clone(), self.hash_of(route, document));
         if let Some(rendered) = self.last.get(&key) {
             return Ok(rendered);
         }
@@ -241,6 +256,17 @@ impl Renderings {
         let rendered = rendering.await?;
         self.last.insert(key, Arc::clone(&rendered));
         Ok(rendered)
+    }
+
+    fn hash_of(&self, route: &Route, document: &Arc<StoredDocument>) -> FastHash {
+        match self.documents.get(route) {
+            Some((last, hash)) if Arc::ptr_eq(&last, document) => hash,
+            _ => {
+                let hash = document.content_hash();
+                self.documents.insert(route.clone(), (Arc::clone(document), hash));
+                hash
+            }
+        }
     }
 }
 

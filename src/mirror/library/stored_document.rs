@@ -117,6 +117,11 @@ impl StoredDocument {
         Self { dropped: serde_json::to_vec(dropped).map(Bytes::from).unwrap_or_default(), ..self }
     }
 
+    /// Size in memory, in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.body.len() + self.dropped.len()
+    }
+
     /// A hash of the content, including dropped entries.
     pub fn content_hash(&self) -> FastHash {
         let mut hasher = FastHasher::new();
