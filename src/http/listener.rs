@@ -41,6 +41,7 @@ use super::{
     response,
     tls::Tls,
 };
+use crate::protocol::run::RunId;
 use crate::store::{ReadBudget, ReadShare};
 use crate::supervisor::panic_message;
 
@@ -437,7 +438,7 @@ async fn answer(
         response
     };
     AssertUnwindSafe(answer).catch_unwind().await.map_err(|panic| {
-        tracing::error!(%method, path = uri.path(), panic = panic_message(&*panic), "a request's handler panicked");
+        tracing::error!(%method, path = RunId::without_id(uri.path()), panic = panic_message(&*panic), "a request's handler panicked");
         HandlerPanicked
     })
 }

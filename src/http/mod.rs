@@ -319,7 +319,7 @@ impl Drop for RequestLog {
             ms = self.start.elapsed().as_millis() as u64,
             "{method} {}",
             // The id of a run opens its larder, and logs are read by others.
-            RunId::split(uri.path()).1,
+            RunId::without_id(uri.path()),
         );
     }
 }

@@ -167,7 +167,7 @@ pub struct Protocols {
     shared_renderings: Renderings,
 }
 
-/// The part of the memory for rendered answers that the last renderings of lists get besides.
+/// The part of the memory for rendered answers that the last renderings of lists, and stale lists, get besides.
 const STALE_SHARE: u64 = 4;
 
 impl Protocols {
@@ -342,7 +342,7 @@ impl Protocols {
                 .map_err(|reason| Error::unreadable_list(&address, reason))?;
             render_list(&list).map_err(|e| Error::unreadable_list(&address, e))
         };
-        let rendered = self.shared_renderings.share(route, &list.value, rendering).await?;
+        let rendered = self.shared_renderings.share(route, &list, rendering).await?;
         Ok(list.map(|_| ReplyContent::Document(rendered)))
     }
 }

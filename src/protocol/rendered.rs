@@ -201,8 +201,8 @@ pub(super) struct Renderings {
     running: Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>,
     /// Whatever freshness says: a stale document is rendered once, and all clients that read it share its bytes.
     last: Cache<(Route, FastHash), Arc<RenderedDocument>>,
-    /// The documents of the last renderings, with their hashes: during an outage a long one is asked for again and again, and is
-    /// neither read nor hashed each time.
+    /// Stale documents, with their hashes: during an outage a long one is asked for again and again, and is neither read nor
+    /// hashed each time. A document that was just fetched is not kept: it holds memory that further fetches need.
     documents: Cache<Route, (Arc<StoredDocument>, FastHash)>,
 }
 
@@ -210,8 +210,9 @@ pub(super) struct Renderings {
 const DOCUMENT_IDLE: Duration = Duration::from_secs(60);
 
 impl Renderings {
-    /// Renderings that take at most this many bytes.
+    /// Renderings and stale documents that take at most this many bytes.
     pub(super) fn up_to(bytes: u64) -> Self {
+        let bytes = bytes / 2;
         let weigh = |_: &(Route, FastHash), rendered: &Arc<RenderedDocument>| {
             u32::try_from(rendered.weight() + 512).unwrap_or(u32::MAX)
         };
@@ -234,7 +235,7 @@ impl Renderings {
     pub(super) async fn share(
         &self,
         route: &Route,
-        document: &Arc<StoredDocument>,
+        document: &Answer<Arc<StoredDocument>>,
         body: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
     ) -> Result<Arc<RenderedDocument>, Error> {
         let key = (route.clone(), self.hash_of(route, document));
@@ -258,12 +259,15 @@ impl Renderings {
         Ok(rendered)
     }
 
-    fn hash_of(&self, route: &Route, document: &Arc<StoredDocument>) -> FastHash {
+    fn hash_of(&self, route: &Route, document: &Answer<Arc<StoredDocument>>) -> FastHash {
+        let Answer { value, outcome, .. } = document;
         match self.documents.get(route) {
-            Some((last, hash)) if Arc::ptr_eq(&last, document) => hash,
+            Some((last, hash)) if Arc::ptr_eq(&last, value) => hash,
             _ => {
-                let hash = document.content_hash();
-                self.documents.insert(route.clone(), (Arc::clone(document), hash));
+                let hash = value.content_hash();
+                if matches!(outcome, Outcome::Stale | Outcome::Gone) {
+                    self.documents.insert(route.clone(), (Arc::clone(value), hash));
+                }
                 hash
             }
         }

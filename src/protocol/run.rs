@@ -54,6 +54,14 @@ impl RunId {
         below.map_or((None, path), |(id, below)| (Some(id), below))
     }
 
+    /// The path of a request for a log: without the id, which opens the larder of its run.
+    pub fn without_id(path: &str) -> &str {
+        match path.strip_prefix(SEGMENT).and_then(|rest| Some((Self::parse(rest.get(..2 * ID_BYTES)?)?, rest))) {
+            Some((_, rest)) => rest.get(2 * ID_BYTES..).filter(|below| !below.is_empty()).unwrap_or("/"),
+            None => path,
+        }
+    }
+
     /// The beginning of every path of the run, without a final slash.
     pub fn base(self) -> String {
         format!("{SEGMENT}{self}")
@@ -267,6 +275,11 @@ mod tests {
         let id = RunId::random().unwrap();
         assert_eq!(RunId::split(&format!("{}/archive/x", id.base())), (Some(id), "/archive/x"));
         let hex = id.to_string();
+        for (path, logged) in
+            [("/run/ID/archive/x", "/archive/x"), ("/run/ID", "/"), ("/run/IDx", "x"), ("/run/x", "/run/x")]
+        {
+            assert_eq!(RunId::without_id(&path.replace("ID", &hex)), logged);
+        }
         for path in [
             "/archive/x".to_owned(),
             "/run/".to_owned(),

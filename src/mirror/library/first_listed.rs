@@ -3,6 +3,7 @@
 //! with the list unless a version of the provider was verified.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,9 @@ use crate::store::{
 use crate::upstream::discovery::Service;
 use crate::upstream::providers::{ListedVersion, MAX_VERSIONS, VersionList};
 
+/// The longest time in which a first list that is not stored is asked for again. After a longer one, nobody knows what the lost
+/// list named, so its versions count as listed now.
+const FIRST_LIST_GRACE: Duration = Duration::from_secs(600);
 /// The most versions in the record of a provider whose list is not stored: it is not evicted.
 const MAX_WITHOUT_LIST: usize = 2_000;
 
@@ -58,8 +62,8 @@ impl FirstListed {
     fn with_list(self, stored: Option<&ListedVersions>, list: &ListedVersions, now: Timestamp) -> Self {
         let is_first = match (self.first_list, stored) {
             (None, _) => true,
-            // Nobody knows what the lost list named.
-            (Some(_), None) => self.others.is_empty(),
+            // larder was killed before it wrote the first list.
+            (Some(first_list), None) => self.others.is_empty() && now.since(first_list) < FIRST_LIST_GRACE,
             (Some(_), Some(_)) => false,
         };
         let first_list = self.first_list.or((!list.upstream.is_empty()).then_some(now));
@@ -173,8 +177,13 @@ impl Library {
             Ok(())
         });
         match removed {
-            // The list frees more than the times would take.
-            Err(full) if full.is_full() => records.remove(key, durability),
+            // Times that say less than they did would make a version look older than it is.
+            Err(full) if full.is_full() => records.change(key, |step| {
+                for key in [&Key::FirstListed(provider.clone()), key] {
+                    step.change(key, RecordAction::Remove(durability), IndexEntry::Gone);
+                }
+                Ok(())
+            }),
             removed => removed,
         }
     }
@@ -304,8 +313,11 @@ mod tests {
         let (first, later) = (list(0..=200), list(0..=202));
         let record = FirstListed::default().with_list(None, &first, Timestamp(5));
         assert_eq!(String::from_utf8(to_json(&record)).unwrap(), r#"{"first_list":5,"others":{}}"#);
-        // Its list was lost, or larder was killed before it was written.
+        // larder was killed before it wrote the list.
         assert_eq!(record.clone().with_list(None, &first, Timestamp(6)), record);
+        // The list was lost later.
+        let lost = record.clone().with_list(None, &first, Timestamp(5_000));
+        assert!(lost.others.len() == 201 && lost.others.values().all(|time| *time == Timestamp(5_000)));
         let record = record.with_list(Some(&first), &later, Timestamp(7));
         assert_eq!(record.others, BTreeMap::from([201, 202].map(|number| (version(number), Timestamp(7)))));
     }

@@ -76,9 +76,15 @@ pub(in crate::mirror) struct FirstSeen {
     /// Lines of SHA256SUMS that no earlier record contains.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     files: BTreeMap<String, Digests>,
-    /// The digest that a download document names for a platform, where the file name does not state the platform.
+    /// The digest that a download document names for a platform, where no file name binds the platform to it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     platforms: BTreeMap<Platform, Digest>,
+}
+
+impl FirstSeen {
+    fn files(&self) -> impl Iterator<Item = (&str, Digest)> {
+        self.files.iter().flat_map(|(name, digests)| digests.iter().map(|digest| (name.as_str(), *digest)))
+    }
 }
 
 /// The digests of one file. More than one only in a record converted from the older layout, one record per provider.
@@ -281,7 +287,7 @@ impl VersionHistory {
 
     /// Every digest that a verified set ever named for the archive of a platform.
     pub(in crate::mirror) fn digests_of(&self, platform: &Platform) -> Vec<Digest> {
-        let named = self.files().filter(|(name, _)| platform_in_name(name).as_ref() == Some(platform));
+        let named = self.binding_files().filter(|(name, _)| platform_in_name(name).as_ref() == Some(platform));
         let stated = self.records.iter().filter_map(|record| record.platforms.get(platform).copied());
         let mut digests = Vec::new();
         for digest in named.map(|(_, digest)| digest).chain(stated) {
@@ -293,14 +299,19 @@ impl VersionHistory {
     }
 
     fn files(&self) -> impl Iterator<Item = (&str, Digest)> {
-        self.records.iter().flat_map(|record| {
-            record.files.iter().flat_map(|(name, digests)| digests.iter().map(|digest| (name.as_str(), *digest)))
-        })
+        self.records.iter().flat_map(FirstSeen::files)
+    }
+
+    /// The files whose names bind a platform to their digests: those of the first sums, and those that a key signed or a person
+    /// accepted. Where nobody vouches for a later line, it says nothing of a platform that no client has asked for.
+    fn binding_files(&self) -> impl Iterator<Item = (&str, Digest)> {
+        let binds = |(number, record): &(usize, &FirstSeen)| *number == 0 || record.key.is_some() || record.accepted;
+        self.records.iter().enumerate().filter(binds).flat_map(|(_, record)| record.files())
     }
 
     fn platforms(&self) -> BTreeSet<Platform> {
         let stated = self.records.iter().flat_map(|record| record.platforms.keys().cloned());
-        self.files().filter_map(|(name, _)| platform_in_name(name)).chain(stated).collect()
+        self.binding_files().filter_map(|(name, _)| platform_in_name(name)).chain(stated).collect()
     }
 
     /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified, is the
@@ -321,6 +332,8 @@ impl VersionHistory {
         let mut by_platform: BTreeMap<Platform, Vec<Digest>> = BTreeMap::new();
         for (name, digest) in self.files() {
             by_name.entry(name).or_default().push(digest);
+        }
+        for (name, digest) in self.binding_files() {
             if let Some(platform) = platform_in_name(name) {
                 by_platform.entry(platform).or_default().push(digest);
             }
@@ -350,12 +363,8 @@ impl VersionHistory {
             changes.push(HistoryChange::DropsEveryLine);
         }
         let platform = &seen.package.platform;
-        if changes.is_empty() && !is_vouched_for && self.is_unsigned(seen) {
-            let lines = seen.sums.iter().filter(|(name, _)| !by_name.contains_key(name));
-            let stated = lines.filter_map(|(name, digest)| Some((stated_platform(name)?, digest)));
-            let of_platforms = stated.chain([(platform.clone(), seen.archive)]);
-            let of_new = of_platforms.filter(|(platform, _)| !by_platform.contains_key(platform));
-            changes.extend(of_new.filter_map(|(platform, digest)| self.not_the_first_file_of(&platform, digest)));
+        if changes.is_empty() && !is_vouched_for && self.is_unsigned(seen) && !by_platform.contains_key(platform) {
+            changes.extend(self.not_the_first_file_of(platform, seen.archive));
         }
         if changes.is_empty() && !is_vouched_for && !self.is_unsigned(seen) {
             let is_known =
@@ -420,7 +429,9 @@ impl VersionHistory {
         let is_in_sums = |(name, digest): (&str, Digest)| {
             digest == seen.archive && platform_in_name(name).as_ref() == Some(platform)
         };
-        let is_told = self.digests_of(platform).contains(&seen.archive) || seen.sums.iter().any(is_in_sums);
+        let names_bind = self.records.is_empty() || key.is_some() || accepted;
+        let is_told =
+            self.digests_of(platform).contains(&seen.archive) || (names_bind && seen.sums.iter().any(is_in_sums));
         let platforms = if is_told { BTreeMap::new() } else { [(platform.clone(), seen.archive)].into() };
         let is_signed_anew =
             !self.records.iter().any(|record| record.key.as_deref() == key && (record.accepted || !accepted));
@@ -709,12 +720,13 @@ fn may_be_archive(name: &str) -> bool {
         .any(|end| name.ends_with(end))
 }
 
-/// The platform that an archive name states by two words beside each other, in any case, and by the names that publishers
-/// give to platforms: `plugin-linux-amd64-v1.zip`, `Plugin_Darwin_x86_64.zip`. `None` for a platform that is not known here.
+/// The platform that an archive name states: at its end, as conventional names do, else by two words beside each other, in any
+/// case, and by the names that publishers give to platforms: `plugin-linux-amd64-v1.zip`, `Plugin_Darwin_x86_64.zip`. `None`
+/// for a platform that is not known here.
 fn stated_platform(name: &str) -> Option<Platform> {
     let lower = name.to_ascii_lowercase().replace("x86_64", "amd64").replace("x86-64", "amd64");
     let words: Vec<&str> = lower.split(|character: char| !character.is_ascii_alphanumeric()).collect();
-    words.windows(2).find_map(|pair| {
+    let known = |pair: &[&str]| {
         let [os, arch] = pair else { return None };
         let os = match *os {
             "macos" | "osx" => "darwin",
@@ -727,7 +739,9 @@ fn stated_platform(name: &str) -> Option<Platform> {
             arch => ARCHES.iter().find(|known| **known == arch)?,
         };
         Platform::parse(&format!("{os}_{arch}")).ok()
-    })
+    };
+    // The name of the provider itself may have such words.
+    words.windows(2).rev().find_map(known)
 }
 
 /// The operating systems of Terraform's and OpenTofu's builds, and of providers.

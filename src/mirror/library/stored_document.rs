@@ -282,7 +282,11 @@ impl Library {
         };
         match replace(true) {
             Err(error @ StoreError::Io { .. }) if provider_of_list(key).is_some() && !error.is_full() => {
-                tracing::error!(%key, %error, to_do = error.remedy(), "the times of the versions could not be recorded");
+                tracing::error!(%key, %error, to_do = error.remedy(), "the list could not be stored with the times of its versions");
+                // Times without those of new versions would make these look older than they are.
+                if let Some(provider) = provider_of_list(key) {
+                    let _ = self.store.records.remove(&Key::FirstListed(provider.clone()), Durability::Lazy);
+                }
                 replace(false)
             }
             replaced => replaced,

@@ -258,7 +258,8 @@ impl Purge<'_> {
             let document = step.read(list)?.intact().and_then(StoredDocument::read);
             if let Some(document) = document.filter(|document| !document.dropped().is_empty()) {
                 let without = document.clone().without_dropped(versions);
-                record_times(step, list, Some(&document), &without, without.metadata.checked)?;
+                let listed = without.metadata.checked.max(without.metadata.fetched);
+                record_times(step, list, Some(&document), &without, listed)?;
                 step.put(list, without.write(), Durability::Lazy, IndexEntry::Document(without.metadata.checked));
             }
             Ok(())

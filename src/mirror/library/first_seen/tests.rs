@@ -274,22 +274,34 @@ fn a_platform_that_nobody_asked_for_yet_is_bound_to_the_first_sums() {
     ] {
         for (archive, is_refused) in rows {
             let first = ("linux_amd64", 0, lines);
-            for evil in ["evil.zip", "p_1_darwin_arm64.zip", "other-darwin-arm64.zip"] {
+            for evil in [
+                "evil.zip",
+                "p_1_darwin_arm64.zip",
+                "other-darwin-arm64.zip",
+                "x_linux_amd64_darwin_arm64.zip",
+                "x_darwin_arm64_linux_amd64.zip",
+                "x_linux_ppc64.zip",
+            ] {
+                if evil.ends_with("linux_amd64.zip") && !is_refused {
+                    // That changes the file of linux_amd64.
+                    continue;
+                }
                 let added = [lines, &[(evil, 2)]].concat();
                 let later = ("darwin_arm64", *archive, if *archive == 2 { &added[..] } else { lines });
                 assert_eq!(refusals_of_unchecked(&[first, later]), [false, *is_refused], "{lines:?}: {archive} {evil}");
                 // A line that comes between, or the file of a third platform, changes nothing.
-                let between = ("linux_amd64", 0, &added[..]);
-                if *archive == 2 {
+                for (platform, content) in [("linux_amd64", 0), ("windows_amd64", 1)] {
+                    let between = (platform, content, &added[..]);
                     let refusals = refusals_of_unchecked(&[first, between, later]);
                     assert_eq!((refusals[0], refusals[2]), (false, *is_refused), "{lines:?}: {archive} {evil}");
                 }
-                let third = ("windows_amd64", 1, lines);
-                let refusals = refusals_of_unchecked(&[first, third, later]);
-                assert_eq!((refusals[0], refusals[2]), (false, *is_refused), "{lines:?}: {archive} {evil}");
             }
         }
     }
+    // A line that is added honestly stops nobody else.
+    let more = [named[0], named[1], ("docs.zip", 7), ("odd-freebsd-amd64.zip", 5)];
+    let sets = [("linux_amd64", 0, &more[..3]), ("darwin_arm64", 1, &more[..]), ("linux_amd64", 0, &more[..])];
+    assert_eq!(refusals_of_unchecked(&sets), [false, false, false]);
     // One SHA256SUMS for each platform.
     let alone = [("linux_amd64", 0, &[("x.zip", 0)][..]), ("darwin_arm64", 1, &[("y.zip", 1)])];
     assert_eq!(refusals_of_unchecked(&alone), [false, false]);
