@@ -473,6 +473,36 @@ async fn clients_that_do_not_read_a_stale_list_share_its_bytes() {
     assert!(grown < 60 << 20, "{CLIENTS} clients that read nothing took {grown} bytes");
 }
 
+/// Promise 11: clients that ask for one stored list at the same moment take no thread each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_one_stale_list_take_no_thread_each() {
+    const CLIENTS: usize = 300;
+    let mut upstream = upstream_with_providers(&["null"], 1000).await;
+    let folder = tempfile::tempdir().unwrap();
+    // The builder owns the store's folder and must outlive the process.
+    let builder = Larder::mirroring(&upstream).always_revalidate();
+    let larder = Process::start(&builder, folder.path());
+    let path = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    larder.get(&path).await.expect(200);
+    upstream.stop().await;
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(TcpStream::connect(larder.base().strip_prefix("http://").unwrap()).await.unwrap());
+    }
+    let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let answers = clients.into_iter().map(async |mut client| {
+        client.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    });
+    join_all(answers).await;
+    // Threads without work stay for a while.
+    let threads = std::fs::read_dir(format!("/proc/{}/task", larder.id())).unwrap().count();
+    println!("{threads} threads");
+    assert!(threads < 40, "{CLIENTS} clients of one list took {threads} threads");
+}
+
 /// Promise 11: two hundred clients over TLS that wait for one list share its bytes, the first list and the second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_clients_that_wait_for_a_list_take_bounded_memory() {

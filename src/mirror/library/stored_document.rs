@@ -173,6 +173,8 @@ impl Library {
         key: &Key,
     ) -> Result<Option<Confirmed<Arc<StoredDocument>>>, Error> {
         let wanted = key.clone();
+        // Held while a document is read. A request that waits for it takes no thread.
+        let _reading = self.work.documents_in_use.reading.of(key).lock().await;
         self.on_disk(move |library| {
             let document = default_if_store_unavailable(library.work.documents_in_use.read(&library.store, &wanted))?;
             Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: document }))
@@ -185,8 +187,7 @@ impl Library {
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct DocumentsInUse {
     documents: Mutex<HashMap<Key, (Generation, Weak<StoredDocument>)>>,
-    /// Held while a document is read.
-    reading: Striped<Mutex<()>>,
+    reading: Striped<tokio::sync::Mutex<()>>,
 }
 
 /// Entries of documents out of use that are dropped together.
@@ -195,7 +196,6 @@ const MAX_OUT_OF_USE: usize = 64;
 impl DocumentsInUse {
     /// The stored document: the one in use, unless its group has changed since, or the one on the disk.
     fn read(&self, store: &Store, key: &Key) -> Result<Option<Arc<StoredDocument>>, StoreError> {
-        let _reading = self.reading.of(key).lock();
         // Before the read: a document of a later generation may be read again, and never an earlier one be used.
         let generation = store.records.generation(&key.group())?;
         let in_use = self.documents.lock().get(key).filter(|(read_at, _)| *read_at == generation).cloned();
