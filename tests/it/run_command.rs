@@ -639,6 +639,11 @@ async fn the_larder_of_a_run_answers_its_own_client_only() {
     get(&format!("http://{main}/run/{id}{versions}")).await.expect(200);
     let status = run(setup.larder_command(&["status"])).await;
     assert_eq!(status.code, Some(0), "{status:?}");
+    // What a person pastes is for the larder that the configuration describes.
+    let printed = run(setup.larder_command(&["client-config"])).await;
+    let configured = setup.read("home/config/larder/mirror.toml");
+    let listen = configured.split("listen = \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    assert!(printed.out.contains(&format!("http://{listen}/registry/")) && !printed.out.contains(main), "{printed:?}");
     std::fs::write(setup.path("work/go"), "").unwrap();
     assert_eq!(larder.wait_for_exit().await, Some(0), "{}", err.text());
     setup.assert_nothing_left();

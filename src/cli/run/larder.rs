@@ -14,12 +14,13 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
 use super::handover::{Continuation, Following, FollowingEnd};
 use super::own_larder::OwnLarder;
 use super::temp_folder::TempFolder;
-use crate::app::StartError;
 use crate::app::running_larder::{self, NotReached, RunningLarder};
+use crate::app::{StartError, base_url_of};
 use crate::cli::admin_service::parse;
 use crate::config::{Config, Server};
 use crate::http::admin_client::{AdminClient, AdminClientError};
@@ -333,7 +334,8 @@ fn config_of_run(config: &Config, offline: bool) -> Config {
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     own.server = Server {
         listen: any_port,
-        public_url: None,
+        // What people are told to paste is for `larder serve`: this larder answers its runs only, at other URLs.
+        public_url: Url::parse(&base_url_of(config, config.server.listen)).ok(),
         tls: None,
         http2: false,
         default_upstream: config.server.default_upstream.clone(),
