@@ -58,7 +58,7 @@ struct Options {
     /// Seconds of each measurement of cached content
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
-    /// Seconds of the outage; the same without one takes a tenth of it, 20 s at least
+    /// Seconds of the outage, and of the same without one
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     outage_seconds: u64,
     /// One round of small sizes, as a smoke test

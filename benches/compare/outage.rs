@@ -13,7 +13,6 @@ use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 use crate::Bench;
-use crate::catalog;
 use crate::compared_server::warm;
 use crate::interrupt;
 use crate::larder::{Home, Log, larder_path};
@@ -27,8 +26,6 @@ const ADDRESSES: usize = 8;
 const LIST_BYTES: usize = 2_400_000;
 /// The most that an outage may cost, as a multiple of the same list while it is fresh.
 const MAX_RATIO: f64 = 1.2;
-/// The shortest measurement of the fresh list, unless the outage is shorter.
-const MIN_FRESH: Duration = Duration::from_secs(20);
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 const PATH: &str = "/v1/providers/acme/outage/versions";
 
@@ -56,8 +53,7 @@ pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     }
     raise_file_limit()?;
     let span = Duration::from_secs(if bench.options.quick { 2 } else { bench.options.outage_seconds });
-    // Nothing changes while the list is fresh, so a part of the time is enough.
-    let fresh = measure(bench, Registry::Up, (span / 10).max(MIN_FRESH.min(span)))?;
+    let fresh = measure(bench, Registry::Up, span)?;
     let down = measure(bench, Registry::Down, span)?;
     let columns = ["", "answers", "CPU ms, fresh", "CPU ms, down", "ratio", "MiB, fresh", "MiB, down", "ratio"];
     let title = format!("An outage of {} s: CPU of each answer, peak of the anonymous memory", span.as_secs());
@@ -104,7 +100,6 @@ fn measure(bench: &Bench, registry: Registry, span: Duration) -> anyhow::Result<
     // A runtime of its own: the registry goes with it.
     let runtime = Runtime::new()?;
     let upstream = runtime.block_on(Upstream::start())?;
-    upstream.publish("/.well-known/terraform.json".into(), catalog::discovery()?);
     upstream.publish(PATH.into(), version_list()?);
     let home = Home::in_front_of(bench, &format!("http://{}/", upstream.address()), None, Log::Off)?;
     let home = if registry == Registry::Down { home.versions_fresh_for("1s")? } else { home };

@@ -203,7 +203,7 @@ async fn answers_that_depend_on_host_or_proxies_say_so_to_caches() {
             }
         }
         assert!(differing > 0, "{server}");
-        // What does not depend on them may be shared by all.
+        // A list has no URLs of larder, and may be shared by all.
         let link_client = LinkClient { client: &client, base, headers: &[] };
         let list = link_client.get(&format!("/registry/{HOST}/v1/providers/acme/null/versions")).await.expect(200);
         assert_eq!((list.header("vary"), list.header("cache-control")), ("", "no-cache"));

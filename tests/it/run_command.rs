@@ -639,7 +639,7 @@ async fn the_larder_of_a_run_answers_its_own_client_only() {
     get(&format!("http://{main}/run/{id}{versions}")).await.expect(200);
     let status = run(setup.larder_command(&["status"])).await;
     assert_eq!(status.code, Some(0), "{status:?}");
-    // What a person pastes is for the larder that the configuration describes.
+    // A person pastes the URLs of the larder that the configuration describes.
     let printed = run(setup.larder_command(&["client-config"])).await;
     let configured = setup.read("home/config/larder/mirror.toml");
     let listen = configured.split("listen = \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();

@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Runs that use one larder at the same time.
 const MAX_FOLLOWERS: usize = 256;
 
-/// What a run continues the larder of another with.
+/// The sockets and the key with which a run continues the larder of another.
 #[derive(Debug)]
 pub(super) struct Continuation {
     pub(super) sockets: Sockets,

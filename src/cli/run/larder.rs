@@ -334,7 +334,7 @@ fn config_of_run(config: &Config, offline: bool) -> Config {
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     own.server = Server {
         listen: any_port,
-        // What people are told to paste is for `larder serve`: this larder answers its runs only, at other URLs.
+        // `client-config` prints URLs of `larder serve`: this larder answers its runs only, at other URLs.
         public_url: Url::parse(&base_url_of(config, config.server.listen)).ok(),
         tls: None,
         http2: false,

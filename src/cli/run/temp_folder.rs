@@ -193,7 +193,7 @@ mod tests {
                 std::fs::write(folder.join(file), "").unwrap();
             }
         }
-        // What no run makes stays.
+        // A folder that no run makes stays.
         let strange = parent.path().join(format!("{PREFIX}strange"));
         std::fs::create_dir(&strange).unwrap();
         std::fs::write(strange.join("file"), "").unwrap();

@@ -283,7 +283,7 @@ fn a_platform_that_nobody_asked_for_yet_is_bound_to_the_first_sums() {
                 "x_linux_ppc64.zip",
             ] {
                 if evil.ends_with("linux_amd64.zip") && !is_refused {
-                    // That changes the file of linux_amd64.
+                    // Such a line changes the file of linux_amd64.
                     continue;
                 }
                 let added = [lines, &[(evil, 2)]].concat();
