@@ -7,7 +7,6 @@ use std::fmt;
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
-use super::version::PreRelease;
 use super::{BadAddress, Version};
 
 /// The longest constraint, in bytes.
@@ -216,8 +215,6 @@ impl fmt::Display for Condition {
 
 /// The term for constraints of modules in error texts.
 const MODULE_KIND: &str = "version constraint of a module";
-/// The maximum number of components in the version of a condition.
-const MAX_COMPONENTS: usize = 16;
 
 /// Conditions on the version of a module or of the client, all of which must hold. Without any, every release matches.
 ///
@@ -236,17 +233,9 @@ pub struct ModuleConstraint {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ModuleCondition {
     operator: Operator,
-    limit: PartialVersion,
-}
-
-/// A version in a condition: any number of components.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct PartialVersion {
-    /// The components, padded with zeros to at least three.
-    numbers: Vec<u64>,
-    /// The number of components that the text spells out.
+    limit: Version,
+    /// The count of numbers that the text of the limit spells out.
     written_count: usize,
-    pre: PreRelease,
 }
 
 impl ModuleConstraint {
@@ -295,79 +284,38 @@ impl ModuleCondition {
         let given = given.trim_ascii();
         let written = OPERATORS.iter().find_map(|(symbol, operator)| Some((*operator, given.strip_prefix(symbol)?)));
         let (operator, version) = written.unwrap_or((Operator::Equal, given));
-        Some(Self { operator, limit: PartialVersion::parse(version.trim_ascii_start())? })
+        let (limit, written_count) = Version::parse_counted(version.trim_ascii_start()).ok()?;
+        Some(Self { operator, limit, written_count })
     }
 
     fn allows(&self, version: &Version) -> bool {
-        let Self { operator, limit } = self;
-        let is_comparable = match operator {
+        let is_comparable = match self.operator {
             Operator::Equal | Operator::NotEqual => true,
-            Operator::Pessimistic => limit.can_be_compared_with(version) && limit.is_prefix_of(version),
-            _ => limit.can_be_compared_with(version),
+            Operator::Pessimistic => self.can_be_compared_with(version) && self.is_prefix_of(version),
+            _ => self.can_be_compared_with(version),
         };
-        is_comparable && operator.is_met_by(limit.precedence(version).reverse())
-    }
-}
-
-impl PartialVersion {
-    /// Parses `v1.2.3.4-pre+build`. The `v`, the hyphen, the pre-release and the build are optional.
-    fn parse(given: &str) -> Option<Self> {
-        let given = given.strip_prefix('v').unwrap_or(given);
-        let end = given.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(given.len());
-        let (core, suffix) = given.split_at(end);
-        let numbers = core.split('.').map(|number| number.parse::<i64>().ok()?.try_into().ok());
-        let mut numbers: Vec<u64> = numbers.collect::<Option<_>>()?;
-        let written_count = numbers.len();
-        if written_count > MAX_COMPONENTS {
-            return None;
-        }
-        numbers.resize(written_count.max(3), 0);
-        let (pre, build) = suffix.split_once('+').map_or((suffix, None), |(pre, build)| (pre, Some(build)));
-        let is_label = |label: &str| {
-            let is_label_char = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '~';
-            label.split('.').all(|identifier| !identifier.is_empty() && identifier.chars().all(is_label_char))
-        };
-        let pre = match pre.strip_prefix('-') {
-            // Only the hyphen is optional. A hyphen alone is a label, as it is for clients.
-            Some("") => "-",
-            Some(pre) => pre,
-            None => pre,
-        };
-        let is_valid = (pre.is_empty() || is_label(pre)) && build.is_none_or(is_label);
-        is_valid.then(|| Self { numbers, written_count, pre: PreRelease(pre.to_owned()) })
+        is_comparable && self.operator.is_met_by(version.precedence(&self.limit))
     }
 
-    /// Compares the version in the condition with a version. Components that one of them lacks count as 0.
-    fn precedence(&self, version: &Version) -> Ordering {
-        let version_numbers = version.numbers();
-        let version_number = |index: usize| version_numbers.get(index).copied().unwrap_or(0);
-        let orders = self.numbers.iter().enumerate().map(|(index, number)| number.cmp(&version_number(index)));
-        match orders.fold(Ordering::Equal, Ordering::then) {
-            // With a fourth component, pre-releases are ignored.
-            Ordering::Equal if self.numbers.len() == 3 => self.pre.cmp(version.pre()),
-            order => order,
-        }
-    }
-
-    /// Returns true if clients compare the version with the version in the condition at all. A pre-release is compared
-    /// only with a pre-release of the same numbers.
+    /// Returns true if clients compare the version with the limit at all. A pre-release is compared only with a
+    /// pre-release of the same numbers.
     fn can_be_compared_with(&self, version: &Version) -> bool {
-        match (self.pre.is_empty(), version.is_pre_release()) {
+        match (self.limit.is_pre_release(), version.is_pre_release()) {
             (_, false) => true,
-            (true, true) => false,
-            (false, true) => self.numbers == version.numbers(),
+            (false, true) => false,
+            (true, true) => self.limit.all_numbers().eq(version.all_numbers()),
         }
     }
 
-    /// Returns true if all written components but the last equal those of the version, as `~>` requires.
+    /// Returns true if all written numbers of the limit but the last equal those of the version, as `~>` requires.
     fn is_prefix_of(&self, version: &Version) -> bool {
-        let version_numbers = version.numbers();
-        let fixed_count = self.written_count.saturating_sub(1);
-        let is_release_compared_with_pre_release = !self.pre.is_empty() && !version.is_pre_release();
-        self.numbers.len() == version_numbers.len()
-            && !is_release_compared_with_pre_release
-            && self.numbers[..fixed_count] == version_numbers[..fixed_count]
-            && self.numbers[2] <= version_numbers[2]
+        let Self { limit, written_count, .. } = self;
+        let is_release_compared_with_pre_release = limit.is_pre_release() && !version.is_pre_release();
+        let (last, fixed_count) = (limit.count_of_numbers() - 1, written_count.saturating_sub(1));
+        let last_number_of_version = version.all_numbers().nth(last);
+        !is_release_compared_with_pre_release
+            && last_number_of_version.is_some_and(|number| limit.all_numbers().nth(last) <= Some(number))
+            && limit.all_numbers().take(fixed_count).eq(version.all_numbers().take(fixed_count))
     }
 }
 
@@ -618,6 +566,21 @@ mod module_tests {
         assert_eq!(anything.newest(&listed).map(ToString::to_string).as_deref(), Some("3.1.0"));
     }
 
+    /// Constraints of modules, as go-version 1.7.0 reads them.
+    #[test]
+    fn constraints_allow_the_releases_that_clients_accept() {
+        let mut count = 0;
+        for line in include_str!("../../tests/fixtures/go-version.tsv").lines() {
+            if let [constraint, verdict @ ("allows" | "refuses"), version] = line.split('\t').collect::<Vec<_>>()[..] {
+                let constraint = ModuleConstraint::parse(constraint).unwrap();
+                let is_allowed = constraint.allows(&Version::parse_of_module(version).unwrap());
+                assert_eq!(is_allowed, verdict == "allows", "{line}");
+                count += 1;
+            }
+        }
+        assert_eq!(count, 600);
+    }
+
     #[test]
     fn constraints_that_terraform_refuses_are_refused() {
         for given in [
@@ -656,10 +619,10 @@ mod module_tests {
         #[test]
         fn any_text_is_parsed_or_refused_without_a_panic(
             given in "(([=!<>~]{0,2} ?v?[0-9](\\.[0-9]){0,4}([+-][a-c0-9.~]{1,3}){0,2} ?),?){1,3}|\\PC{0,40}",
-            version in "[0-3](\\.[0-3]){0,2}(-[ab]\\.[0-2])?(\\+[ab])?",
+            version in "[0-3](\\.[0-3]){0,4}(-[ab]\\.[0-2])?(\\+[ab])?",
         ) {
             if let Ok(constraint) = ModuleConstraint::parse(&given) {
-                let version = Version::parse(&version).unwrap();
+                let version = Version::parse_of_module(&version).unwrap();
                 prop_assert_eq!(constraint.newest([&version]).is_some(), constraint.allows(&version));
                 prop_assert!(!constraint.to_string().contains(char::is_control));
             }

@@ -141,6 +141,7 @@ pub struct Package {
     /// The provider.
     pub provider: ProviderAddress,
     /// The version, in normal form.
+    #[serde(deserialize_with = "Version::deserialize_of_provider")]
     pub version: Version,
     /// The platform.
     pub platform: Platform,
@@ -354,13 +355,14 @@ impl FileName {
     }
 }
 
-/// Makes a type serialise as its text and deserialise with `parse`.
+/// Makes a type serialise as its text and deserialise with `parse`, or with the named function.
 macro_rules! serialise_as_text {
-    ($($kind:ident),*) => {$(
+    ($($kind:ident),*) => {$(serialise_as_text!($kind = parse);)*};
+    ($kind:ident = $parse:ident) => {
         impl TryFrom<String> for $kind {
             type Error = BadAddress;
             fn try_from(given: String) -> Result<Self, BadAddress> {
-                Self::parse(&given)
+                Self::$parse(&given)
             }
         }
 
@@ -369,10 +371,11 @@ macro_rules! serialise_as_text {
                 value.to_string()
             }
         }
-    )*};
+    };
 }
 
-serialise_as_text!(Hostname, Name, ModuleName, System, Platform, Version, Constraint, ModuleConstraint, FileName);
+serialise_as_text!(Hostname, Name, ModuleName, System, Platform, Constraint, ModuleConstraint, FileName);
+serialise_as_text!(Version = parse_of_module);
 
 /// The host name of a registry in normal form: lower-case ASCII (punycode), without `:443`, with any other port.
 ///

@@ -86,7 +86,7 @@ impl Versions {
     /// Parses the part after the `@` of a module's address.
     fn of_module(given: &str) -> Result<Self, BadAddress> {
         let given = given.trim();
-        if let Ok(version) = Version::parse(given.strip_prefix('=').map_or(given, str::trim_start))
+        if let Ok(version) = Version::parse_of_module(given.strip_prefix('=').map_or(given, str::trim_start))
             && (given == version.as_str() || !version.as_str().contains(['-', '+']))
         {
             return Ok(Self::Exactly(version));
@@ -121,9 +121,13 @@ impl Selection<ModuleAddress> {
         let chosen = match &self.versions {
             Versions::All => ModuleConstraint::default().newest(versions),
             Versions::MatchingModule(constraint) => constraint.newest(versions),
-            selected @ (Versions::Exactly(_) | Versions::Matching(_)) => {
-                versions.find(|version| selected.include(version))
+            Versions::Exactly(exact) => {
+                let listed = versions.clone().find(|version| *version == exact);
+                // A client that is told `1.2.3` takes `1.2.3+build`, and `1.2.3.0`.
+                let equal = || ModuleConstraint::parse(exact.as_str()).ok()?.newest(versions);
+                listed.or_else(equal)
             }
+            selected @ Versions::Matching(_) => versions.find(|version| selected.include(version)),
         };
         chosen.ok_or_else(|| self.no_match(listed.len()))
     }
@@ -347,7 +351,9 @@ mod tests {
             ("acme/vpc/aws@ = 5.0 ", "registry.example/acme/vpc/aws@5.0.0"),
             ("acme/vpc/aws@1.0.0-rc.1", "registry.example/acme/vpc/aws@1.0.0-rc.1"),
             ("acme/vpc/aws@= 1.0.0-rc.1", "registry.example/acme/vpc/aws@= 1.0.0-rc.1"),
-            ("acme/vpc/aws@v1.0", "registry.example/acme/vpc/aws@v1.0"),
+            ("acme/vpc/aws@v1.0", "registry.example/acme/vpc/aws@1.0.0"),
+            ("acme/vpc/aws@1.2.3.4", "registry.example/acme/vpc/aws@1.2.3.4"),
+            ("acme/vpc/aws@v1.0.0-rc.1", "registry.example/acme/vpc/aws@v1.0.0-rc.1"),
             ("Other.example/acme/vpc/aws@1.0", "other.example/acme/vpc/aws@1.0.0"),
         ] {
             assert_eq!(parse(given).map(|selector| selector.to_string()), Ok(selection.to_owned()), "{given}");

@@ -108,6 +108,7 @@ pub struct ProviderEntry {
     #[serde(with = "provider")]
     pub provider: ProviderAddress,
     /// The version.
+    #[serde(deserialize_with = "Version::deserialize_of_provider")]
     pub version: Version,
     /// The platform.
     pub platform: Platform,

@@ -288,10 +288,14 @@ fn version_summary(page: &mut TextPage, versions: &VersionSummary) {
     if stored > MAX_SHOWN {
         page.item(&format!("… and {} more (`larder list` shows them)", stored - MAX_SHOWN), None);
     }
-    if !versions.facts.dropped.is_empty() {
-        let dropped: Vec<String> =
-            versions.facts.dropped.iter().take(MAX_SHOWN).map(|version| escape_for_terminal(version)).collect();
-        page.push_with_prefix("  ", &format!("dropped by upstream, and still listed: {}", dropped.join(", ")));
+    for (title, versions) in [
+        ("dropped by upstream, and still listed", &versions.facts.dropped),
+        ("listed by upstream, and no version that larder can read", &versions.facts.unreadable),
+    ] {
+        let shown: Vec<String> = versions.iter().take(MAX_SHOWN).map(|version| escape_for_terminal(version)).collect();
+        if !shown.is_empty() {
+            page.push_with_prefix("  ", &format!("{title}: {}", shown.join(", ")));
+        }
     }
 }
 

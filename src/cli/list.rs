@@ -147,7 +147,7 @@ impl ListTotals {
 fn by_version(packages: Vec<StoredPackage>) -> Vec<(Version, Vec<StoredPackage>)> {
     let mut versions: Vec<(Version, Vec<StoredPackage>)> = Vec::new();
     for package in packages {
-        let version = package.package.version.as_deref().and_then(|version| Version::parse(version).ok());
+        let version = package.package.version.as_deref().and_then(|version| Version::parse_of_module(version).ok());
         // A stored package has a version that parses.
         let Some(version) = version else { continue };
         match versions.iter_mut().rev().find(|(known, _)| *known == version) {

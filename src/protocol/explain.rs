@@ -446,6 +446,7 @@ impl ExplainContext<'_> {
         let stored_versions = facts.stored.len();
         facts.stored.truncate(MAX_VERSIONS);
         facts.dropped.truncate(MAX_VERSIONS);
+        facts.unreadable.truncate(MAX_VERSIONS);
         Ok(VersionSummary { listed: list.map(|list| list.versions.len()), newest, facts, stored_versions })
     }
 

@@ -71,7 +71,7 @@ pub fn keep_versions(page: &Bytes, versions: &[Version]) -> Result<Bytes, String
     // The member is not a list of strings: no client can choose from it.
     let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
     let is_installable =
-        |entry: &String| Version::parse_lenient(entry).is_ok_and(|version| versions.contains(&version));
+        |entry: &String| Version::parse_of_module(entry).is_ok_and(|version| versions.contains(&version));
     let kept: Vec<String> = entries.into_iter().filter(is_installable).collect();
     Ok(with_edits(text, &[Edit { original: listed, replacement: kept.into() }]).into())
 }
@@ -409,7 +409,7 @@ mod tests {
             if let Ok(filtered) = kept_versions(&text, &["1.0.0"]) {
                 let page: serde_json::Value = serde_json::from_str(&filtered).unwrap();
                 let listed = page["versions"].as_array().into_iter().flatten().filter_map(|entry| entry.as_str());
-                prop_assert!(page["versions"].as_array().is_none_or(|entries| entries.iter().any(|entry| !entry.is_string())) || listed.into_iter().all(|entry| Version::parse_lenient(entry).is_ok_and(|version| version.as_str() == "1.0.0")));
+                prop_assert!(page["versions"].as_array().is_none_or(|entries| entries.iter().any(|entry| !entry.is_string())) || listed.into_iter().all(|entry| Version::parse_of_module(entry).is_ok_and(|version| version.as_str() == "1.0.0")));
                 prop_assert_eq!(kept_versions(&filtered, &["1.0.0"]), Ok(filtered.clone()));
             }
         }

@@ -118,15 +118,22 @@ struct Module<'a> {
     versions: Vec<&'a RawValue>,
 }
 
-/// Renders a version list: every entry and every other member as upstream wrote it.
+/// Renders a version list: every entry and every other member as upstream wrote it. Clients of a module's list get the
+/// entries that larder cannot read, too.
 pub fn render_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
-    let versions = list.versions.iter().map(|listed| &*listed.raw).collect();
+    let versions = list.versions.iter().map(|listed| &*listed.raw);
     match list.service {
-        Service::Providers => serde_json::to_vec(&ProviderListBody { versions, rest: &list.other_members }),
-        Service::Modules => serde_json::to_vec(&ModuleListBody {
-            modules: [Module { rest: &list.module_members, versions }],
-            rest: &list.other_members,
-        }),
+        Service::Providers => {
+            serde_json::to_vec(&ProviderListBody { versions: versions.collect(), rest: &list.other_members })
+        }
+        Service::Modules => {
+            let unreadable = list.unreadable.iter().map(|entry| &*entry.raw);
+            let versions = versions.chain(unreadable).collect();
+            serde_json::to_vec(&ModuleListBody {
+                modules: [Module { rest: &list.module_members, versions }],
+                rest: &list.other_members,
+            })
+        }
     }
 }
 

@@ -269,7 +269,7 @@ impl Route {
                     _ => return Err(RouteError::nothing_at(path)),
                 };
                 let module = module(context.host(host)?, namespace, name, system)?;
-                let package = ModulePackage { module, version: Version::parse(version)? };
+                let package = ModulePackage { module, version: Version::parse_of_module(version)? };
                 Ok(Self::ModuleArchive(ModuleArchiveRef { package, digest }))
             }
             _ => Err(RouteError::nothing_at(path)),
@@ -283,7 +283,7 @@ impl Route {
             }
             [namespace, name, system, version, "download"] => Ok(Self::ModuleDownload(ModulePackage {
                 module: module(host, namespace, name, system)?,
-                version: Version::parse(version)?,
+                version: Version::parse_of_module(version)?,
             })),
             [_, _, _, last_segment @ "versions", ""] | [_, _, _, _, last_segment @ "download", ""] => {
                 Err(slash_after(last_segment))

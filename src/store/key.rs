@@ -264,7 +264,7 @@ impl Key {
                 ("seen", (Address::Provider(provider), [file])) => Self::FirstSeen(provider, version(&json(file)?)?),
                 (kind, (Address::Module(module), [file])) => {
                     let (number, extension) = file.rsplit_once('.')?;
-                    let package = ModulePackage { module, version: version(number)? };
+                    let package = ModulePackage { module, version: Version::parse_of_module(number).ok()? };
                     match (kind, extension) {
                         ("documents", "location") => Self::location(&package),
                         ("names", "json") => Self::Name(Artifact::Module(package)),

@@ -22,8 +22,7 @@ fn path_below_base(ModuleAddress { namespace, name, system, .. }: &ModuleAddress
 }
 
 impl VersionList {
-    /// Parses a module's list. Drops entries with an invalid version, because clients would warn about each of them. Of
-    /// versions that clients treat as equal, the first is used.
+    /// Parses a module's list (module registry protocol). Of versions that clients treat as equal, the first is used.
     ///
     /// # Errors
     /// The reason why the document is not a version list.
@@ -46,12 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_drops_unparsable_entries_and_keeps_upstreams_spelling() {
-        let body = br#"{"meta":1e400,"modules":[{"source":"a/b/c","versions":[{"version":"v1.0","root":{"x":1e400}},{"version":"1.0.0"},{"version":"x"},{"version":"2.0.0-rc.1"},7]},{"versions":[{"version":"9.0.0"}]}]}"#;
+    fn a_list_keeps_upstreams_spelling_and_the_entries_that_cannot_be_read() {
+        let body = br#"{"meta":1e400,"modules":[{"source":"a/b/c","versions":[{"version":"v1.0","root":{"x":1e400}},{"version":"1.0.0"},{"version":"x"},{"version":"2.0.0-rc.1"},{"version":"1.2.4.1"},7]},{"versions":[{"version":"9.0.0"}]}]}"#;
         let list = VersionList::parse_of_module(body).unwrap();
         let versions: Vec<_> =
             list.versions.iter().map(|v| (v.version.as_str(), v.upstream_spelling.as_str())).collect();
-        assert_eq!(versions, [("1.0.0", "v1.0"), ("2.0.0-rc.1", "2.0.0-rc.1")]);
+        assert_eq!(versions, [("1.0.0", "v1.0"), ("2.0.0-rc.1", "2.0.0-rc.1"), ("1.2.4.1", "1.2.4.1")]);
+        let unreadable: Vec<_> = list.unreadable.iter().map(|entry| entry.raw.get()).collect();
+        assert_eq!(unreadable, [r#"{"version":"x"}"#]);
         assert_eq!(list.versions[0].raw.get(), r#"{"version":"v1.0","root":{"x":1e400}}"#);
         assert_eq!((list.other_members["meta"].get(), list.module_members["source"].get()), ("1e400", r#""a/b/c""#));
         for body in [

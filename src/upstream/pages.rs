@@ -43,7 +43,7 @@ pub struct SpelledVersion(Box<str>);
 impl SpelledVersion {
     /// Accepts text that parses as a version, with or without a leading `v`.
     pub fn parse(text: &str) -> Result<Self, BadAddress> {
-        Version::parse_lenient(text).map(|_| Self(text.into()))
+        Version::parse_of_module(text).map(|_| Self(text.into()))
     }
 
     /// The original spelling.
@@ -53,7 +53,7 @@ impl SpelledVersion {
 
     /// The parsed version.
     pub fn version(&self) -> Option<Version> {
-        Version::parse_lenient(&self.0).ok()
+        Version::parse_of_module(&self.0).ok()
     }
 }
 

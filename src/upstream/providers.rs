@@ -42,10 +42,22 @@ pub struct VersionList {
     pub service: Service,
     /// The entries with a valid version, in upstream's order.
     pub versions: Vec<ListedVersion>,
+    /// The entries whose version larder cannot read, in upstream's order. Clients of a module's list skip those with a
+    /// warning. Older clients of a provider refuse the whole list for one of them, so they get none (promise 5).
+    pub unreadable: Vec<UnreadableVersion>,
     /// The members of the first module other than `versions`; empty for a provider.
     pub module_members: RawObject,
     /// The members of the document other than the versions.
     pub other_members: RawObject,
+}
+
+/// An entry of a version list whose version larder cannot read.
+#[derive(Debug, Clone)]
+pub struct UnreadableVersion {
+    /// The version as upstream spells it.
+    pub upstream_spelling: String,
+    /// The entry as upstream wrote it.
+    pub raw: Box<RawValue>,
 }
 
 /// One entry of a version list.
@@ -64,11 +76,11 @@ pub struct ListedVersion {
 impl VersionList {
     /// A list of no versions.
     pub fn empty(service: Service) -> Self {
-        Self { service, versions: Vec::new(), module_members: RawObject::new(), other_members: RawObject::new() }
+        let (module_members, other_members) = (RawObject::new(), RawObject::new());
+        Self { service, versions: Vec::new(), unreadable: Vec::new(), module_members, other_members }
     }
 
-    /// Parses a provider's list. Drops entries with an invalid version, because clients would reject the whole list for
-    /// one of them (provider registry protocol). Of versions that clients treat as equal, the first is used.
+    /// Parses a provider's list (provider registry protocol). Of versions that clients treat as equal, the first is used.
     ///
     /// # Errors
     /// The reason why the document is not a version list.
@@ -78,7 +90,7 @@ impl VersionList {
         Self { other_members, ..Self::empty(Service::Providers) }.with_entries(entries)
     }
 
-    /// Fills an empty list. Drops entries with an invalid version, and repeated versions.
+    /// Fills an empty list. Drops repeated versions, and entries of which clients would read something else than larder.
     ///
     /// # Errors
     /// There are too many entries, or no client could read any of them.
@@ -94,12 +106,16 @@ impl VersionList {
         Ok(self)
     }
 
-    /// Adds the entries whose versions the list does not contain yet. Drops entries with an invalid version.
+    /// Adds the entries whose versions the list does not contain yet.
     pub fn add_new_versions(&mut self, entries: Vec<Box<RawValue>>) {
         let mut present: HashSet<Version> = self.versions.iter().map(|listed| listed.version.clone()).collect();
-        let service = self.service;
-        let parsed = entries.into_iter().filter_map(|entry| ListedVersion::parse(service, entry));
-        self.versions.extend(parsed.filter(|listed| present.insert(listed.version.clone())));
+        for entry in entries {
+            match ListedVersion::parse(self.service, entry) {
+                Some(Ok(listed)) if present.insert(listed.version.clone()) => self.versions.push(listed),
+                Some(Err(unreadable)) => self.unreadable.push(unreadable),
+                Some(Ok(_)) | None => {}
+            }
+        }
     }
 
     /// The entry of a version.
@@ -109,8 +125,8 @@ impl VersionList {
 }
 
 impl ListedVersion {
-    /// Parses an entry of a list. `None` if clients could not use the entry, or would read other values from it.
-    fn parse(service: Service, raw: Box<RawValue>) -> Option<Self> {
+    /// Parses an entry of a list. `None` if it has no version, or if clients would read other values from it.
+    fn parse(service: Service, raw: Box<RawValue>) -> Option<Result<Self, UnreadableVersion>> {
         #[derive(Deserialize)]
         struct VersionJson {
             version: String,
@@ -129,11 +145,14 @@ impl ListedVersion {
         reject_case_variants(&serde_json::from_str(raw.get()).ok()?, read_members).ok()?;
         let mut entry: VersionJson = serde_json::from_str(raw.get()).ok()?;
         let version = match service {
-            Service::Providers => Version::parse(&entry.version).ok()?,
+            Service::Providers => Version::parse(&entry.version),
             Service::Modules => {
                 entry.platforms = None;
-                Version::parse_lenient(&entry.version).ok()?
+                Version::parse_of_module(&entry.version)
             }
+        };
+        let Ok(version) = version else {
+            return Some(Err(UnreadableVersion { upstream_spelling: entry.version, raw }));
         };
         let parse_platform = |raw: Box<RawValue>| {
             let PlatformJson { os, arch } = serde_json::from_str(raw.get()).ok()?;
@@ -142,7 +161,7 @@ impl ListedVersion {
         let platforms: Option<Vec<Box<RawValue>>> =
             entry.platforms.and_then(|raw| serde_json::from_str(raw.get()).ok());
         let platforms = platforms.unwrap_or_default().into_iter().filter_map(parse_platform).collect();
-        Some(Self { version, upstream_spelling: entry.version, platforms, raw })
+        Some(Ok(Self { version, upstream_spelling: entry.version, platforms, raw }))
     }
 }
 
@@ -305,6 +324,7 @@ mod tests {
         let versions: Vec<_> =
             list.versions.iter().map(|v| (v.version.to_string(), v.upstream_spelling.clone())).collect();
         assert_eq!(versions, [("1.2.0".to_owned(), "1.2".to_owned())]);
+        assert_eq!(list.unreadable.iter().map(|entry| &*entry.upstream_spelling).collect::<Vec<_>>(), ["v1.3.0"]);
         assert_eq!(
             list.versions[0].raw.get(),
             r#"{"version":"1.2","x":1e400,"platforms":[{"os":"linux","arch":"amd64","y":1e400},7]}"#

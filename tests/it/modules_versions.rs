@@ -2,8 +2,16 @@
 
 use std::time::Duration;
 
-use crate::support::larder::{HOST, Larder};
-use crate::support::upstream::{FakeUpstream, Fault, ListedItem, Target};
+use serde_json::json;
+
+use crate::support::bundle_transfer::{BundleKey, applied_receipt, bundle_of, warm_up};
+use crate::support::git_module_fixture::override_through;
+use crate::support::http::get;
+use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
+use crate::support::process::Process;
+use crate::support::terraform::Terraform;
+use crate::support::upstream::{FakeUpstream, Fault, ListedItem, Module, Target};
 
 const VPC: &str = "/v1/modules/Acme/vpc/aws/versions";
 const FIVE_MINUTES: Duration = Duration::from_secs(300);
@@ -22,15 +30,16 @@ fn version_lists() -> Target {
     Target::Path("/versions".to_owned())
 }
 
-/// Versions that no client can parse are removed, and everything else stays as upstream wrote it.
+/// Promise 5: entries that larder cannot read reach the client, which skips each with a warning. Entries without a
+/// version, of which clients refuse the whole list, do not. Everything else stays as upstream wrote it.
 #[tokio::test]
-async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_kept() {
+async fn a_list_relays_versions_that_cannot_be_read_and_unknown_fields() {
     let upstream = upstream_listing(&["1.0.0"]).await;
     let list = r#"{"x":1e400, "modules":[{"source":"a","versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"1.0.0"},{"version":"one"},7,{"version":"2.0.0-rc.1"}],"y":[ ]},{"source":"b","versions":[{"version":"9.0.0"}]}]}"#;
     upstream.serve_json(VPC, list);
     let larder = Larder::mirroring(&upstream).start().await;
     let text = larder.get(&list_path("Acme/vpc/aws")).await.expect(200).text();
-    let expected = r#"{"modules":[{"source":"a","y":[ ],"versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"2.0.0-rc.1"}]}],"x":1e400}"#;
+    let expected = r#"{"modules":[{"source":"a","y":[ ],"versions":[{"version":"v1.0", "root":{"x":1.50}},{"version":"2.0.0-rc.1"},{"version":"one"}]}],"x":1e400}"#;
     assert_eq!(text, expected);
     for broken in ["{}", r#"{"modules":[]}"#, r#"{"modules":[{"versions":[{"version":"one"}]}]}"#, "[]", "nothing"] {
         upstream.serve_json(VPC, broken);
@@ -39,6 +48,93 @@ async fn versions_that_no_client_can_parse_are_removed_and_unknown_fields_are_ke
         larder.clock.advance(FIVE_MINUTES);
         assert_eq!(larder.get(&list_path("Acme/vpc/aws")).await.expect(200).text(), expected, "{broken}");
     }
+}
+
+/// Versions of modules have any count of numbers. The newest is the same in lists, plans, explanations, pages and bundles,
+/// and the real client installs it, online and from a bundle.
+#[tokio::test]
+async fn the_newest_version_of_a_module_may_have_four_numbers() {
+    let fixture = ModuleFixture::start().await;
+    for version in ["1.2.3", "1.2.4.1", "latest", "1.2.4"] {
+        let main = format!("output \"version\" {{\n  value = \"{version}\"\n}}\n");
+        let url = fixture.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", main.as_bytes())]));
+        fixture.registry.publish_module(Module::new("acme", "vpc", "test").version(version).at(&url));
+    }
+    let key = BundleKey::new();
+    let larder = key.with_signing_key(fixture.larder()).start().await;
+    let address = format!("{HOST}/acme/vpc/test");
+    let listed = |list: serde_json::Value| -> Vec<String> {
+        let entries = list["modules"][0]["versions"].as_array().unwrap().clone();
+        entries.iter().map(|entry| entry["version"].as_str().unwrap().to_owned()).collect()
+    };
+    let list = larder.get(&list_path("acme/vpc/test")).await.expect(200).json();
+    assert_eq!(listed(list), ["1.2.3", "1.2.4.1", "1.2.4", "latest"]);
+    let download = |version: &str| format!("/registry/{HOST}/v1/modules/acme/vpc/test/{version}/download");
+    larder.get(&download("1.2.4.2")).await.expect(404);
+
+    let explained = get(&format!("{}/admin/v1/explain?address={address}", larder.admin())).await.expect(200).json();
+    assert_eq!(explained["versions"]["newest"], "1.2.4.1", "{explained:#}");
+    assert_eq!(explained["versions"]["unreadable"], json!(["latest"]), "{explained:#}");
+
+    let job = warm_up(&larder, &[&address], &[]).await;
+    let bundle = bundle_of(&larder, &job, None).await;
+    let sealed = key.sealed().start().await;
+    let receipt = applied_receipt(&sealed, bundle).await;
+    assert!(serde_json::to_string(&receipt).unwrap().contains("1.2.4.1"), "{receipt:?}");
+    assert_eq!(listed(sealed.get(&list_path("acme/vpc/test")).await.expect(200).json()), ["1.2.4.1"]);
+    let page = sealed.get(&format!("/registry/{HOST}/v1/modules/acme/vpc/test")).await;
+    assert!(page.status != 200 || page.json()["version"] == "1.2.4.1", "{}", page.text());
+
+    let Some(client) = Terraform::find() else { return };
+    for larder in [&larder, &sealed] {
+        for constraint in ["", "version = \"~> 1.2.4\"", "version = \"1.2.4.1\"", "version = \"> 1.2.4, < 1.2.5\""] {
+            let mut workspace = client.workspace();
+            workspace
+                .file("main.tf", &format!("module \"vpc\" {{\n  source = \"acme/vpc/test\"\n  {constraint}\n}}\n"));
+            workspace.cli_config(&override_through(larder.base()));
+            let output = workspace.init().await.expect_success().text;
+            let manifest = std::fs::read_to_string(workspace.path().join(".terraform/modules/modules.json")).unwrap();
+            assert!(manifest.contains("\"Version\":\"1.2.4.1\""), "{constraint}: {manifest}\n{output}");
+        }
+    }
+}
+
+/// Promise 5: older clients refuse a provider's whole list for one version that they cannot read.
+#[tokio::test]
+async fn a_list_of_a_provider_drops_what_clients_cannot_read_and_explain_shows_it() {
+    let upstream = FakeUpstream::start().await;
+    let list = r#"{"versions":[{"version":"1.0.0"},{"version":"1.0.0.1"},{"version":"v2.0.0"},{"version":"nightly"}]}"#;
+    upstream.serve_json("/v1/providers/acme/null/versions", list);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let text = larder.versions("null").await.expect(200).text();
+    assert_eq!(text, r#"{"versions":[{"version":"1.0.0"}]}"#);
+    let index = larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(200).json();
+    assert_eq!(index["versions"], json!({"1.0.0": {}}));
+    let explained = get(&format!("{}/admin/v1/explain?address=acme/null", larder.admin())).await.expect(200).json();
+    assert_eq!(explained["versions"]["unreadable"], json!(["1.0.0.1", "v2.0.0", "nightly"]), "{explained:#}");
+}
+
+/// The log names what cannot be read once, and not again with each list that has the same.
+#[tokio::test]
+async fn the_log_names_versions_that_cannot_be_read_once() {
+    let upstream = FakeUpstream::start().await;
+    let serve = |more: &str| {
+        let list = format!(r#"{{"versions":[{{"version":"1.0.0"}},{{"version":"nightly"}}{more}]}}"#);
+        upstream.serve_json("/v1/providers/acme/null/versions", &list);
+    };
+    let folder = Folder::new();
+    let larder = Process::start(&Larder::mirroring(&upstream).always_revalidate().store_at(&folder), folder.path());
+    let path = format!("/registry/{HOST}/v1/providers/acme/null/versions");
+    for more in ["", r#",{"version":"1.1.0"}"#, r#",{"version":"1.2.0"}"#] {
+        serve(more);
+        larder.get(&path).await.expect(200);
+    }
+    serve(r#",{"version":"newest"}"#);
+    larder.get(&path).await.expect(200);
+    larder.log().line_with("newest").await;
+    let log = larder.log().text();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("larder cannot read versions")).collect();
+    assert!(lines.len() == 2 && lines[0].contains("nightly") && lines[0].contains("acme/null"), "{log}");
 }
 
 /// Upstream requests use the spelling of the client; spellings share one list only with `fold_case`.

@@ -26,6 +26,11 @@ use crate::upstream::providers::{ListedVersion, VersionList};
 use crate::upstream::request::Document;
 use crate::upstream::{Upstream, modules, providers};
 
+/// The most versions of a list that one line of the log names.
+const MAX_LOGGED_VERSIONS: usize = 10;
+/// The most characters of such a version in the log.
+const MAX_LOGGED_CHARS: usize = 96;
+
 impl DocumentKind for Address {
     fn label(&self) -> String {
         format!("the version list of {self}")
@@ -67,6 +72,7 @@ impl DocumentKind for Address {
         let document = Arc::new(StoredDocument::of(answer, url, fetch.call.now));
         let list = document.versions(self.into()).await;
         let list = list.map_err(|reason| fetch.unusable(format!("its version list: {reason}")))?;
+        fetch.log_unreadable_versions(self, &list).await;
         let dropped = fetch.dropped_but_stored(self, &list).await?;
         let address = fetch.call.config.canonical(self);
         fetch
@@ -100,6 +106,28 @@ impl DocumentKind for Address {
 }
 
 impl DocumentFetch<'_> {
+    /// Logs the versions that larder cannot read, unless the list before had the same.
+    async fn log_unreadable_versions(&self, address: &Address, list: &VersionList) {
+        let spellings = |list: &VersionList| -> Vec<String> {
+            list.unreadable.iter().map(|entry| entry.upstream_spelling.clone()).collect()
+        };
+        let before = match &self.before {
+            Some(before) if !list.unreadable.is_empty() => before.versions(list.service).await.ok(),
+            _ => None,
+        };
+        let unreadable = spellings(list);
+        if unreadable.is_empty() || before.is_some_and(|before| spellings(&before) == unreadable) {
+            return;
+        }
+        let (shown, count) = (unreadable.iter().take(MAX_LOGGED_VERSIONS), unreadable.len());
+        let shown: Vec<String> = shown.map(|version| version.chars().take(MAX_LOGGED_CHARS).collect()).collect();
+        let effect = match list.service {
+            Service::Providers => "clients do not get them",
+            Service::Modules => "clients warn about them",
+        };
+        tracing::warn!(of = %address, count, versions = ?shown, "larder cannot read versions of a list; {effect}");
+    }
+
     async fn dropped_but_stored(&self, address: &Address, list: &VersionList) -> Result<Bytes, Error> {
         let Self { documents, request, call, before, .. } = self;
         let address = call.config.canonical(address);
@@ -221,7 +249,7 @@ impl StoredDocument {
         let mut remaining = self.dropped();
         remaining.retain(|raw| {
             let entry = serde_json::from_str::<DroppedEntry>(raw.get()).ok();
-            let version = entry.and_then(|entry| Version::parse_lenient(&entry.version).ok());
+            let version = entry.and_then(|entry| Version::parse_of_module(&entry.version).ok());
             !version.is_some_and(|version| versions.include(&version))
         });
         self.with_dropped(&remaining)

@@ -187,7 +187,7 @@ struct AlarmEntry {
 impl AlarmEntry {
     fn read(raw: &RawValue) -> Option<(AlarmSubject, RaisedAlarm)> {
         let Self { alarm, platform, key, facts } = serde_json::from_str(raw.get()).ok()?;
-        let version = Version::parse(&alarm.version).ok()?;
+        let version = Version::parse_of_module(&alarm.version).ok()?;
         let part = match (platform, key) {
             (Some(platform), _) => AlarmPart::Platform(platform),
             (None, Some(key)) => AlarmPart::Key(key),

@@ -85,6 +85,7 @@ impl Offline {
         let list = self.library.stored_version_list(&canonical).await?;
         let mut list = list.unwrap_or_else(|| VersionList::empty(service));
         list.versions.retain(|listed| shown.contains_key(&listed.version));
+        list.unreadable.clear();
         // Entries already listed stay as upstream wrote them.
         let entry =
             |(version, platforms): (&&Version, &&BTreeSet<Platform>)| entry_of(service, version, platforms.iter());

@@ -119,6 +119,9 @@ pub struct VersionFacts {
     pub stored: Vec<StoredVersion>,
     /// The versions that upstream has dropped from its list and that stay listed, the newest first.
     pub dropped: Vec<String>,
+    /// The versions in upstream's list that larder cannot read, as upstream spells them.
+    #[serde(default)]
+    pub unreadable: Vec<String>,
 }
 
 /// A version that can be installed from the store.
@@ -259,12 +262,16 @@ impl Operations {
     pub async fn version_facts(&self, address: &Address, call: &RequestContext) -> Result<VersionFacts, Error> {
         let (canonical, config) = (call.config.canonical(address), Arc::clone(&call.config));
         let list = self.library.stored_document(&Key::version_list(&canonical)).await?;
-        let dropped = list.map(|list| list.value.dropped_versions(address.into())).unwrap_or_default();
-        let mut dropped: Vec<Version> = dropped.into_iter().map(|listed| listed.version).collect();
+        let (mut dropped, mut unreadable) = (Vec::new(), Vec::new());
+        if let Some(list) = list {
+            dropped.extend(list.value.dropped_versions(address.into()).into_iter().map(|listed| listed.version));
+            let versions = list.value.versions(address.into()).await.map(|list| list.unreadable);
+            unreadable.extend(versions.into_iter().flatten().map(|entry| entry.upstream_spelling));
+        }
         dropped.sort_by(|one, other| other.cmp(one));
         let read = move |library: &Library| library.stored_version_facts(&canonical, &config);
         let stored = self.library.on_disk(read).await?;
-        Ok(VersionFacts { stored, dropped: dropped.iter().map(ToString::to_string).collect() })
+        Ok(VersionFacts { stored, dropped: dropped.iter().map(ToString::to_string).collect(), unreadable })
     }
 }
 

@@ -278,7 +278,7 @@ fn has_details_of(selector: &PackageSelector, url: &Url) -> bool {
         path.len() >= names.len() && path[path.len() - names.len()..].iter().zip(&names).all(is_it)
     };
     let of_a_version = |(last, before): (&&str, &[&str])| {
-        Version::parse_lenient(last).is_ok_and(|version| versions.include(&version)) && ends_in_them(before)
+        Version::parse_of_module(last).is_ok_and(|version| versions.include(&version)) && ends_in_them(before)
     };
     url.query().is_none() && (ends_in_them(&path) || path.split_last().is_some_and(of_a_version))
 }

@@ -15,7 +15,19 @@ use super::upstream::{FakeUpstream, Module, Provider};
 /// The versions of every provider.
 const PROVIDER_VERSIONS: [&str; 7] = ["0.9.0", "1.0.0", "1.1.0", "1.2.0-rc.1", "1.2.3", "2.0.0-beta.2", "2.0.0"];
 /// The versions of every module, in the order and spelling in which the registry lists them.
-const MODULE_VERSIONS: [&str; 7] = ["2.0.0", "0.8.0", "v1.0", "1.1.0", "2.1.0-rc.1", "1.1.4", "1.2.0-alpha"];
+const MODULE_VERSIONS: [&str; 11] = [
+    "2.0.0",
+    "0.8.0",
+    "v1.0",
+    "1.1.0",
+    "2.1.0-rc.1",
+    "1.1.4",
+    "1.2.0-alpha",
+    "1.1.4.1",
+    "latest",
+    "1.1.3.9.1",
+    "1.1.4rc2",
+];
 /// All providers. Blocks without a source imply the `hashicorp` ones.
 const PROVIDERS: [&str; 6] = ["acme/p0", "acme/p1", "acme/p2", "hashicorp/p0", "hashicorp/p1", "hashicorp/p3"];
 /// The names of the modules by level; modules of a level may call those of the next level.
@@ -47,7 +59,7 @@ const PROVIDER_CONSTRAINTS: [&str; 24] = [
     "> 2",
     ">= 0.9.0, >= 1.0.0",
 ];
-const MODULE_CONSTRAINTS: [&str; 24] = [
+const MODULE_CONSTRAINTS: [&str; 30] = [
     "~> 1",
     "~> 1.0",
     "~> 1.1.0",
@@ -72,6 +84,12 @@ const MODULE_CONSTRAINTS: [&str; 24] = [
     ">= 0.8, != 2.0.0, != 1.1.4",
     "2.0.0+build",
     "01.01.04",
+    "1.1.4.1",
+    "= 1.1.4.1.0",
+    "> 1.1.4, < 1.2",
+    "~> 1.1.3.9",
+    "<= 1.1.3.10",
+    "1.1.4-rc2",
 ];
 
 /// An `import` block; only a root module may contain one.

@@ -291,7 +291,7 @@ fn is_document_url_of(fetch_origin: &FetchOrigin, package: &Package) -> bool {
     let spelled = percent_encoding::percent_decode_str(version).decode_utf8_lossy();
     namespace.eq_ignore_ascii_case(provider.namespace.as_str())
         && type_.eq_ignore_ascii_case(provider.type_.as_str())
-        && Version::parse_lenient(&spelled).is_ok_and(|version| version == *stored_version)
+        && Version::parse_of_module(&spelled).is_ok_and(|version| version == *stored_version)
         && (*os, *arch) == (platform.os.as_str(), platform.arch.as_str())
 }
 
