@@ -28,9 +28,12 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(3600);
 const SCRUB_RETRY_PAUSE: Duration = Duration::from_secs(3600);
 const MAX_SCRUB_PAUSE: Duration = Duration::from_secs(24 * 3600);
 
-/// Computes the `h1` hashes that an earlier run did not finish, then removes leftover files every hour. Stops when
+/// Completes the imports and the `h1` hashes that an earlier run did not finish, then removes leftover files every hour. Stops when
 /// dropped.
 pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
+    if let Err(error) = mirror.transfers.complete_imports(clock.now()).await {
+        tracing::error!(%error, "the imports of an earlier run could not be completed");
+    }
     if let Err(error) = mirror.library.complete_hashes().await {
         tracing::error!(%error, "the h1 hashes of an earlier run could not be completed");
     }

@@ -1,5 +1,6 @@
 //! Eviction and purge consult the index instead of all package records. A missing index is rebuilt in the background.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -7,8 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use larder::clock::Timestamp;
+
+use crate::support::git_module_fixture::download_module;
 use crate::support::http::{client, get, send};
-use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::larder::{Builder, Folder, HOST, Larder, open_store};
+use crate::support::module_fixture::ModuleFixture;
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 
@@ -133,4 +138,90 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
     let stored: u64 = folder.blobs().iter().map(|blob| blob.metadata().unwrap().len()).sum();
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     assert_eq!(status["archive_bytes"], stored, "{status}");
+}
+
+/// The entries of the index, without the times of use and of checks.
+fn index_entries(folder: &Folder) -> Vec<String> {
+    let store = open_store(folder.path(), Timestamp(1));
+    let index = &store.index;
+    assert!(index.is_complete(), "larder closed it whole");
+    let mut entries = index.names(|artifact, name| Some(format!("{artifact}: {name:?}"))).unwrap();
+    let archives = index.archives_by_age().unwrap().into_iter();
+    entries.extend(archives.map(|archive| format!("{}: {} bytes", archive.digest, archive.size_bytes)));
+    for documents in [index.documents_by_age().unwrap(), index.pages_by_age().unwrap()] {
+        entries.extend(documents.into_iter().map(|(key, _)| key.to_string()));
+    }
+    let totals = index.totals();
+    entries.push(format!("{totals:?}"));
+    entries.sort();
+    store.close().unwrap();
+    entries
+}
+
+fn copy(from: &Path, into: &Path) {
+    assert!(Command::new("cp").arg("-a").args([from, into]).status().unwrap().success(), "{from:?} to {into:?}");
+}
+
+/// Promise 9: whatever moment of a store its index is from, the next start makes of it the one that the files alone would
+/// make. A kill between any two writes leaves such an index.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_index_of_any_moment_becomes_the_index_of_the_files() {
+    let fixture = ModuleFixture::with_one_module().await;
+    let upstream = &fixture.registry;
+    for name in ["one", "two"] {
+        upstream.publish(Provider::new("acme", name).size(30_000));
+    }
+    let larder = fixture.larder().always_revalidate().start().await;
+    let mut moments: Vec<Folder> = Vec::new();
+    let keep = |moments: &mut Vec<Folder>| {
+        let moment = Folder::new();
+        copy(&larder.folder.path().join("v1"), moment.path());
+        moments.push(moment);
+    };
+    keep(&mut moments);
+    let is_complete = |file: &PathBuf| {
+        let record = std::fs::read_to_string(file);
+        record.is_ok_and(|record| record.contains("h1:") || record.contains("tree"))
+    };
+    let settled = async || larder.folder.files("names").iter().all(is_complete);
+    let fetch = async |name: &str| {
+        let path = larder.archive_path(name, "1.2.0").await;
+        larder.get(&path).await.expect(200);
+        until("its hashes are known", settled).await;
+    };
+    fetch("one").await;
+    keep(&mut moments);
+    fetch("two").await;
+    download_module(larder.base(), "one").await;
+    larder.get(&format!("/registry/{HOST}/v1/modules/search?q=one")).await;
+    keep(&mut moments);
+    larder.run_command("pin", "acme/two").await;
+    upstream.publish(Provider::new("acme", "two").size(40_000).edition(2));
+    fetch("two").await;
+    keep(&mut moments);
+    larder.run_command("purge", "acme/one").await;
+    keep(&mut moments);
+    drop(larder);
+
+    let sealed = |folder: &Folder| Larder::mirroring(upstream).network("offline = true").store_at(folder);
+    let rebuilt = async |files: &Folder, index: Option<&Folder>| {
+        let folder = Folder::new();
+        copy(&files.path().join("v1"), folder.path());
+        std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+        if let Some(index) = index {
+            copy(&index.path().join("v1/index"), &folder.path().join("v1"));
+        }
+        let larder = sealed(&folder).start().await;
+        until("the index is whole", async || larder.metric("larder_index_whole").await == 1.0).await;
+        index_entries(&larder.stop().await)
+    };
+    let mut all_entries = BTreeSet::new();
+    for files in &moments {
+        let expected = rebuilt(files, None).await;
+        for index in &moments {
+            assert_eq!(rebuilt(files, Some(index)).await, expected);
+        }
+        all_entries.insert(expected);
+    }
+    assert_eq!(all_entries.len(), moments.len(), "each moment has other entries");
 }

@@ -4,6 +4,7 @@
 use std::io::Cursor;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use larder::clock::Timestamp;
 use larder::store::{Durability, Key};
@@ -18,6 +19,7 @@ use crate::support::provider_trees::{upstream, workspace_requiring};
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
 use crate::support::tree_imports::{lock_of_upstream, sealed, states};
+use crate::support::until;
 use crate::support::upstream::FakeUpstream;
 
 /// Unpacks an archive as the clients do, modes and all.
@@ -267,6 +269,111 @@ async fn served_hashes(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<Str
     hashes.into_iter().map(|hash| hash.as_str().unwrap().to_owned()).collect()
 }
 
+/// Imports a tree, and kills the import before it returns from a rename. Returns false if the import ended before that.
+async fn import_killed_at_rename(strace: &Path, setup: &CommandSetup, tree: &Path, number: u32) -> bool {
+    let config = setup.file();
+    let import = ["import", tree.to_str().unwrap(), "--unsigned", "--config", config.to_str().unwrap()];
+    let import = command(setup.home.path(), &import);
+    let mut traced = std::process::Command::new(strace);
+    traced.args(["-f", "-q", "-o", "/dev/null", "-e", "trace=rename,renameat,renameat2", "-e"]);
+    traced.arg(format!("inject=rename,renameat,renameat2:signal=SIGKILL:when={number}"));
+    traced.arg(import.get_program()).args(import.get_args());
+    for (name, value) in import.get_envs() {
+        match value {
+            Some(value) => traced.env(name, value),
+            None => traced.env_remove(name),
+        };
+    }
+    run(traced).await.code != Some(0)
+}
+
+/// The tree of `unpacked_tree`, and the published zips of acme/null for two platforms without proof beside them.
+fn tree_without_proofs(upstream: &FakeUpstream, folder: &Path) -> PathBuf {
+    let tree = unpacked_tree(upstream, folder);
+    for platform in ["linux_amd64", "darwin_arm64"] {
+        let name = format!("terraform-provider-null_1.3.0_{platform}.zip");
+        let zip = upstream.archive_bytes("acme", "null", "1.3.0", platform);
+        std::fs::write(tree.join(format!("{HOST}/acme/null/{name}")), zip).unwrap();
+    }
+    tree
+}
+
+/// The packages in the store's names that a client of the network mirror does not get, as `NAME VERSION PLATFORM`.
+async fn unlisted_packages(setup: &CommandSetup, upstream: &FakeUpstream) -> Vec<String> {
+    let larder = Larder::mirroring(upstream).store_at(&setup.home).start().await;
+    let names = setup.home.files("names");
+    let mut packages: Vec<[String; 3]> = Vec::new();
+    for path in names {
+        let parts: Vec<&str> = path.iter().rev().take(3).map(|part| part.to_str().unwrap()).collect();
+        packages.push([parts[2], parts[1], parts[0].strip_suffix(".json").unwrap()].map(str::to_owned));
+    }
+    let mut unlisted = Vec::new();
+    for [name, version, platform] in &packages {
+        let folder = format!("/mirror/{HOST}/acme/{name}");
+        let is_listed = async || {
+            let index = larder.get(&format!("{folder}/index.json")).await;
+            let archives = larder.get(&format!("{folder}/{version}.json")).await;
+            index.status == 200
+                && index.json()["versions"][version].is_object()
+                && archives.status == 200
+                && archives.json()["archives"][platform].is_object()
+        };
+        let waiting = tokio::time::timeout(Duration::from_secs(5), until("it is listed", is_listed));
+        if waiting.await.is_err() {
+            unlisted.push(format!("{name} {version} {platform}"));
+        }
+    }
+    larder.stop().await;
+    unlisted
+}
+
+/// Promise 9: an import that was killed after its archives and before the documents that they share is completed by the next
+/// start, and by the same command.
+#[tokio::test]
+async fn the_archives_of_a_killed_import_are_listed_by_the_next_start_and_by_the_same_command() {
+    let upstream = upstream().await;
+    let home = Folder::new();
+    let tree = tree_without_proofs(&upstream, home.path());
+    let other = FakeUpstream::start().await;
+    for repeats in [false, true] {
+        let setup = CommandSetup::new(&other);
+        let import = ["import", tree.to_str().unwrap(), "--unsigned"];
+        setup.stdout_of(&import).await;
+        let lists = setup.home.files("documents").into_iter().filter(|file| file.ends_with("versions"));
+        assert_eq!(lists.map(std::fs::remove_file).filter(Result::is_ok).count(), 2);
+        if repeats {
+            let output = setup.stdout_of(&import).await;
+            assert!(!output.contains("you alone vouch"), "{output}");
+            let lists = setup.home.files("documents").into_iter().filter(|file| file.ends_with("versions"));
+            assert_eq!(lists.count(), 2, "the same command lists what is stored");
+        }
+        assert_eq!(unlisted_packages(&setup, &other).await, Vec::<String>::new(), "repeats: {repeats}");
+        assert_eq!(setup.home.files("names").len(), 4);
+    }
+}
+
+/// Promise 9, at each rename that a real kill can meet.
+#[tokio::test]
+async fn an_import_that_is_killed_at_any_rename_lists_what_it_stored_after_the_next_start() {
+    let Some(strace) = find("strace") else { return };
+    let upstream = upstream().await;
+    let home = Folder::new();
+    let tree = tree_without_proofs(&upstream, home.path());
+    let other = FakeUpstream::start().await;
+    let mut killed = 0;
+    for number in 1.. {
+        let setup = CommandSetup::new(&other);
+        let was_killed = import_killed_at_rename(&strace, &setup, &tree, number).await;
+        killed += usize::from(was_killed);
+        let unlisted = unlisted_packages(&setup, &other).await;
+        assert_eq!(unlisted, Vec::<String>::new(), "killed at rename {number}");
+        if !was_killed {
+            break;
+        }
+    }
+    assert!(killed >= 1, "no rename was met");
+}
+
 /// Promises 1 and 9: a kill at any rename of an import leaves no unpublished `zh:`, and the same command continues.
 #[tokio::test]
 async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packing() {
@@ -279,20 +386,7 @@ async fn an_import_that_is_killed_at_any_rename_reports_no_hash_of_its_own_packi
     let mut killed = 0;
     for number in 1.. {
         let setup = sealed(&upstream);
-        let (config, tree_path) = (setup.file(), tree.to_str().unwrap());
-        let import = ["import", tree_path, "--unsigned", "--config", config.to_str().unwrap()];
-        let import = command(setup.home.path(), &import);
-        let mut traced = std::process::Command::new(&strace);
-        traced.args(["-f", "-q", "-o", "/dev/null", "-e", "trace=rename,renameat,renameat2", "-e"]);
-        traced.arg(format!("inject=rename,renameat,renameat2:signal=SIGKILL:when={number}"));
-        traced.arg(import.get_program()).args(import.get_args());
-        for (name, value) in import.get_envs() {
-            match value {
-                Some(value) => traced.env(name, value),
-                None => traced.env_remove(name),
-            };
-        }
-        let was_killed = run(traced).await.code != Some(0);
+        let was_killed = import_killed_at_rename(&strace, &setup, &tree, number).await;
         killed += usize::from(was_killed);
         let hashes = served_hashes(&setup, &upstream).await;
         assert!(hashes.iter().all(|hash| hash.starts_with("h1:")), "killed at rename {number}: {hashes:?}");

@@ -138,7 +138,7 @@ impl DocumentFetch<'_> {
 impl Documents {
     /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is
     /// lost. `address` is the canonical spelling.
-    pub(in crate::mirror) async fn dropped_but_stored(
+    async fn dropped_but_stored(
         self: &Arc<Self>,
         upstream: &Upstream,
         address: &Address,

@@ -25,7 +25,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
-use crate::mirror::{Documents, Library, ProofSets, Runtime, VerifiedReader};
+use crate::mirror::{Library, ProofSets, Runtime, VerifiedReader};
 use crate::store::{ResumeNote, Scratch, Staged, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::request::Validators;
@@ -41,7 +41,6 @@ const EVENT_QUEUE: usize = 16;
 pub struct Transfers {
     runtime: Arc<Runtime>,
     library: Arc<Library>,
-    documents: Arc<Documents>,
     proof_sets: Arc<ProofSets>,
     reader: Arc<VerifiedReader>,
     export_permits: Arc<Semaphore>,
@@ -58,7 +57,6 @@ impl Transfers {
         Arc::new(Self {
             runtime: Arc::clone(&proof_sets.runtime),
             library: Arc::clone(&proof_sets.library),
-            documents: Arc::clone(&proof_sets.documents),
             proof_sets,
             reader,
             export_permits: Arc::new(Semaphore::new(MAX_TRANSFERS)),

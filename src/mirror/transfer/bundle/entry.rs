@@ -260,22 +260,34 @@ impl Library {
         let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
         let addresses: BTreeSet<Address> =
             archives.map(|(artifact, _)| Address::from(&self.runtime.canonical(artifact))).collect();
-        for address in addresses {
-            let key = Key::version_list(&address);
-            let is_listed = self.store.records.change(&key, |step| {
-                let Some(stored) = step.read(&key)?.intact().and_then(StoredDocument::read) else { return Ok(false) };
-                let listing = self.merge_stored_entries(&key, Some(&stored), stored.clone())?;
-                if listing.has_same_content(&stored) {
-                    return Ok(false);
-                }
-                record_times(step, &key, Some(&stored), &listing, now)?;
-                let entry = IndexEntry::Document(listing.metadata.checked);
-                step.put(&key, listing.write(), Durability::Synced, entry);
-                Ok(true)
-            })?;
-            if is_listed {
-                self.increment_revision(address);
+        addresses.iter().try_for_each(|address| self.list_stored_versions(address, None, now))
+    }
+
+    /// Lists stored versions that the cached list does not name. `absent` stands in for a list that is not stored.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub(in crate::mirror::transfer) fn list_stored_versions(
+        &self,
+        address: &Address,
+        absent: Option<&StoredDocument>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let key = Key::version_list(address);
+        let is_changed = self.store.records.change(&key, |step| {
+            let stored = step.read(&key)?.intact().and_then(StoredDocument::read);
+            let Some(before) = stored.as_ref().or(absent) else { return Ok(false) };
+            let listing = self.merge_stored_entries(&key, Some(before), before.clone())?;
+            if listing.has_same_content(before) {
+                return Ok(false);
             }
+            record_times(step, &key, stored.as_ref(), &listing, now)?;
+            let entry = IndexEntry::Document(listing.metadata.checked);
+            step.put(&key, listing.write(), Durability::Synced, entry);
+            Ok(true)
+        })?;
+        if is_changed {
+            self.increment_revision(address.clone());
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::address::{Package, PackageRef, ProviderAddress, Version};
+use crate::address::{Package, PackageRef, ProviderAddress};
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::filesystem_mirror::layout::{enclosing_package, enclosing_package_folder};
@@ -17,7 +17,7 @@ use crate::filesystem_mirror::provider_tar::{ProviderTreeReader, TarEntry};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
 use crate::mirror::archives::download::StageWriter;
 use crate::mirror::library::ZipOrigin;
-use crate::mirror::transfer::tree::local_sets::SidecarFiles;
+use crate::mirror::transfer::tree::local_sets::{ImportedVersions, SidecarFiles};
 use crate::mirror::transfer::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, UnsignedPolicy};
 use crate::mirror::transfer::{EVENT_QUEUE, TransferStage};
 use crate::mirror::{Library, RequestContext, Transfers, Urgency};
@@ -66,7 +66,7 @@ impl Transfers {
             proven: HashMap::new(),
             disputed: HashSet::new(),
             affected_providers: BTreeSet::new(),
-            vouched_for: BTreeSet::new(),
+            vouched_for: ImportedVersions::new(),
             counts: ImportCounts::default(),
         };
         self.runtime.tasks.spawn_to_end(async move {
@@ -134,7 +134,7 @@ pub(super) struct TreeImport {
     pub(super) disputed: HashSet<Package>,
     pub(super) affected_providers: BTreeSet<ProviderAddress>,
     /// Versions with unproven archives that the operator vouches for.
-    pub(super) vouched_for: BTreeSet<(ProviderAddress, Version)>,
+    pub(super) vouched_for: ImportedVersions,
     counts: ImportCounts,
 }
 
@@ -349,12 +349,8 @@ impl TreeImport {
     async fn sync_shared_documents(&self) -> Result<(), Error> {
         let transfers = &self.transfers;
         let call = transfers.runtime.step_context(Urgency::Job, self.call.present());
-        for (provider, version) in &self.vouched_for {
-            transfers.complete_sums(provider, version, &call).await?;
-        }
-        let providers: BTreeSet<_> = self.vouched_for.iter().map(|(provider, _)| provider).collect();
-        for provider in providers {
-            transfers.add_to_version_list(provider, &call).await?;
+        for (provider, versions) in &self.vouched_for {
+            transfers.complete_documents(provider, versions, &call).await?;
         }
         for provider in &self.affected_providers {
             transfers.library.sync_provider_documents(provider).await?;

@@ -357,7 +357,6 @@ impl TreeImport {
             return refused(format!("no client could install it: {reason}"));
         }
         let transfers = Arc::clone(&self.transfers);
-        let version = (package.provider.clone(), package.version.clone());
         let before = transfers.proof_sets.usable_set(&package, call).await?;
         match before.map(|stored| stored.stored_set.current.document.shasum) {
             Some(before) if before != digest => {
@@ -365,7 +364,7 @@ impl TreeImport {
             }
             Some(_) => match self.stored_state(&arrived).await? {
                 StoredState::Whole => {
-                    self.vouched_for.insert(version);
+                    self.vouch_for(&package);
                     return Ok(FileVerdict::Held);
                 }
                 StoredState::Damaged => notes.push(REPLACED_DAMAGED_NOTE.to_owned()),
@@ -390,21 +389,28 @@ impl TreeImport {
             ZipOrigin::Published => FileVerdict::Unsigned,
             ZipOrigin::PackedAnew => FileVerdict::PackedAnew,
         };
+        if is_unsigned {
+            self.vouch_for(&package);
+        }
         let now = call.now;
         let record_version = move |library: &Library| library.record_import(&package.provider, &package.version, now);
         transfers.library.on_disk(record_version).await?;
         let proof = ArchiveProof { proven_by: ProvenBy::HeldSet, stored_set, set };
         self.commit_archive(proof, arrived, hashes, reservation, call.now).await?;
-        if is_unsigned {
-            self.vouched_for.insert(version);
-        }
         Ok(verdict)
     }
 
+    fn vouch_for(&mut self, package: &Package) {
+        self.vouched_for.entry(package.provider.clone()).or_default().insert(package.version.clone());
+    }
+
     /// Reports an archive as stored, after its record is corrected: an older larder wrote the record of an import twice,
-    /// and may have been killed in between.
-    async fn already_stored(&self, arrived: &StagedTreeArchive) -> Result<FileVerdict, Error> {
+    /// and may have been killed in between. The documents of an import that was killed are completed at the end.
+    async fn already_stored(&mut self, arrived: &StagedTreeArchive) -> Result<FileVerdict, Error> {
         let (package, digest, zip) = (arrived.package.clone(), arrived.digest, arrived.zip_origin());
+        if self.transfers.library.was_imported(&package).await? {
+            self.vouch_for(&package);
+        }
         let correcting = self.transfers.library.on_disk(move |library| {
             library.catalog.change_name_record(&package, |name| {
                 let archive = name.archives.iter_mut().find(|archive| archive.digest == digest);

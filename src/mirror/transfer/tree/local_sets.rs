@@ -2,14 +2,14 @@
 //! is imported without signatures larder writes a set itself: an unsigned one, which never replaces a verified set, and
 //! which the first verified set from upstream replaces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::json;
 use url::Url;
 
-use crate::address::{Package, Platform, ProviderAddress, Version};
+use crate::address::{Address, Artifact, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -19,10 +19,9 @@ use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::proof_sets::describe_set;
 use crate::mirror::transfer::set_of_files;
-use crate::mirror::{RequestContext, Transfers};
+use crate::mirror::{RequestContext, Transfers, Urgency};
 use crate::store::Key;
 use crate::upstream::Upstream;
-use crate::upstream::discovery::Service;
 use crate::upstream::error::sanitized;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::providers::{DownloadDocument, download_url, versions_url};
@@ -195,10 +194,54 @@ pub(super) fn sums_of<'a>(archives: impl IntoIterator<Item = (&'a Package, Diges
     lines.concat().into()
 }
 
+/// The versions with archives that were imported without signatures.
+pub(super) type ImportedVersions = BTreeMap<ProviderAddress, BTreeSet<Version>>;
+
 impl Transfers {
+    /// Completes what a killed import left behind: it may have stored archives, and ended before the documents that they
+    /// share with others named them.
+    ///
+    /// # Errors
+    /// The index cannot be read. The failure of one provider is logged.
+    pub async fn complete_imports(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
+        let imported = self.library.on_complete_index(|library| {
+            library.store.index.names(|artifact, name| match artifact {
+                Artifact::Provider(package) if name.imported => Some((package.provider, package.version)),
+                _ => None,
+            })
+        });
+        let mut versions = ImportedVersions::new();
+        for (provider, version) in imported.await? {
+            versions.entry(provider).or_default().insert(version);
+        }
+        let call = self.runtime.step_context(Urgency::Job, now);
+        for (provider, versions) in &versions {
+            // An import that runs completes its own.
+            let _import_lock = self.tree_import_lock.lock().await;
+            if let Err(error) = self.complete_documents(provider, versions, &call).await {
+                tracing::warn!(%provider, %error, "the documents of an imported provider could not be completed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes the documents that imported archives of a provider share: the SHA256SUMS of each version, and the version
+    /// list.
+    pub(super) async fn complete_documents(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        versions: &BTreeSet<Version>,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        for version in versions {
+            self.complete_sums(provider, version, call).await?;
+        }
+        self.add_to_version_list(provider, call).await
+    }
+
     /// Rewrites the SHA256SUMS of every unsigned set of a version, so that each lists the archives of all platforms
     /// without a signature.
-    pub(super) async fn complete_sums(
+    async fn complete_sums(
         self: &Arc<Self>,
         provider: &ProviderAddress,
         version: &Version,
@@ -229,43 +272,35 @@ impl Transfers {
 
     /// Adds the stored versions that upstream does not list to the cached version list, and creates the list if there
     /// is none.
-    pub(super) async fn add_to_version_list(
+    async fn add_to_version_list(
         self: &Arc<Self>,
         provider: &ProviderAddress,
         call: &RequestContext,
     ) -> Result<(), Error> {
-        let upstream = Arc::clone(call.upstream(&provider.host)?);
-        let key = Key::version_list(provider);
-        let unreadable = |reason| Error::unreadable_list(provider, reason);
-        let stored = match self.library.stored_document(&key).await? {
-            Some(stored_list) => stored_list.value,
-            None => {
-                let base = upstream.settings.url.join("v1/providers/");
-                let url = base.and_then(|base| versions_url(&base, provider));
-                let url = url.unwrap_or_else(|_| upstream.settings.url.clone());
-                let metadata = DocumentMetadata {
-                    // No request was sent. Upstream would have the list here, by convention.
-                    asked: url.clone(),
-                    url,
-                    origins: Vec::new(),
-                    validators: Validators::default(),
-                    fetched: call.now,
-                    // Upstream never sent this list. It counts as absent there until a request to upstream.
-                    checked: Timestamp(0),
-                    gone: true,
-                    from_bundle: false,
-                };
-                let body = Bytes::from_static(br#"{"versions":[]}"#);
-                Arc::new(StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() })
-            }
+        let upstream = call.upstream(&provider.host)?;
+        let base = upstream.settings.url.join("v1/providers/");
+        let url = base.and_then(|base| versions_url(&base, provider));
+        let url = url.unwrap_or_else(|_| upstream.settings.url.clone());
+        let metadata = DocumentMetadata {
+            // No request was sent. Upstream would have the list here, by convention.
+            asked: url.clone(),
+            url,
+            origins: Vec::new(),
+            validators: Validators::default(),
+            fetched: call.now,
+            // Upstream never sent this list. It counts as absent there until a request to upstream.
+            checked: Timestamp(0),
+            gone: true,
+            from_bundle: false,
         };
-        let upstream_list = Arc::new(StoredDocument { dropped: Bytes::new(), ..(*stored).clone() });
-        let list = upstream_list.versions(Service::Providers).await.map_err(unreadable)?;
-        let dropped =
-            self.documents.dropped_but_stored(&upstream, &provider.into(), &list, Some(&stored), call.now).await?;
-        self.library.store_document(key.clone(), StoredDocument { dropped, ..(*stored).clone() }).await?;
-        self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
-        self.library.increment_revision(provider);
-        Ok(())
+        let body = Bytes::from_static(br#"{"versions":[]}"#);
+        let absent = StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() };
+        let (address, now) = (Address::from(provider), call.now);
+        self.library
+            .on_disk(move |library| {
+                library.list_stored_versions(&address, Some(&absent), now)?;
+                library.store.records.sync(&Key::version_list(&address)).map(drop)
+            })
+            .await
     }
 }
