@@ -46,7 +46,8 @@ static LARDER: LazyLock<(Arc<MainListener>, TempDir)> = LazyLock::new(|| {
     let config_in_use = mirror.runtime.config();
     // Without a `public_url` larder is mounted at the root: paths have no prefix.
     let protocols = Protocols::new(mirror, config_in_use, Mount::new(None), routes, 1 << 20);
-    let clients = Clients { allowed: config.server.clients, trusted_proxies: config.server.trusted_proxies };
+    let (allowed, trusted_proxies) = (config.server.clients, config.server.trusted_proxies);
+    let clients = Clients { allowed, runs: None, trusted_proxies };
     (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, Runs::default(), Clock::system()), folder)
 });
 
