@@ -15,4 +15,4 @@ pub use self::path::{BadTreePath, TreePath, find_folder};
 pub use self::tar::{BLOCK, BadTar, TarLimits, TarMember, TarReader, TarWriter, padding_bytes};
 pub use self::tree::{Tree, TreeEntry, TreeError, TreeFile, TreeLimits};
 pub use self::unpack::{ArchiveFormat, unpack};
-pub use self::zip::{BadZip, ZipLimits, ZipReader, pack_zip};
+pub use self::zip::{BadZip, DuplicateNames, ZipLimits, ZipReader, pack_zip};

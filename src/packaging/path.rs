@@ -7,8 +7,6 @@
 use std::borrow::{Borrow, Cow};
 use std::fmt;
 
-use unicode_normalization::UnicodeNormalization;
-
 use super::{Tree, TreeEntry, TreeError};
 
 const MAX_PATH_BYTES: usize = 4096;
@@ -180,14 +178,6 @@ pub(super) fn refused(name: &[u8], reason: impl Into<String>) -> TreeError {
     let shown: String =
         text.chars().take(256).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
     TreeError::refused(shown, reason)
-}
-
-/// The key under which a file system compares paths if it ignores case and Unicode normalisation.
-pub(super) fn case_insensitive_key(path: &TreePath) -> Vec<u8> {
-    match std::str::from_utf8(path.as_bytes()) {
-        Ok(text) => text.nfc().collect::<String>().to_lowercase().nfc().collect::<String>().into_bytes(),
-        Err(_) => path.as_bytes().to_ascii_lowercase(),
-    }
 }
 
 /// Finds the one folder of a tree that matches a pattern like `*`.

@@ -131,22 +131,6 @@ impl Tree {
         missing.iter().rev().try_for_each(|folder| self.insert(folder, TreeEntry::Folder))
     }
 
-    /// Gives a file or a link a second name, as a hard link does. Its bytes are spooled once.
-    ///
-    /// # Errors
-    /// [`TreeError::Refused`] if there is no such file or link, or the name is taken.
-    pub fn add_hard_link(&mut self, path: &TreePath, target: &TreePath) -> Result<(), TreeError> {
-        match self.get(target) {
-            Some(entry @ (TreeEntry::File(_) | TreeEntry::Link(_))) => {
-                let entry = entry.clone();
-                self.check_free_and_add_parents(path)?;
-                self.insert(path, entry)
-            }
-            Some(TreeEntry::Folder) => Err(TreeError::refused(path, "it is a hard link to a folder")),
-            None => Err(TreeError::refused(path, "the hard link's target is not an earlier entry")),
-        }
-    }
-
     /// Adds a symbolic link. Its target is escaped as paths are, so that it leads to the same entry.
     ///
     /// # Errors
@@ -158,6 +142,18 @@ impl Tree {
         }
         self.check_free_and_add_parents(path)?;
         self.insert(path, TreeEntry::Link(target.into_owned()))
+    }
+
+    /// Adds a file as [`Self::add_file`] does, in place of an earlier file with the same name.
+    ///
+    /// # Errors
+    /// Those of [`Self::add_file`], but for a file with the same name.
+    pub fn put_file(&mut self, path: &TreePath, mode: u32, contents: &mut dyn Read) -> Result<u64, TreeError> {
+        // The names of both count towards the limit.
+        if let Some(TreeEntry::File(_)) = self.entries.get(path) {
+            self.entries.remove(path);
+        }
+        self.add_file(path, mode, contents)
     }
 
     /// Adds a file with these contents and returns their size in bytes. Only the permission bits of `mode` are used.
@@ -215,7 +211,7 @@ impl Tree {
         Contents { spool: &self.spool, offset: file.offset, end: file.offset + file.size_bytes }
     }
 
-    /// The bytes of all files; hard links count once.
+    /// The bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.spooled_bytes
     }

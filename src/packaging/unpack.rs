@@ -1,7 +1,7 @@
-//! Unpacks untrusted archives into trees. Harmful entries, and entries that go-getter does not unpack, are refused with
-//! an error that names the entry. Zips are unpacked by their central directory, as go-getter does.
+//! Unpacks untrusted archives into trees: to what go-getter, with which clients unpack them, leaves on a case-sensitive disk.
+//! What could leave the module's folder, and entries that go-getter fails on, are refused with an error that names the
+//! entry. Zips are unpacked by their central directory, as go-getter does.
 
-use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Seek};
 
 use ::tar::EntryType;
@@ -10,10 +10,10 @@ use ::zip::read::ZipFile;
 
 use super::compression::{XzReader, bzip2, gzip};
 use super::meter::Meter;
-use super::path::{case_insensitive_key, clean_path, refused};
+use super::path::{clean_path, refused};
 use super::tar::{BLOCK, BadTar, TarLimits, TarMember, TarReader};
-use super::zip::{BadZip, ZipLimits, ZipReader};
-use super::{Tree, TreeError};
+use super::zip::{BadZip, DuplicateNames, ZipLimits, ZipReader};
+use super::{Tree, TreeEntry, TreeError, TreePath};
 
 /// The archive formats that go-getter unpacks. Plain tar and zstd are not among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,7 +64,7 @@ impl ArchiveFormat {
     }
 }
 
-/// Unpacks an archive into an empty tree, within the tree's limits. Links are not followed.
+/// Unpacks an archive into an empty tree, within the tree's limits. The tree has folders and files only.
 ///
 /// # Errors
 /// [`TreeError::Refused`] for an entry that a module cannot have, [`TreeError::TooLarge`] past the limits,
@@ -73,30 +73,15 @@ pub fn unpack(format: ArchiveFormat, mut archive: impl Read + Seek, tree: &mut T
     archive.rewind().map_err(TreeError::spool)?;
     let buffered = BufReader::with_capacity(64 * 1024, archive);
     match format {
-        ArchiveFormat::Zip => unpack_zip(buffered, tree)?,
-        ArchiveFormat::TarGz => unpack_tar(gzip(buffered), tree)?,
-        ArchiveFormat::TarBz2 => unpack_tar(bzip2(buffered), tree)?,
-        ArchiveFormat::TarXz => unpack_tar(XzReader::new(buffered).map_err(|e| unreadable(&e))?, tree)?,
+        ArchiveFormat::Zip => unpack_zip(buffered, tree),
+        ArchiveFormat::TarGz => unpack_tar(gzip(buffered), tree),
+        ArchiveFormat::TarBz2 => unpack_tar(bzip2(buffered), tree),
+        ArchiveFormat::TarXz => unpack_tar(XzReader::new(buffered).map_err(|e| unreadable(&e))?, tree),
         // go-getter refuses these formats as well: the file that they contain has no name.
         ArchiveFormat::Gz | ArchiveFormat::Bz2 | ArchiveFormat::Xz => {
-            return Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()));
+            Err(TreeError::Unreadable("it is one compressed file, but a module is a folder".to_owned()))
         }
     }
-    check_no_clash(tree)
-}
-
-/// Refuses names that differ only in case or Unicode composition, because some clients' file systems take them for one.
-fn check_no_clash(tree: &Tree) -> Result<(), TreeError> {
-    let mut paths_by_key = HashMap::new();
-    for (path, _) in tree.entries() {
-        if let Some(other) = paths_by_key.insert(case_insensitive_key(path), path) {
-            return Err(TreeError::refused(
-                path,
-                format!("its name differs from {other} only in case or Unicode composition"),
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// The size limit of an extension header, in bytes.
@@ -131,7 +116,8 @@ fn unpack_tar(input: impl Read, tree: &mut Tree) -> Result<(), TreeError> {
     Ok(())
 }
 
-/// Adds an entry of the tar to the tree. Returns false for a folder.
+/// Adds an entry of the tar to the tree. Returns false for a folder. Whatever is no folder is a regular file to go-getter,
+/// the last one of a name: a link, a device and a pipe have no content, an entry of an unknown type has its own.
 fn add_tar_member(member: &TarMember, contents: &mut dyn Read, tree: &mut Tree) -> Result<bool, TreeError> {
     let name = &member.name;
     let refuse = |reason: &str| Err(refused(name, reason));
@@ -140,24 +126,15 @@ fn add_tar_member(member: &TarMember, contents: &mut dyn Read, tree: &mut Tree) 
     }
     let path = clean_path(name)?;
     let mode = member.header.mode().map_err(|e| refused(name, format!("its mode cannot be read: {e}")))?;
-    match (member.kind(), &member.link) {
-        (EntryType::Directory, _) => tree.add_folder(&path).map(|()| false),
-        (EntryType::Regular | EntryType::Continuous, _) if name.ends_with(b"/") || path.is_root() => {
+    match member.kind() {
+        EntryType::Directory => tree.add_folder(&path).map(|()| false),
+        EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") || path.is_root() => {
             if member.size_bytes > 0 {
                 return refuse("it is a folder, but has content");
             }
             tree.add_folder(&path).map(|()| false)
         }
-        (EntryType::Regular | EntryType::Continuous, _) => tree.add_file(&path, mode, contents).map(|_| true),
-        (EntryType::Symlink | EntryType::Link, None) => refuse("it is a link without a target"),
-        (EntryType::Symlink, Some(target)) => tree.add_symlink(&path, target).map(|()| true),
-        (EntryType::Link, Some(target)) => {
-            let target = clean_path(target).map_err(|_| refused(name, "it is a hard link out of the archive"))?;
-            tree.add_hard_link(&path, &target).map(|()| true)
-        }
-        (EntryType::Char | EntryType::Block, _) => refuse("it is a device"),
-        (EntryType::Fifo, _) => refuse("it is a pipe"),
-        _ => refuse("its entry type is not supported"),
+        _ => tree.put_file(&path, mode, contents).map(|_| true),
     }
 }
 
@@ -174,19 +151,30 @@ impl From<BadTar> for TreeError {
 
 /// The most bytes read for the central directory, regardless of the number of entries it claims.
 const MAX_DIRECTORY_BYTES: u64 = 32 << 20;
-/// The most bytes read of a link target. It exceeds the longest allowed target, so that a longer one is refused.
-const MAX_TARGET_READ_BYTES: u64 = 8192;
 /// The mask for the file type in a Unix mode.
 const FILE_TYPE_MASK: u32 = 0o170_000;
 
 /// Unpacks a zip.
 fn unpack_zip<R: Read + Seek>(input: R, tree: &mut Tree) -> Result<(), TreeError> {
-    let limits = ZipLimits { directory_bytes: MAX_DIRECTORY_BYTES, entries: tree.limits().entries };
+    let limits = ZipLimits {
+        directory_bytes: MAX_DIRECTORY_BYTES,
+        entries: tree.limits().entries,
+        duplicate_names: DuplicateNames::LastCounts,
+    };
     let zip = ZipReader::open(input, limits)?;
     if zip.is_empty() {
         return Err(TreeError::Unreadable("it contains no file".to_owned()));
     }
-    zip.for_each_entry(|name, entry| add_zip_entry(&name, entry, tree))
+    let has_duplicate_names = zip.has_duplicate_names();
+    zip.for_each_entry(|name, entry| {
+        let path = clean_path(&name)?;
+        // The reader has the last of the entries with one name at the place of the first. Other spellings of the name may
+        // stand between them.
+        if has_duplicate_names && matches!(tree.get(&path), Some(TreeEntry::File(_))) {
+            return Err(refused(&name, "several of its entries have this name, in several spellings"));
+        }
+        add_zip_entry(&name, &path, entry, tree)
+    })
 }
 
 impl From<BadZip> for TreeError {
@@ -202,9 +190,14 @@ impl From<BadZip> for TreeError {
     }
 }
 
-/// Adds an entry of the zip to the tree.
-fn add_zip_entry<R: Read>(name: &[u8], mut entry: ZipFile<'_, R>, tree: &mut Tree) -> Result<(), TreeError> {
-    let path = clean_path(name)?;
+/// Adds an entry of the zip to the tree. Whatever is no folder is a regular file to go-getter: that of a link has the link's
+/// target as its content.
+fn add_zip_entry<R: Read>(
+    name: &[u8],
+    path: &TreePath,
+    mut entry: ZipFile<'_, R>,
+    tree: &mut Tree,
+) -> Result<(), TreeError> {
     let stored_mode = unix_mode(&entry);
     let mode = stored_mode.map_or(0o644, |mode| mode & 0o777);
     match stored_mode.map(|mode| mode & FILE_TYPE_MASK) {
@@ -212,23 +205,16 @@ fn add_zip_entry<R: Read>(name: &[u8], mut entry: ZipFile<'_, R>, tree: &mut Tre
             if entry.size() > 0 {
                 return Err(refused(name, "it is a folder, but has content"));
             }
-            tree.add_folder(&path)
+            tree.add_folder(path)
         }
-        Some(0o040_000) => tree.add_folder(&path),
-        Some(0o120_000) => {
-            let mut target = Vec::new();
-            let read = (&mut entry).take(MAX_TARGET_READ_BYTES).read_to_end(&mut target);
-            read.map_err(|e| refused(name, format!("it cannot be unpacked: {e}")))?;
-            tree.add_symlink(&path, &target)
-        }
-        None | Some(0 | 0o100_000) => {
+        Some(0o040_000) => tree.add_folder(path),
+        _ => {
             let size = entry.size();
-            if tree.add_file(&path, mode, &mut entry)? != size {
+            if tree.put_file(path, mode, &mut entry)? != size {
                 return Err(refused(name, "its size is not the declared one"));
             }
             Ok(())
         }
-        Some(_) => Err(refused(name, "it is a device, or a pipe")),
     }
 }
 

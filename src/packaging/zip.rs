@@ -4,7 +4,7 @@
 //! Trees are written as provider packages are: only files, sorted by path, without times or owners. Equal trees give equal
 //! zips for one version of the encoder (zlib-rs, which `Cargo.lock` pins).
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 
 use ::zip::read::{ZipArchive, ZipFile};
@@ -23,6 +23,18 @@ pub struct ZipLimits {
     pub directory_bytes: u64,
     /// The most entries.
     pub entries: usize,
+    /// What becomes of several entries with one name.
+    pub duplicate_names: DuplicateNames,
+}
+
+/// What becomes of several entries with one name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DuplicateNames {
+    /// They are an error: readers differ in the one they take.
+    Refused,
+    /// The last one counts, as for a reader that writes each in turn. It takes the place of the first. A folder and a file with
+    /// one name are an error.
+    LastCounts,
 }
 
 /// Why a zip is refused. Names are those of the entries, as raw bytes.
@@ -68,14 +80,20 @@ impl<R: Read + Seek> ZipReader<R> {
         // The central directory of a hostile zip can be as large as the zip.
         let meter = Meter::new(input, limits.directory_bytes, "its directory is too large");
         let remaining_bytes = meter.remaining_bytes();
-        let archive = ZipArchive::new(meter).map_err(BadZip::Unreadable)?;
+        let mut archive = ZipArchive::new(meter).map_err(BadZip::Unreadable)?;
         if archive.len() > limits.entries {
             return Err(BadZip::TooManyEntries { actual: archive.len(), limit: limits.entries });
         }
         if archive.has_duplicate_names() {
             let start = archive.central_directory_start();
             remaining_bytes.set(limits.directory_bytes);
-            return Err(BadZip::DuplicateName(first_duplicate_name(archive.into_inner(), start).unwrap_or_default()));
+            let mut input = archive.into_inner();
+            let found = refused_duplicate(&mut input, start, limits.duplicate_names);
+            if found.is_some() || limits.duplicate_names == DuplicateNames::Refused {
+                return Err(BadZip::DuplicateName(found.unwrap_or_default()));
+            }
+            remaining_bytes.set(limits.directory_bytes);
+            archive = ZipArchive::new(input).map_err(BadZip::Unreadable)?;
         }
         remaining_bytes.set(u64::MAX);
         // Regular entries share no bytes. This limits the work even for entries that unpack to nothing.
@@ -88,6 +106,11 @@ impl<R: Read + Seek> ZipReader<R> {
             }
         }
         Ok(Self { archive })
+    }
+
+    /// True if several entries have one name.
+    pub fn has_duplicate_names(&self) -> bool {
+        self.archive.has_duplicate_names()
     }
 
     /// True if there is no entry.
@@ -164,11 +187,20 @@ fn check_zip64_claims<R: Read + Seek>(input: &mut R, archive_bytes: u64, limits:
     Ok(())
 }
 
-/// Finds the first duplicate name in the central directory. The zip crate reports only that there is one.
-fn first_duplicate_name<R: Read + Seek>(mut input: R, start: u64) -> Option<Vec<u8>> {
+/// The file type of a folder, which is in the highest bits of a Unix mode.
+const FOLDER_TYPE: u8 = 0o4;
+
+/// True if the system that made an entry has Unix modes (APPNOTE, section 4.4.2).
+fn has_modes(system: u8) -> bool {
+    matches!(system, 3 | 19)
+}
+
+/// Finds the first duplicate name in the central directory that is an error. The zip crate reports only that there is a
+/// duplicate.
+fn refused_duplicate(mut input: impl Read + Seek, start: u64, duplicate_names: DuplicateNames) -> Option<Vec<u8>> {
     input.seek(SeekFrom::Start(start)).ok()?;
     let mut input = BufReader::new(input);
-    let mut names = HashSet::new();
+    let mut is_folder_by_name = HashMap::new();
     loop {
         // A header of 46 bytes contains the lengths of the name, the extra field and the comment, which follow
         // (APPNOTE, section 4.3.12).
@@ -182,7 +214,9 @@ fn first_duplicate_name<R: Read + Seek>(mut input: R, start: u64) -> Option<Vec<
         input.read_exact(&mut name).ok()?;
         let skipped_bytes = (length_at(30) + length_at(32)) as u64;
         io::copy(&mut (&mut input).take(skipped_bytes), &mut io::sink()).ok()?;
-        if !names.insert(name.clone()) {
+        let is_folder = name.ends_with(b"/") || (has_modes(header[5]) && header[41] >> 4 == FOLDER_TYPE);
+        let previous = is_folder_by_name.insert(name.clone(), is_folder);
+        if previous.is_some_and(|previous| duplicate_names == DuplicateNames::Refused || previous != is_folder) {
             return Some(name);
         }
     }
@@ -317,7 +351,8 @@ mod tests {
         }
     }
 
-    const LIMITS: ZipLimits = ZipLimits { directory_bytes: 1 << 20, entries: 100 };
+    const LIMITS: ZipLimits =
+        ZipLimits { directory_bytes: 1 << 20, entries: 100, duplicate_names: DuplicateNames::Refused };
 
     /// The headers after the two claimed entries would be names in memory, however many there are.
     #[test]

@@ -12,7 +12,7 @@ use zip::read::ZipFile;
 use zip::result::ZipError;
 
 use crate::digest::Digest;
-use crate::packaging::{BadZip, ZipLimits, ZipReader};
+use crate::packaging::{BadZip, DuplicateNames, ZipLimits, ZipReader};
 
 /// The most bytes read of the zip's central directory, however many entries the zip claims.
 const MAX_DIRECTORY_BYTES: u64 = 8 << 20;
@@ -103,7 +103,12 @@ pub enum BadPackage {
 
 /// Computes both hashes of a provider zip. Entries are streamed. Declared sizes are not trusted.
 pub fn package_hashes<R: Read + Seek>(reader: R, limits: PackageLimits) -> Result<PackageHashes, BadPackage> {
-    let zip = ZipReader::open(reader, ZipLimits { directory_bytes: MAX_DIRECTORY_BYTES, entries: limits.entries })?;
+    let zip_limits = ZipLimits {
+        directory_bytes: MAX_DIRECTORY_BYTES,
+        entries: limits.entries,
+        duplicate_names: DuplicateNames::Refused,
+    };
+    let zip = ZipReader::open(reader, zip_limits)?;
     // A zip that claims too much is refused before anything is unpacked.
     if zip.claimed_bytes() > limits.unpacked_bytes {
         return Err(BadPackage::TooLarge { limit: limits.unpacked_bytes });

@@ -55,6 +55,7 @@ mod listing;
 mod many_clients;
 mod metrics;
 mod modules_api;
+mod modules_archives;
 mod modules_client;
 mod modules_egress_policy;
 mod modules_external;

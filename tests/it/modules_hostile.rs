@@ -96,37 +96,13 @@ async fn an_absolute_entry_is_refused() {
         .await;
 }
 
+/// The client fails on such archives, too.
 #[tokio::test]
-async fn a_device_or_a_pipe_is_refused() {
-    for kind in [EntryType::Block, EntryType::Char, EntryType::Fifo] {
-        assert_refused("m.tar.gz", &tar_of(&[("main.tf", EntryType::Regular, ""), ("odd", kind, "")]), &["odd"]).await;
-    }
-}
-
-#[tokio::test]
-async fn a_link_out_of_the_package_is_refused_and_into_it_is_not() {
-    assert_refused("m.tar.gz", &tar_of(&[("l", EntryType::Symlink, "../../etc/passwd")]), &["l", "out of the package"])
-        .await;
-    assert_refused("m.tar.gz", &tar_of(&[("deep/l", EntryType::Symlink, "/etc/passwd")]), &["deep/l", "absolute"])
-        .await;
-    assert_refused("m.tar.gz", &tar_of(&[("l", EntryType::Link, "../out")]), &["l", "out of the archive"]).await;
-    assert_refused(
-        "m.tar.gz",
-        &tar_of(&[("l", EntryType::Symlink, "m"), ("m", EntryType::Symlink, "l")]),
-        &["a link to itself"],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn two_entries_of_one_name_or_of_names_that_differ_in_case_are_refused() {
-    let zip = with_renamed_entry(zip_of(&[("main.tf", b"1"), ("mbin.tf", b"2")]), "mbin.tf", "main.tf");
-    assert_refused("m.zip", &zip, &["main.tf"]).await;
-    let clash = [("main.tf", EntryType::Regular, ""), ("MAIN.tf", EntryType::Regular, "")];
-    assert_refused("m.tar.gz", &tar_of(&clash), &["main.tf", "MAIN.tf", "case"]).await;
-    assert_refused("m.zip", &zip_of(&[("a/x", b""), ("A/y", b"")]), &["case"]).await;
+async fn a_file_that_is_a_folder_for_other_entries_is_refused() {
     let below = [("main.tf", EntryType::Regular, ""), ("main.tf/inner", EntryType::Regular, "")];
     assert_refused("m.tar.gz", &tar_of(&below), &["main.tf"]).await;
+    let through_a_link = [("l", EntryType::Symlink, "/etc"), ("l/x", EntryType::Regular, "")];
+    assert_refused("m.tar.gz", &tar_of(&through_a_link), &["l/x"]).await;
 }
 
 /// The unpacked bytes of an archive are limited, however small the archive is.
@@ -154,25 +130,20 @@ async fn files_that_are_no_archive_and_truncated_archives_are_refused() {
     assert_refused("m.tar.gz", &gz(&[0; 1024]), &["acme/one/test"]).await;
 }
 
-/// A name can control the terminal of everybody who lists the module. So it is escaped, as is a link to it, and the module is
-/// served: macOS has a file whose name ends in a carriage return.
+/// A name can control the terminal of everybody who lists the module. So it is escaped, and the module is served: macOS has a file whose name ends in a carriage return.
 #[tokio::test]
 async fn names_with_control_characters_are_escaped_in_the_packed_module() {
     let hostile = ["Icon\r", "x\u{1b}]0;title\u{7}.tf", "c1\u{9b}2J/main.tf", "\n"];
-    let mut entries: Vec<(&str, EntryType, &str)> =
-        hostile.iter().map(|name| (*name, EntryType::Regular, "")).collect();
-    entries.push(("link.txt", EntryType::Symlink, "Icon\r"));
+    let entries: Vec<(&str, EntryType, &str)> = hostile.iter().map(|name| (*name, EntryType::Regular, "")).collect();
     let files: Vec<(&str, &[u8])> = hostile.iter().map(|name| (*name, &b"# text\n"[..])).collect();
-    for (name, archive, has_link) in [("one.tar.gz", tar_of(&entries), true), ("one.zip", zip_of(&files), false)] {
+    for (name, archive) in [("one.tar.gz", tar_of(&entries)), ("one.zip", zip_of(&files))] {
         let fixture = ModuleFixture::start().await;
         let url = fixture.file(name, &archive);
         fixture.publish("one", &url);
         let larder = fixture.larder().start().await;
         let (_, packed) = download_module(larder.base(), "one").await;
         let unpacked = unpack_tar_gz(&packed);
-        let mut expected = vec!["%0A", "Icon%0D", "c1%C2%9B2J/main.tf", "x%1B]0;title%07.tf"];
-        expected.extend(has_link.then_some("link.txt"));
-        expected.sort_unstable();
+        let expected = ["%0A", "Icon%0D", "c1%C2%9B2J/main.tf", "x%1B]0;title%07.tf"];
         assert_eq!(unpacked.keys().collect::<Vec<_>>(), expected, "{name}");
         assert!(unpacked.values().all(|bytes| bytes.is_empty() || bytes == b"# text\n"), "{name}");
         let mut tar = Vec::new();

@@ -128,9 +128,8 @@ fn assert_is_sample(tree: &Tree) {
     let expected =
         ["repo", "repo/hard", "repo/link", "repo/modules", "repo/modules/x", "repo/modules/x/main.tf", "repo/run.sh"];
     assert_eq!(names, expected);
-    assert_eq!(read(tree, "repo/hard"), "#!/bin/sh\n");
     assert_eq!(mode(tree, "repo/run.sh"), 0o755);
-    assert_eq!(tree.get(&path("repo/link")), Some(&TreeEntry::Link(b"../outside".to_vec())));
+    assert_eq!((read(tree, "repo/hard").as_str(), read(tree, "repo/link").as_str()), ("", ""));
 }
 
 #[test]
@@ -314,15 +313,6 @@ fn extension_headers_have_the_same_precedence_as_in_go() {
         let tree = unpacked(ArchiveFormat::TarGz, &builder.file("short", "1").gz()).unwrap();
         assert_eq!(read(&tree, name), "1");
     }
-    let linked = |builder: TarBuilder| {
-        let tree = unpacked(ArchiveFormat::TarGz, &builder.link(EntryType::Symlink, "l", "short").gz()).unwrap();
-        tree.get(&path("l")).cloned()
-    };
-    let to = |target: &str| Some(TreeEntry::Link(target.as_bytes().to_vec()));
-    assert_eq!(linked(TarBuilder::default().pax(EntryType::XHeader, &nothing)), to("short"));
-    let both =
-        gnu(TarBuilder::default(), EntryType::GNULongLink, b"gnu").pax(EntryType::XHeader, &[("linkpath", "pax")]);
-    assert_eq!(linked(both), to("gnu"));
 }
 
 #[test]
@@ -344,8 +334,29 @@ fn long_names_are_read_from_gnu_and_pax_headers() {
         TarBuilder::default().pax(EntryType::XHeader, &[("linkpath", &target)]),
     ] {
         let tree = unpacked(ArchiveFormat::TarGz, &builder.link(EntryType::Symlink, "l", "short").gz()).unwrap();
-        assert_eq!(tree.get(&path("l")), Some(&TreeEntry::Link(target.clone().into_bytes())));
+        assert_eq!(read(&tree, "l"), "");
     }
+}
+
+/// Observed with Terraform 1.11.4, and compared with the real client in `tests/it/modules_archives.rs`.
+#[test]
+fn whatever_is_no_folder_is_a_file_and_the_last_of_a_name_counts() {
+    let odd = [
+        (EntryType::Char, "char"),
+        (EntryType::Block, "block"),
+        (EntryType::Fifo, "fifo"),
+        (EntryType::Symlink, "symlink"),
+        (EntryType::Link, "hard"),
+    ];
+    let builder = odd.into_iter().fold(TarBuilder::default(), |builder, (kind, name)| builder.link(kind, name, "/etc"));
+    let builder = builder.with(EntryType::new(b'V'), b"label", b"its own", |_| {});
+    let builder = builder.file("a", "1").file("A", "2").file("./a", "3").file("e\u{301}", "4").file("\u{e9}", "5");
+    let tree = unpacked(ArchiveFormat::TarGz, &builder.gz()).unwrap();
+    for (_, name) in odd {
+        assert_eq!(read(&tree, name), "", "{name}");
+    }
+    let others = ["label", "a", "A", "e\u{301}", "\u{e9}"].map(|name| read(&tree, name));
+    assert_eq!(others, ["its own", "3", "2", "4", "5"]);
 }
 
 #[test]
@@ -357,10 +368,6 @@ fn hostile_tars_are_refused_with_the_name_of_the_entry() {
         (TarBuilder::default().file("/etc/cron.d/x", "x"), "/etc/cron.d/x", "absolute"),
         (TarBuilder::default().pax(EntryType::XHeader, &[("path", "../pax")]).file("x", "x"), "../pax", "contains .."),
         (TarBuilder::default().pax(EntryType::XHeader, &[("path", &wide)]).file("x", "x"), "yyy", "255 bytes"),
-        (TarBuilder::default().empty_entry(EntryType::Char, "dev"), "dev", "device"),
-        (TarBuilder::default().empty_entry(EntryType::Block, "dev"), "dev", "device"),
-        (TarBuilder::default().empty_entry(EntryType::Fifo, "pipe"), "pipe", "pipe"),
-        (TarBuilder::default().empty_entry(EntryType::new(b'V'), "label"), "label", "not supported"),
         (TarBuilder::default().empty_entry(EntryType::GNUSparse, "holes"), "holes", "sparse"),
         (
             TarBuilder::default().pax(EntryType::XHeader, &[("GNU.sparse.major", "1")]).file("holes", "x"),
@@ -368,30 +375,14 @@ fn hostile_tars_are_refused_with_the_name_of_the_entry() {
             "sparse",
         ),
         (TarBuilder::default().pax(EntryType::XHeader, &[("size", "2")]).file("a", "x"), "a", "two different sizes"),
-        (TarBuilder::default().file("a", "1").file("a", "2"), "a", "same name"),
-        (TarBuilder::default().file("a", "1").file("./a", "2"), "a", "same name"),
         (TarBuilder::default().file("a", "1").file("a/b", "2"), "a/b", "is not a folder"),
         (TarBuilder::default().empty_entry(EntryType::Directory, "a/").file("a", "2"), "a", "same name"),
-        (TarBuilder::default().file("Main.tf", "1").file("main.tf", "2"), "main.tf", "only in case"),
-        (TarBuilder::default().file("A/x", "1").file("a/y", "2"), "a", "only in case"),
-        (TarBuilder::default().file("\u{c4}", "1").file("\u{e4}", "2"), "\u{e4}", "only in case"),
-        (TarBuilder::default().file("e\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "Unicode composition"),
-        (TarBuilder::default().file("E\u{301}", "1").file("\u{e9}", "2"), "\u{e9}", "Unicode composition"),
         (TarBuilder::default().file("a\\..\\..\\escape", "x"), "a\\..", "contains .. on Windows"),
         (TarBuilder::default().file("a/..\\escape", "x"), "a/..", "contains .. on Windows"),
         (TarBuilder::default().file("C:escape", "x"), "C:escape", "absolute on Windows"),
         (TarBuilder::default().file("./c:/escape", "x"), "./c:/", "absolute on Windows"),
         (TarBuilder::default().file("\\escape", "x"), "\\escape", "absolute on Windows"),
         (TarBuilder::default().file("\\\\host\\share", "x"), "\\\\host", "absolute on Windows"),
-        (TarBuilder::default().link(EntryType::Link, "h", "/etc/passwd"), "h", "out of the archive"),
-        (TarBuilder::default().link(EntryType::Link, "h", "../x"), "h", "out of the archive"),
-        (TarBuilder::default().link(EntryType::Link, "h", "later").file("later", "x"), "h", "not an earlier entry"),
-        (
-            TarBuilder::default().empty_entry(EntryType::Directory, "d/").link(EntryType::Link, "h", "d"),
-            "h",
-            "to a folder",
-        ),
-        (TarBuilder::default().empty_entry(EntryType::Symlink, "l"), "l", "without a target"),
         // A file unpacked through a link would land outside the tree.
         (TarBuilder::default().link(EntryType::Symlink, "l", "/etc").file("l/x", "x"), "l/x", "is not a folder"),
         (TarBuilder::default().file("d/", "content"), "d/", "is a folder, but has content"),
@@ -436,9 +427,6 @@ fn decompression_bombs_are_limited_by_output_size() {
     ));
     let false_size = TarBuilder::default().with(EntryType::Regular, b"x", b"x", |header| header.set_size(u64::MAX / 2));
     assert!(unpacked(ArchiveFormat::TarGz, &false_size.gz()).is_err());
-    let target = "t".repeat(5000);
-    let far = TarBuilder::default().pax(EntryType::XHeader, &[("linkpath", &target)]).link(EntryType::Symlink, "l", "");
-    assert!(matches!(refused(far), TreeError::Refused { .. }));
 }
 
 #[test]
@@ -517,7 +505,7 @@ fn a_zip_is_unpacked_with_its_modes_if_its_system_has_modes() {
     assert_eq!(tree.get(&path("repo/empty")), Some(&TreeEntry::Folder));
     assert_eq!((mode(&tree, "repo/run.sh"), mode(&tree, "repo/large")), (0o755, 0o644));
     assert_eq!(read(&tree, "repo/large"), "large");
-    assert_eq!(tree.get(&path("repo/link")), Some(&TreeEntry::Link(b"run.sh".to_vec())));
+    assert_eq!((read(&tree, "repo/link").as_str(), mode(&tree, "repo/link")), ("run.sh", 0o777));
 
     for (system, attributes, expected) in
         [(0, 0x20, 0o644), (0, 0o100_755 << 16, 0o644), (3, 0, 0o644), (3, 0o100_600 << 16, 0o600)]
@@ -530,17 +518,13 @@ fn a_zip_is_unpacked_with_its_modes_if_its_system_has_modes() {
 
 #[test]
 fn hostile_zips_are_refused_with_the_name_of_the_entry() {
-    let device = with_system_and_attributes(zip(&[("dev", b"")]), 3, 0o020_644 << 16);
     let mut encrypted = zip(&[("secret", b"content")]);
     let directory = encrypted.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
     encrypted[directory + 8] |= 1;
     for (bytes, name, expected) in [
         (zip(&[("../escape", b"x")]), "../escape", "contains .."),
         (zip(&[("/absolute", b"x")]), "/absolute", "absolute"),
-        (zip(&[("a/b", b"1"), ("a//b", b"2")]), "a/b", "same name"),
-        (zip(&[("A", b"1"), ("a", b"2")]), "a", "only in case"),
         (zip(&[("a", b"1"), ("a/b", b"2")]), "a/b", "is not a folder"),
-        (device, "dev", "device"),
         (encrypted, "secret", "cannot be unpacked"),
     ] {
         let refused = unpacked(ArchiveFormat::Zip, &bytes).unwrap_err();
@@ -550,16 +534,25 @@ fn hostile_zips_are_refused_with_the_name_of_the_entry() {
 }
 
 #[test]
-fn a_zip_with_false_sizes_or_duplicate_names_is_refused() {
-    let mut duplicate_names = zip(&[("aaaa", b"1"), ("bbbb", b"2")]);
-    for offset in (0..duplicate_names.len() - 4)
-        .filter(|offset| duplicate_names[*offset..].starts_with(b"bbbb"))
-        .collect::<Vec<_>>()
-    {
-        duplicate_names[offset..offset + 4].copy_from_slice(b"aaaa");
-    }
-    assert!(unpacked(ArchiveFormat::Zip, &duplicate_names).is_err());
+fn the_last_of_the_zips_entries_with_one_name_counts() {
+    let renamed = |mut zip: Vec<u8>| {
+        for offset in (0..zip.len() - 4).filter(|offset| zip[*offset..].starts_with(b"bbbb")).collect::<Vec<_>>() {
+            zip[offset..offset + 4].copy_from_slice(b"aaaa");
+        }
+        zip
+    };
+    let tree = unpacked(ArchiveFormat::Zip, &renamed(zip(&[("aaaa", b"1"), ("bbbb", b"2"), ("Aaaa", b"3")]))).unwrap();
+    assert_eq!((read(&tree, "aaaa").as_str(), read(&tree, "Aaaa").as_str()), ("2", "3"));
+    let tree = unpacked(ArchiveFormat::Zip, &zip(&[("a/b", b"1"), ("a//b", b"2")])).unwrap();
+    assert_eq!(read(&tree, "a/b"), "2");
+    // The reader has the third entry at the place of the first.
+    let spelled = renamed(zip(&[("aaaa", b"1"), ("./aaaa", b"2"), ("bbbb", b"3")]));
+    let refused = unpacked(ArchiveFormat::Zip, &spelled).unwrap_err().to_string();
+    assert!(refused.contains("in several spellings"), "{refused}");
+}
 
+#[test]
+fn a_zip_with_false_sizes_is_refused() {
     let mut false_size = zip(&[("a", b"content content content")]);
     let directory = false_size.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
     false_size[directory + 24] = 6;
