@@ -149,12 +149,13 @@ pub struct ResolvedTree<'t> {
     notes: Vec<String>,
 }
 
-/// Follows every link below `root`; targets may be anywhere in the tree. The root's own `.git` is left out.
+/// Follows every link below `root`; targets may be anywhere in the tree. A link that leads out of the tree, to an absolute
+/// path, nowhere, into itself or in a circle is left out and noted: clients install such a module, and mostly nobody follows
+/// the link. The root's own `.git` is left out.
 ///
 /// # Errors
-/// [`TreeError::Refused`] for a link out of the tree, a link to an absolute path, a circle of links, and a root that is
-/// not a folder; [`TreeError::TooLarge`] if the copies exceed the tree's limits, or if following links is too much
-/// work.
+/// [`TreeError::Refused`] for a root that is not a folder; [`TreeError::TooLarge`] if the copies exceed the tree's limits,
+/// or if following links is too much work.
 pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, TreeError> {
     match tree.get(root) {
         Some(TreeEntry::Folder) => {}
@@ -164,8 +165,7 @@ pub fn resolve<'t>(tree: &'t Tree, root: &TreePath) -> Result<ResolvedTree<'t>, 
     let mut resolver = LinkResolver {
         tree,
         entries: BTreeMap::new(),
-        dangling: BTreeSet::new(),
-        recursive: BTreeSet::new(),
+        dropped: BTreeMap::new(),
         bytes: 0,
         name_bytes: 0,
         work: 0,
@@ -189,10 +189,8 @@ struct FolderCopy {
 struct LinkResolver<'t> {
     tree: &'t Tree,
     entries: BTreeMap<TreePath, ResolvedEntry>,
-    /// Links without a target. This is a set, so that a link in a folder that is copied several times is noted once.
-    dangling: BTreeSet<&'t TreePath>,
-    /// Links to a folder that contains them.
-    recursive: BTreeSet<&'t TreePath>,
+    /// The links that are left out. They are sets, so that a link in a folder that is copied several times is noted once.
+    dropped: BTreeMap<DropReason, BTreeSet<&'t TreePath>>,
     bytes: u64,
     name_bytes: usize,
     work: u64,
@@ -203,8 +201,33 @@ struct LinkResolver<'t> {
 enum LinkTarget {
     Folder(TreePath),
     File(TreeFile),
-    /// The target does not exist.
+    /// There is nothing to copy.
+    None(DropReason),
+}
+
+/// Why a link is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum DropReason {
+    /// Its target does not exist.
     Missing,
+    /// It leads to a folder that contains it.
+    Recursive,
+    /// It leads out of the tree, or to an absolute path.
+    Outside,
+    /// It leads to itself, or through more links than Linux follows.
+    Circular,
+}
+
+impl DropReason {
+    /// The reason in the singular and in the plural, after the link or the links.
+    fn phrases(self) -> [&'static str; 2] {
+        match self {
+            Self::Missing => ["has no target", "have no target"],
+            Self::Recursive => ["points to a folder that contains it", "point to folders that contain them"],
+            Self::Outside => ["leads out of the package", "lead out of the package"],
+            Self::Circular => ["leads in a circle", "lead in circles"],
+        }
+    }
 }
 
 impl<'t> LinkResolver<'t> {
@@ -232,13 +255,17 @@ impl<'t> LinkResolver<'t> {
                             self.insert(destination.clone(), ResolvedEntry::Folder)?;
                             pending.push(FolderCopy { source, destination, last_link: Some(link) });
                         }
-                        None => drop(self.recursive.insert(path)),
+                        None => self.drop_link(path, DropReason::Recursive),
                     },
-                    LinkTarget::Missing => drop(self.dangling.insert(path)),
+                    LinkTarget::None(reason) => self.drop_link(path, reason),
                 },
             }
         }
         Ok(())
+    }
+
+    fn drop_link(&mut self, link: &'t TreePath, reason: DropReason) {
+        self.dropped.entry(reason).or_default().insert(link);
     }
 
     /// Adds an entry, within the limits of the tree.
@@ -292,7 +319,6 @@ impl<'t> LinkResolver<'t> {
 
     /// Resolves a link as the kernel would if the tree were a whole file system.
     fn follow(&mut self, link: &TreePath, target: &[u8]) -> Result<LinkTarget, TreeError> {
-        let refused = |reason: &str| Err(TreeError::refused(link, reason));
         let mut folder = link.parent_folder().unwrap_or_default();
         // The names still to resolve; the next one is last.
         let mut remaining_names: Vec<&[u8]> = Vec::new();
@@ -300,11 +326,11 @@ impl<'t> LinkResolver<'t> {
         let mut target = target;
         loop {
             if target.starts_with(b"/") {
-                return refused("it is a link to an absolute path");
+                return Ok(LinkTarget::None(DropReason::Outside));
             }
             followed_links += 1;
             if followed_links > MAX_LINKS {
-                return refused("it is a link to itself, or a chain of too many links");
+                return Ok(LinkTarget::None(DropReason::Circular));
             }
             self.add_work(target.len())?;
             remaining_names.extend(target.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")));
@@ -314,17 +340,19 @@ impl<'t> LinkResolver<'t> {
                 if name == b".." {
                     match folder.parent_folder() {
                         Some(parent) => folder = parent,
-                        None => return refused("it is a link out of the package"),
+                        None => return Ok(LinkTarget::None(DropReason::Outside)),
                     }
                     continue;
                 }
                 let Ok(path) = TreePath::parse(name).and_then(|name| folder.join(&name)) else {
-                    return Ok(LinkTarget::Missing);
+                    return Ok(LinkTarget::None(DropReason::Missing));
                 };
                 match self.tree.get(&path) {
                     Some(TreeEntry::Folder) => folder = path,
                     Some(TreeEntry::File(file)) if remaining_names.is_empty() => return Ok(LinkTarget::File(*file)),
-                    Some(TreeEntry::File(_)) | None => return missing_target(link, &folder, &remaining_names),
+                    Some(TreeEntry::File(_)) | None => {
+                        return Ok(LinkTarget::None(reason_without_target(&folder, &remaining_names)));
+                    }
                     Some(TreeEntry::Link(target)) => break target.as_slice(),
                 }
             };
@@ -333,18 +361,12 @@ impl<'t> LinkResolver<'t> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = dropped_notes(&self.dangling, "has no target", "have no target");
-        notes.extend(dropped_notes(
-            &self.recursive,
-            "points to a folder that contains it",
-            "point to folders that contain them",
-        ));
-        notes
+        self.dropped.iter().flat_map(|(reason, links)| dropped_notes(links, reason.phrases())).collect()
     }
 }
 
-/// Notes about links that are left out for the same reason, in singular and plural.
-fn dropped_notes(links: &BTreeSet<&TreePath>, singular: &str, plural: &str) -> Vec<String> {
+/// Notes about links that are left out for the same reason.
+fn dropped_notes(links: &BTreeSet<&TreePath>, [singular, plural]: [&str; 2]) -> Vec<String> {
     let note = |link: &&TreePath| format!("the link {link} {singular}, and is left out");
     let mut notes: Vec<String> = links.iter().take(MAX_NOTES).map(note).collect();
     let more = links.len().saturating_sub(MAX_NOTES);
@@ -354,18 +376,17 @@ fn dropped_notes(links: &BTreeSet<&TreePath>, singular: &str, plural: &str) -> V
     notes
 }
 
-/// The result for a path whose next entry is missing in `folder`. The remaining names must not lead out of the package
-/// either.
-fn missing_target(link: &TreePath, folder: &TreePath, remaining_names: &[&[u8]]) -> Result<LinkTarget, TreeError> {
+/// The reason for a path whose next entry is missing in `folder`: the remaining names may lead out of the package, too.
+fn reason_without_target(folder: &TreePath, remaining_names: &[&[u8]]) -> DropReason {
     let mut depth = folder.names().count() + 1;
     for name in remaining_names.iter().rev() {
         match *name {
-            b".." if depth == 0 => return Err(TreeError::refused(link, "it is a link out of the package")),
+            b".." if depth == 0 => return DropReason::Outside,
             b".." => depth -= 1,
             _ => depth += 1,
         }
     }
-    Ok(LinkTarget::Missing)
+    DropReason::Missing
 }
 
 #[cfg(test)]

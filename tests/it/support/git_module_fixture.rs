@@ -216,7 +216,8 @@ fn net_repository(repositories: &Repositories, origin: &str) -> Repository {
     net.file("docs/index.md", "docs\n").file(".terraform-docs.yml", "hidden: true\n").file(".dotted/file", "dotted\n");
     net.executable("run.sh", "#!/bin/sh\nexit 0\n");
     net.link("linked.md", "README.md").link("docs-too", "docs").link("docs/up.md", "../README.md");
-    net.link("dangling", "nowhere/at/all");
+    net.link("dangling", "nowhere/at/all").link("examples/x.tf", "/home/someone/x.tf").link("docs/out", "../../out");
+    net.link("examples/one", "other").link("examples/other", "one");
     net.file(
         ".gitattributes",
         "*.crlf text eol=crlf\nident.txt ident\nsubst.txt export-subst\nsecret export-ignore\n\
