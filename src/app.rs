@@ -640,7 +640,7 @@ pub fn mirror(
     let outbound =
         Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.upstream_limits)?;
     let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-    let runtime_config = RuntimeConfig::new(upstreams, outbound, config.store.max_size, required_platforms);
+    let runtime_config = RuntimeConfig::new(upstreams, outbound, &config.store, required_platforms);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
     Ok((mirror, store, metrics))

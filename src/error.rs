@@ -118,6 +118,15 @@ pub enum Error {
         /// The failed check, as text.
         verdict: String,
     },
+    /// A module is beyond one of larder's own limits.
+    BeyondLimit {
+        /// The requested package.
+        subject: String,
+        /// What is beyond which limit, as text.
+        cause: String,
+        /// What the operator can do.
+        remedy: &'static str,
+    },
     /// An item that was verified before has changed; the change waits for `larder accept`.
     Unaccepted {
         /// The requested file.
@@ -215,6 +224,7 @@ impl Error {
             Self::Unverified { subject, verdict } => Explanation::of(verdict)
                 .about(subject)
                 .remedied_by("not stored, not served; its publisher or registry must mend it"),
+            Self::BeyondLimit { subject, cause, remedy } => Explanation::of(cause).about(subject).remedied_by(*remedy),
             Self::Unaccepted { subject, verdict, command } => {
                 Explanation::of(verdict).about(subject).remedied_by(format!("if that is right: {command}"))
             }
@@ -276,7 +286,9 @@ impl Error {
         match self {
             Self::UnknownHost(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
             // Never 401 or 403: clients would blame their own token.
-            Self::Unverified { .. } | Self::Unaccepted { .. } | Self::Unreadable { .. } => StatusCode::BAD_GATEWAY,
+            Self::Unverified { .. } | Self::BeyondLimit { .. } | Self::Unaccepted { .. } | Self::Unreadable { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Offline(_)
             | Self::Sealed(_)

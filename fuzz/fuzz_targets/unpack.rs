@@ -7,7 +7,7 @@ use std::io::{Seek, Write};
 use larder::packaging::{ArchiveFormat, Tree, TreeEntry, TreeError, TreeLimits, TreePath, pack, unpack};
 use libfuzzer_sys::fuzz_target;
 
-const LIMITS: TreeLimits = TreeLimits { entries: 64, bytes: 256 * 1024 };
+const LIMITS: TreeLimits = TreeLimits { entries: 64, bytes: 256 * 1024, file_bytes: 128 * 1024 };
 const FORMATS: [ArchiveFormat; 4] =
     [ArchiveFormat::Zip, ArchiveFormat::TarGz, ArchiveFormat::TarBz2, ArchiveFormat::TarXz];
 

@@ -47,7 +47,7 @@ impl RunningApp {
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
         let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-        let runtime_config = previous.reloaded(upstreams, outbound, config.store.max_size, required_platforms);
+        let runtime_config = previous.reloaded(upstreams, outbound, &config.store, required_platforms);
         let runtime_config = Arc::new(runtime_config);
         let handlers = self.parts.build_handlers(&config, Arc::clone(&runtime_config)).map_err(|e| failed(&e))?;
 

@@ -205,6 +205,8 @@ pub struct Store {
     pub path: PathBuf,
     /// Limit of archives and documents together.
     pub max_size: SizeLimit,
+    /// The most bytes of one file of a module.
+    pub max_module_file: ByteSize,
     /// Memory budget for rendered responses and small archives.
     pub memory: ByteSize,
     /// Interval of the scrub, which checks every archive against its digest; `None` disables it.

@@ -126,6 +126,7 @@ fn read_store(section: &mut Section<'_, '_, '_>) -> Store {
     Store {
         path: section.path("path", "/var/lib/larder").unwrap_or(default_path),
         max_size: max_size.map_or(SizeLimit::ShareOfDisk, |size| SizeLimit::Bytes(size.as_u64())),
+        max_module_file: section.text("max_module_file", "32MiB", values::capacity).unwrap_or(ByteSize::mib(32)),
         memory: section.text("memory", "64MiB", values::size).unwrap_or(ByteSize::mib(64)),
         scrub: section.text("scrub", "30d", values::scrub_interval).unwrap_or(monthly),
     }

@@ -73,6 +73,7 @@ fn every_option_is_read() {
         [store]
         path = "store"
         max_size = "1.5TiB"
+        max_module_file = "100MiB"
         memory = "0B"
         scrub = "never"
         [network]
@@ -105,6 +106,7 @@ fn every_option_is_read() {
     assert_eq!(config.admin.token.as_ref().map(|token| token.expose_secret()), Some("hunter2"));
     assert_eq!(config.store.path, Path::new("store"));
     assert_eq!(config.store.max_size, SizeLimit::Bytes(1536 << 30));
+    assert_eq!(config.store.max_module_file, ByteSize::mib(100));
     assert_eq!(config.store.memory, ByteSize::b(0));
     assert_eq!(config.store.scrub, None);
     assert!(config.network.offline);

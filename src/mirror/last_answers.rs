@@ -138,6 +138,7 @@ fn is_of_upstream(error: &Error) -> bool {
         Error::NotFound(_)
         | Error::Upstream(_)
         | Error::Unverified { .. }
+        | Error::BeyondLimit { .. }
         | Error::Unaccepted { .. }
         | Error::Slow(_) => true,
         Error::UnknownHost(_)

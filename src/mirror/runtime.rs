@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use crate::address::{Address, Artifact, Hostname, ModuleAddress, ModulePackage, Package, Versions};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::{CLOCK_SLACK, Timestamp};
+use crate::config;
 use crate::error::Error;
 use crate::mirror::last_answers::LastAnswers;
 use crate::mirror::library::installable::RequiredPlatforms;
@@ -123,6 +124,8 @@ pub struct RuntimeConfig {
     pub outbound: Outbound,
     /// The size limit of the store.
     pub size_limit: SizeLimit,
+    /// The most bytes of one file of a module.
+    pub max_module_file_bytes: u64,
     /// The platforms that must be stored for a version to be listed while offline.
     pub required_platforms: RequiredPlatforms,
     pub(super) generation: ConfigGeneration,
@@ -150,13 +153,14 @@ impl RuntimeConfig {
     pub fn new(
         upstreams: Upstreams,
         outbound: Outbound,
-        size_limit: SizeLimit,
+        store: &config::Store,
         required_platforms: RequiredPlatforms,
     ) -> Self {
         Self {
             upstreams,
             outbound,
-            size_limit,
+            size_limit: store.max_size,
+            max_module_file_bytes: store.max_module_file.as_u64(),
             required_platforms,
             generation: ConfigGeneration(0),
             not_found: TtlCache::default(),
@@ -173,11 +177,11 @@ impl RuntimeConfig {
         &self,
         upstreams: Upstreams,
         outbound: Outbound,
-        size_limit: SizeLimit,
+        store: &config::Store,
         sealed_for: RequiredPlatforms,
     ) -> Self {
         let generation = ConfigGeneration(self.generation.0 + 1);
-        Self { generation, ..Self::new(upstreams, outbound, size_limit, sealed_for) }
+        Self { generation, ..Self::new(upstreams, outbound, store, sealed_for) }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

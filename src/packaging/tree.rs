@@ -9,6 +9,8 @@ use std::ops::Bound;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use bytesize::ByteSize;
+
 use super::path::{BadTreePath, TreePath, escape_controls};
 
 const COPY_BUFFER_BYTES: usize = 256 * 1024;
@@ -24,11 +26,13 @@ pub struct TreeLimits {
     pub entries: usize,
     /// The most bytes in all files together.
     pub bytes: u64,
+    /// The most bytes of one file.
+    pub file_bytes: u64,
 }
 
 impl Default for TreeLimits {
     fn default() -> Self {
-        Self { entries: 100_000, bytes: 4 << 30 }
+        Self { entries: 100_000, bytes: 4 << 30, file_bytes: 4 << 30 }
     }
 }
 
@@ -68,6 +72,16 @@ pub enum TreeError {
     /// A limit is exceeded; the text names it.
     #[error("it has more than {0}")]
     TooLarge(String),
+    /// A file is larger than the limit for one file.
+    #[error("{}", describe_large_file(file.as_deref(), *size_bytes, *limit))]
+    LargeFile {
+        /// The file's path, printable; `None` where git does not tell it.
+        file: Option<String>,
+        /// Its size in bytes, where it is known.
+        size_bytes: Option<u64>,
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// The source failed, is damaged or has another format.
     #[error("it cannot be read: {0}")]
     Unreadable(String),
@@ -76,10 +90,26 @@ pub enum TreeError {
     Spool(Arc<io::Error>),
 }
 
+/// Names a file and its size beside the limit. Sizes that read the same are given in bytes.
+fn describe_large_file(file: Option<&str>, size_bytes: Option<u64>, limit: u64) -> String {
+    let file = file.unwrap_or("a file of its repository");
+    let shown = |bytes: u64| ByteSize(bytes).to_string();
+    match size_bytes {
+        None => format!("{file} is larger than the {} that larder takes", shown(limit)),
+        Some(size) if shown(size) == shown(limit) => format!("{file} has {size} bytes; larder takes {limit}"),
+        Some(size) => format!("{file} is {}; larder takes {}", shown(size), shown(limit)),
+    }
+}
+
 impl TreeError {
     /// Refuses one entry.
     pub fn refused(entry: impl std::fmt::Display, reason: impl Into<String>) -> Self {
         Self::Refused { entry: entry.to_string(), reason: reason.into() }
+    }
+
+    /// Refuses a file for its size.
+    pub fn large_file(file: impl std::fmt::Display, size_bytes: Option<u64>, limit: u64) -> Self {
+        Self::LargeFile { file: Some(file.to_string()), size_bytes, limit }
     }
 
     pub(super) fn spool(error: io::Error) -> Self {
@@ -177,6 +207,9 @@ impl Tree {
             if self.spooled_bytes + read as u64 > self.limits.bytes {
                 return Err(TreeError::TooLarge(format!("{} bytes in its files", self.limits.bytes)));
             }
+            if self.spooled_bytes - offset + read as u64 > self.limits.file_bytes {
+                return Err(TreeError::large_file(path, None, self.limits.file_bytes));
+            }
             self.spool.write_all_at(&buffer[..read], self.spooled_bytes).map_err(TreeError::spool)?;
             self.spooled_bytes += read as u64;
         }
@@ -219,6 +252,23 @@ impl Tree {
     /// The limits that the tree was created with.
     pub fn limits(&self) -> TreeLimits {
         self.limits
+    }
+
+    /// Checks the size that a file claims, before it is read.
+    ///
+    /// # Errors
+    /// [`TreeError::LargeFile`] past the limit for one file.
+    pub fn check_file_size(&self, path: &TreePath, size_bytes: u64) -> Result<(), TreeError> {
+        match size_bytes > self.limits.file_bytes {
+            true => Err(TreeError::large_file(path, Some(size_bytes), self.limits.file_bytes)),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes all entries.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        (self.spooled_bytes, self.name_bytes) = (0, 0);
     }
 
     /// Checks that no entry has this path, and adds its parents.
@@ -320,11 +370,17 @@ mod tests {
 
     #[test]
     fn a_tree_limits_its_entries_and_bytes() {
-        let mut limited_entries = tree(TreeLimits { entries: 2, bytes: 10 });
+        let mut limited_entries = tree(TreeLimits { entries: 2, bytes: 10, file_bytes: 10 });
         limited_entries.add_file(&path("a/b"), 0o644, &mut &b"1"[..]).unwrap();
         assert!(matches!(limited_entries.add_folder(&path("c")), Err(TreeError::TooLarge(_))));
-        let mut limited_bytes = tree(TreeLimits { entries: 9, bytes: 10 });
+        let mut limited_bytes = tree(TreeLimits { entries: 9, bytes: 10, file_bytes: 20 });
         let endless = &mut io::repeat(0);
         assert!(matches!(limited_bytes.add_file(&path("a"), 0o644, endless), Err(TreeError::TooLarge(_))));
+        let mut limited_file = tree(TreeLimits { entries: 9, bytes: 100, file_bytes: 10 });
+        limited_file.add_file(&path("ten"), 0o644, &mut &[0; 10][..]).unwrap();
+        let refused = limited_file.add_file(&path("a/b"), 0o644, &mut &[0; 11][..]).unwrap_err();
+        assert_eq!(refused.to_string(), "a/b is larger than the 10 B that larder takes");
+        let claims = |size| limited_file.check_file_size(&path("c"), size).map_err(|error| error.to_string());
+        assert_eq!((claims(10), claims(33 << 20)), (Ok(()), Err("c is 33.0 MiB; larder takes 10 B".to_owned())));
     }
 }

@@ -134,7 +134,10 @@ fn add_tar_member(member: &TarMember, contents: &mut dyn Read, tree: &mut Tree) 
             }
             tree.add_folder(&path).map(|()| false)
         }
-        _ => tree.put_file(&path, mode, contents).map(|_| true),
+        _ => {
+            tree.check_file_size(&path, member.size_bytes)?;
+            tree.put_file(&path, mode, contents).map(|_| true)
+        }
     }
 }
 
@@ -210,6 +213,7 @@ fn add_zip_entry<R: Read>(
         Some(0o040_000) => tree.add_folder(path),
         _ => {
             let size = entry.size();
+            tree.check_file_size(path, size)?;
             if tree.put_file(path, mode, &mut entry)? != size {
                 return Err(refused(name, "its size is not the declared one"));
             }

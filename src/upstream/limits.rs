@@ -289,7 +289,12 @@ pub(super) struct GrowingMemory {
     memory: Arc<DocumentMemory>,
     upstream: Hostname,
     kib: u64,
+    /// Memory beyond the limits, so that the largest object fits whatever else is in memory.
+    extra_kib: u64,
 }
+
+/// The copies of the largest file of a module that git's code may have in memory.
+const COPIES_OF_A_FILE: u64 = 3;
 
 impl DocumentMemory {
     pub(super) fn new(limits: DocumentMemoryLimits) -> Arc<Self> {
@@ -298,16 +303,26 @@ impl DocumentMemory {
 
     /// Starts a body of this upstream. The body has no memory yet.
     pub(super) fn start_body(self: &Arc<Self>, upstream: &Hostname) -> GrowingMemory {
-        GrowingMemory { memory: Arc::clone(self), upstream: upstream.clone(), kib: 0 }
+        self.start_with(upstream, 0)
     }
 
-    fn take(&self, upstream: &Hostname, kib: u64) -> Result<(), MemoryLimitReached> {
+    /// Starts a git fetch of this upstream, whose files have at most `max_file_bytes`. One such file always fits.
+    pub(super) fn start_large(self: &Arc<Self>, upstream: &Hostname, max_file_bytes: u64) -> GrowingMemory {
+        let extra_kib = max_file_bytes.saturating_mul(COPIES_OF_A_FILE).div_ceil(1024);
+        self.start_with(upstream, extra_kib)
+    }
+
+    fn start_with(self: &Arc<Self>, upstream: &Hostname, extra_kib: u64) -> GrowingMemory {
+        GrowingMemory { memory: Arc::clone(self), upstream: upstream.clone(), kib: 0, extra_kib }
+    }
+
+    fn take(&self, upstream: &Hostname, kib: u64, extra_kib: u64) -> Result<(), MemoryLimitReached> {
         let DocumentMemoryLimits { each_kib, all_kib } = self.limits;
         let mut used = self.used.lock();
-        if used.of(upstream).saturating_add(kib) > u64::from(each_kib) {
+        if used.of(upstream).saturating_add(kib) > u64::from(each_kib).saturating_add(extra_kib) {
             return Err(MemoryLimitReached::PerUpstream);
         }
-        if used.total.saturating_add(kib) > u64::from(all_kib) {
+        if used.total.saturating_add(kib) > u64::from(all_kib).saturating_add(extra_kib) {
             return Err(MemoryLimitReached::Total);
         }
         used.add(upstream, kib);
@@ -326,7 +341,7 @@ impl GrowingMemory {
             return Ok(());
         }
         let needed = if self.kib == 0 { needed } else { needed.next_multiple_of(GROWTH_STEP_KIB) };
-        self.memory.take(&self.upstream, needed - self.kib)?;
+        self.memory.take(&self.upstream, needed - self.kib, self.extra_kib)?;
         self.kib = needed;
         Ok(())
     }

@@ -53,7 +53,7 @@ pub struct Outbound {
     pub backoff: UpstreamBackoff,
     document_permits: ConcurrencyLimits,
     archive_permits: ConcurrencyLimits,
-    document_memory: Arc<DocumentMemory>,
+    pub(super) document_memory: Arc<DocumentMemory>,
     /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
     /// Permits for git requests that only resolve a ref to a commit.

@@ -2,6 +2,7 @@
 //! of entry, names that differ in case only, and names that occur twice.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
@@ -10,10 +11,13 @@ use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use tar::EntryType;
 
-use crate::support::git_module_fixture::{installed, override_through};
+use crate::support::git_module_fixture::{
+    GitModuleFixture, download_module, download_path, installed, override_through,
+};
 use crate::support::larder::HOST;
-use crate::support::module_fixture::{ModuleFixture, gz};
+use crate::support::module_fixture::{ModuleFixture, gz, noise, tar_gz, unpack_tar_gz};
 use crate::support::terraform::{Terraform, host_override};
+use crate::support::upstream::Module;
 
 /// The number of archives of each format.
 const ARCHIVES: u64 = 40;
@@ -154,4 +158,67 @@ async fn generated_archives_give_the_files_that_the_client_unpacks_itself() {
     assert!(differences.is_empty(), "{}\n{direct_output}\n{output}", differences.join("\n"));
     let installed_count = expected.len();
     assert!(installed_count > names.len() / 2 && installed_count < names.len(), "{installed_count}: {direct_output}");
+}
+
+/// A file beyond the limit is named with its size, the limit and the option that raises it, from every kind of source. After a
+/// reload the module is served.
+#[tokio::test]
+async fn a_large_file_is_refused_by_name_and_served_after_a_reload_with_a_higher_limit() {
+    let Some(fixture) = GitModuleFixture::start(None).await else { return };
+    let large = noise(3, 3 << 20);
+    let repository = fixture.repositories.repository("acme/large");
+    repository.file("main.tf", "# large\n").bytes("bin/provider", &large).commit("large");
+    repository.tag("v1.0.0");
+    let zip = {
+        let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+        for (name, bytes) in [("main.tf", &b"# large\n"[..]), ("bin/provider", &large)] {
+            zip.start_file(name, zip::write::SimpleFileOptions::default()).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap().into_inner()
+    };
+    let tar = tar_gz(&[("main.tf", b"# large\n"), ("bin/provider", &large)]);
+    let archive = |name: &str, bytes: Vec<u8>| {
+        fixture.archives.serve_file(&format!("/files/{name}"), "application/octet-stream", bytes);
+        format!("{}/files/{name}", fixture.archives.origin())
+    };
+    let sources = [
+        ("git", format!("git::{}/acme/large.git?ref=v1.0.0", fixture.git.origin())),
+        ("tar", archive("large.tar.gz", tar)),
+        ("zip", archive("large.zip", zip)),
+    ];
+    for (name, location) in &sources {
+        fixture.registry.publish_module(Module::new("acme", name, "test").at(location));
+    }
+    let with_limit = |limit: &str| fixture.larder().store(&format!("max_module_file = \"{limit}\""));
+    let larder = with_limit("2MiB").answer_within(crate::support::TEST_TIMEOUT).start().await;
+    for (name, _) in &sources {
+        let refused = larder.get(&download_path(name)).await.expect(502).text();
+        assert!(refused.contains("bin/provider is 3.0 MiB; larder takes 2.0 MiB"), "{name}: {refused}");
+        assert!(
+            refused.contains("raise [store] max_module_file") && !refused.contains("publisher"),
+            "{name}: {refused}"
+        );
+        assert!(larder.folder.blobs().is_empty(), "{name}");
+    }
+    larder.reload(with_limit("3MiB")).await.unwrap();
+    for (name, _) in &sources {
+        let (_, packed) = download_module(larder.base(), name).await;
+        assert_eq!(unpack_tar_gz(&packed)["bin/provider"], large, "{name}");
+    }
+}
+
+/// The texts of the other limits do not blame the publisher either.
+#[tokio::test]
+async fn a_module_with_too_many_entries_is_refused_as_beyond_a_limit_of_larder() {
+    let fixture = ModuleFixture::start().await;
+    let names: Vec<String> = (0..100_001).map(|number| format!("f{number}")).collect();
+    let files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
+    fixture.publish_archive("one", &tar_gz(&files));
+    let larder = fixture.larder().answer_within(crate::support::TEST_TIMEOUT).start().await;
+    let refused = larder.get(&download_path("one")).await.expect(502).text();
+    assert!(
+        refused.contains("more than 100000 files") && refused.contains("larder takes no larger module"),
+        "{refused}"
+    );
 }

@@ -165,7 +165,8 @@ impl<'a> SourceFetch<'a> {
             Ok((Arc::new(scratch), spool))
         });
         let (scratch, spool) = spooling.await?;
-        let limits = TreeLimits { bytes: self.modules.max_tree_bytes(), ..TreeLimits::default() };
+        let (bytes, file_bytes) = (self.modules.max_tree_bytes(), self.call.config.max_module_file_bytes);
+        let limits = TreeLimits { bytes, file_bytes, ..TreeLimits::default() };
         let tree = Tree::new(spool, limits);
         let (tree, permit, commit, validators, origin) = match source {
             PackageSource::Git(git) => {
@@ -241,8 +242,16 @@ impl Modules {
             }
             reason => {
                 self.runtime.counters.count_unverified(&package.module.host, REFUSED_TREE);
-                let subject = format!("the package of {package} from {origin}");
-                Error::Unverified { subject, verdict: reason.to_string() }
+                let (subject, cause) = (format!("the package of {package} from {origin}"), reason.to_string());
+                match reason {
+                    TreeError::LargeFile { .. } => {
+                        Error::BeyondLimit { subject, cause, remedy: "raise [store] max_module_file" }
+                    }
+                    TreeError::TooLarge(_) => {
+                        Error::BeyondLimit { subject, cause, remedy: "larder takes no larger module" }
+                    }
+                    _ => Error::Unverified { subject, verdict: cause },
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ enum Item<'a> {
 }
 use Item::{File, Folder, Link};
 
-const LIMITS: TreeLimits = TreeLimits { entries: 1000, bytes: 1 << 20 };
+const LIMITS: TreeLimits = TreeLimits { entries: 1000, bytes: 1 << 20, file_bytes: 1 << 20 };
 
 fn path(text: &str) -> TreePath {
     TreePath::parse(text.as_bytes()).unwrap()

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::packaging::{TreeEntry, TreeLimits, TreePath};
 
-const LIMITS: TreeLimits = TreeLimits { entries: 100, bytes: 100_000 };
+const LIMITS: TreeLimits = TreeLimits { entries: 100, bytes: 100_000, file_bytes: 200_000 };
 
 fn path(text: &str) -> TreePath {
     TreePath::parse(text.as_bytes()).unwrap()

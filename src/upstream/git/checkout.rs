@@ -31,8 +31,6 @@ pub(super) struct Checkout<'a> {
     pub(super) objects: &'a Objects,
     /// The folder of the tree to lay the commit out in.
     pub(super) target: &'a TreePath,
-    /// Size limit for one file.
-    pub(super) max_file_bytes: usize,
     pub(super) stop: &'a AtomicBool,
 }
 
@@ -111,7 +109,7 @@ impl Checkout<'_> {
                     if bytes.len() < MAX_LFS_POINTER_BYTES && bytes.starts_with(LFS_POINTER_START) {
                         result.lfs_pointers.push(path.to_string());
                     }
-                    let converted = attributes.convert(file.path.as_ref(), bytes, &file.id, self.objects);
+                    let converted = attributes.convert(file.path.as_ref(), bytes, &file.id, &**self.objects);
                     let converted = converted.map_err(unreadable_attributes)?;
                     if let Some(encoding) = converted.unknown_encoding {
                         result.unknown_encodings.push(format!("{path} ({encoding})"));
@@ -165,12 +163,17 @@ impl Checkout<'_> {
         let mut attributes_total: u64 = 0;
         for file in files.iter().filter(|file| file.kind != EntryKind::Commit) {
             self.check_cancelled()?;
-            let header = FindHeader::try_header(self.objects, &file.id)?;
-            let header = header.ok_or_else(missing_file)?;
-            let largest = if file.is_read_by_git() { MAX_GIT_FILE_BYTES } else { self.max_file_bytes as u64 };
-            if header.size > largest {
-                let reason = format!("it has more than {largest} bytes");
-                return Err(TreeError::refused(printable(&file.path), reason).into());
+            let max_file_bytes = tree.limits().file_bytes;
+            let large_file = |size| TreeError::large_file(printable(&file.path), size, max_file_bytes);
+            let Some(header) = FindHeader::try_header(&**self.objects, &file.id)? else {
+                return Err(if self.objects.lacks_large_files { large_file(None).into() } else { missing_file() });
+            };
+            if file.is_read_by_git() && header.size > MAX_GIT_FILE_BYTES {
+                let limit = format!("{MAX_GIT_FILE_BYTES} bytes in {}, which git reads", printable(&file.path));
+                return Err(TreeError::TooLarge(limit).into());
+            }
+            if header.size > max_file_bytes {
+                return Err(large_file(Some(header.size)).into());
             }
             if file.is_attributes_file() {
                 attributes_total += header.size;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::num::NonZeroU32;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -22,17 +23,38 @@ use gix_utils::progress::Discard;
 
 use super::blocking_bridge::{GitBridge, HttpTransport, ThroughputGuard};
 use super::error::RepositoryFailure;
-use super::pack_scanner::{PackLimits, PackScanner};
+use super::pack_scanner::{COPIES_IN_MEMORY, PackLimits, PackScanner};
 use super::refs::OfferedRef;
 use super::repository::Repository;
 use crate::packaging::TreeError;
-use crate::upstream::limits::GitLimits;
+use crate::upstream::limits::{GitLimits, GrowingMemory};
 
 /// User agent, in git's form.
 const AGENT: &str = concat!("git/larder-", env!("CARGO_PKG_VERSION"));
 
 /// The objects of one pack.
-pub(super) type Objects = gix_odb::Handle;
+pub(super) struct Objects {
+    odb: gix_odb::Handle,
+    /// True if the server was asked to leave out files beyond the limit.
+    pub(super) lacks_large_files: bool,
+}
+
+impl Deref for Objects {
+    type Target = gix_odb::Handle;
+
+    fn deref(&self) -> &Self::Target {
+        &self.odb
+    }
+}
+
+/// The treatment of files beyond the limit for one file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LargeFiles {
+    /// The pack is refused for one.
+    Refused,
+    /// The server leaves them out, so that the tree names them.
+    Omitted,
+}
 
 /// The objects to fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +65,17 @@ pub(super) enum Extent {
     CommitsOnly,
     /// The commit, its history and all their trees.
     Everything,
+}
+
+/// Where a pack goes, and how large its files may be.
+pub(super) struct PackDestination<'a> {
+    /// The folder, which is created.
+    pub(super) folder: &'a Path,
+    /// The most bytes of one file.
+    pub(super) max_file_bytes: u64,
+    pub(super) large_files: LargeFiles,
+    /// The memory of the largest objects.
+    pub(super) memory: &'a mut GrowingMemory,
 }
 
 /// An open connection to one repository.
@@ -107,28 +140,37 @@ impl RepositoryConnection {
         self.handshake.server_protocol_version == Protocol::V2
     }
 
-    /// Returns true if the server can omit trees.
-    pub(super) fn can_omit_trees(&self) -> bool {
+    /// Returns true if the server can omit trees and files.
+    pub(super) fn can_omit_objects(&self) -> bool {
         let fetch = self.handshake.capabilities.capability("fetch");
         self.may_serve_any_id() && fetch.and_then(|fetch| fetch.supports("filter")).unwrap_or_default()
     }
 
-    /// Fetches a pack into `folder`, which is created.
+    /// Fetches a pack into `folder`, which is created. Larger objects than before take `memory`.
     pub(super) fn fetch_pack(
         &mut self,
         wanted: &[ObjectId],
         extent: Extent,
-        folder: &Path,
+        destination: PackDestination<'_>,
         stop: &AtomicBool,
     ) -> Result<Objects, RepositoryFailure> {
+        let PackDestination { folder, max_file_bytes, large_files, memory } = destination;
         let packs = folder.join("pack");
         std::fs::create_dir(folder).and_then(|()| std::fs::create_dir(&packs)).map_err(RepositoryFailure::disk)?;
-        let limits = PackLimits::of(extent, self.limits);
+        let limits = PackLimits::of(extent, self.limits, max_file_bytes);
+        let lacks_large_files = large_files == LargeFiles::Omitted && extent == Extent::OneCommit;
+        let filter = match extent {
+            Extent::CommitsOnly => Some("tree:0".to_owned()),
+            // git omits files of at least this size.
+            Extent::OneCommit if lacks_large_files => Some(format!("blob:limit={}", max_file_bytes.saturating_add(1))),
+            Extent::OneCommit | Extent::Everything => None,
+        };
         let shallow = match extent {
             Extent::OneCommit => Shallow::DepthAtRemote(NonZeroU32::MIN),
             Extent::CommitsOnly | Extent::Everything => Shallow::NoChange,
         };
-        let max_blob_bytes = limits.blob_bytes;
+        // gix makes room for a delta, its base and its result at once.
+        let max_allocation_bytes = limits.blob_bytes.saturating_mul(COPIES_IN_MEMORY);
         let throughput = Arc::clone(&self.throughput);
         throughput.expect_answer();
         let store_pack = |pack: &mut dyn io::BufRead,
@@ -136,11 +178,11 @@ impl RepositoryConnection {
                           stop: &AtomicBool| {
             let options = gix_pack::bundle::write::Options {
                 thread_limit: Some(1),
-                alloc_limit_bytes: Some(max_blob_bytes),
+                alloc_limit_bytes: Some(max_allocation_bytes),
                 ..Default::default()
             };
-            let (no_base_objects, sha1) = (None::<Objects>, gix_hash::Kind::Sha1);
-            let pack = &mut PackScanner::new(pack, limits, || throughput.expect_pack());
+            let (no_base_objects, sha1) = (None::<gix_odb::Handle>, gix_hash::Kind::Sha1);
+            let pack = &mut PackScanner::new(pack, limits, memory, || throughput.expect_pack());
             let folder = Some(packs.as_path());
             gix_pack::Bundle::write_to_directory(pack, folder, progress, stop, no_base_objects, sha1, options)
                 .map(|_| true)
@@ -157,10 +199,13 @@ impl RepositoryConnection {
             tags: Tags::None,
             reject_shallow_remote: false,
         };
-        let mut wants = WantedIds { wanted, extent };
+        let mut wants = WantedIds { wanted, filter };
         let fetched = gix_protocol::fetch(&mut wants, store_pack, Discard, stop, context, options);
         match fetched {
-            Ok(Some(_)) => open_pack(folder, max_blob_bytes).map_err(RepositoryFailure::disk),
+            Ok(Some(_)) => {
+                let odb = open_pack(folder, max_allocation_bytes).map_err(RepositoryFailure::disk)?;
+                Ok(Objects { odb, lacks_large_files })
+            }
             Ok(None) => Err(RepositoryFailure::unusable("an answer without the requested pack")),
             Err(error) if is_refused_id(&error) => Err(RepositoryFailure::NoSuchId),
             Err(error) => Err(error.into()),
@@ -169,10 +214,10 @@ impl RepositoryConnection {
 }
 
 /// Opens a received pack.
-fn open_pack(folder: &Path, max_blob_bytes: usize) -> io::Result<Objects> {
+fn open_pack(folder: &Path, max_allocation_bytes: usize) -> io::Result<gix_odb::Handle> {
     let options = gix_odb::store::init::Options {
         use_multi_pack_index: false,
-        alloc_limit_bytes: Some(max_blob_bytes),
+        alloc_limit_bytes: Some(max_allocation_bytes),
         current_dir: Some(PathBuf::from("/")),
         ..Default::default()
     };
@@ -202,7 +247,8 @@ fn offered_ref(found: Ref) -> Option<OfferedRef> {
 /// The ids to request. Larder has no objects to offer.
 struct WantedIds<'a> {
     wanted: &'a [ObjectId],
-    extent: Extent,
+    /// The objects that the server omits, in git's words.
+    filter: Option<String>,
 }
 
 impl Negotiate for WantedIds<'_> {
@@ -212,8 +258,8 @@ impl Negotiate for WantedIds<'_> {
 
     fn add_wants(&mut self, arguments: &mut Arguments, _known: &[bool]) -> bool {
         self.wanted.iter().for_each(|id| arguments.want(id));
-        if self.extent == Extent::CommitsOnly {
-            arguments.filter("tree:0");
+        if let Some(filter) = &self.filter {
+            arguments.filter(filter);
         }
         !self.wanted.is_empty()
     }

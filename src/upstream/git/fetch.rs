@@ -9,14 +9,14 @@ use gix_object::{FindHeader, Kind};
 
 use super::blocking_bridge::GitBridge;
 use super::checkout::{Checkout, CheckoutResult};
-use super::connection::{Extent, Objects, RepositoryConnection};
+use super::connection::{Extent, LargeFiles, Objects, PackDestination, RepositoryConnection};
 use super::error::{RepositoryError, RepositoryFailure};
 use super::refs::{OfferedRef, Reference, ResolvedRef, TIP_PREFIXES};
 use super::repository::{Repository, Submodules};
 use super::{GitSource, GitTree};
 use crate::packaging::{Tree, TreeError, TreePath};
 use crate::upstream::error::UpstreamError;
-use crate::upstream::limits::{GitLimits, Permit};
+use crate::upstream::limits::{GitLimits, GrowingMemory, Permit};
 use crate::upstream::request::UpstreamRequest;
 
 /// One git fetch: a repository, a reference, and limits.
@@ -39,6 +39,9 @@ struct RunningFetch<'a> {
     packs: usize,
     submodules: usize,
     tree: Tree,
+    large_files: LargeFiles,
+    /// The memory of the largest objects.
+    memory: GrowingMemory,
     lfs_pointers: Vec<String>,
     unknown_encodings: Vec<String>,
 }
@@ -122,6 +125,7 @@ impl GitFetch {
         bridge: &GitBridge,
         stop: &AtomicBool,
         tree: Tree,
+        memory: GrowingMemory,
         permit: Permit,
     ) -> Result<GitTree, RepositoryError> {
         let mut running = RunningFetch {
@@ -132,10 +136,12 @@ impl GitFetch {
             packs: 0,
             submodules: 0,
             tree,
+            large_files: LargeFiles::Refused,
+            memory,
             lfs_pointers: Vec::new(),
             unknown_encodings: Vec::new(),
         };
-        match running.fetch_tree() {
+        match running.fetch_tree_or_name_large_file() {
             Ok(commit) => {
                 Ok(GitTree { commit: commit.to_string(), notes: running.notes(), tree: running.tree, permit })
             }
@@ -145,6 +151,28 @@ impl GitFetch {
 }
 
 impl RunningFetch<'_> {
+    /// Fetches the tree. A pack with a file beyond the limit is refused as it arrives, before it is known which file that is:
+    /// then a second fetch, without such files, looks for its name.
+    fn fetch_tree_or_name_large_file(&mut self) -> Result<ObjectId, RepositoryFailure> {
+        let limit = self.tree.limits().file_bytes;
+        let (size_bytes, refused) = match self.fetch_tree() {
+            Err(RepositoryFailure::Tree(TreeError::LargeFile { file: None, size_bytes, limit })) => {
+                (size_bytes, TreeError::LargeFile { file: None, size_bytes, limit })
+            }
+            Err(RepositoryFailure::LargeObject) => (None, TreeError::LargeFile { file: None, size_bytes: None, limit }),
+            fetched => return fetched,
+        };
+        self.tree.clear();
+        (self.large_files, self.submodules) = (LargeFiles::Omitted, 0);
+        match self.fetch_tree() {
+            Err(RepositoryFailure::Tree(TreeError::LargeFile { file: Some(file), size_bytes: own_size, limit })) => {
+                let size_bytes = own_size.or(size_bytes);
+                Err(TreeError::LargeFile { file: Some(file), size_bytes, limit }.into())
+            }
+            _ => Err(refused.into()),
+        }
+    }
+
     /// Fetches the commit, and lays it out in the tree with its submodules. Returns its id.
     fn fetch_tree(&mut self) -> Result<ObjectId, RepositoryFailure> {
         let (connection, offered, resolved) = self.fetch.resolve(self.bridge)?;
@@ -172,7 +200,7 @@ impl RunningFetch<'_> {
             ResolvedRef::AbbreviatedId(hex_id) => (hex_id, fetch.not_found_error()),
         };
         // The commits that branches and tags lead to, without their trees if the server can omit them.
-        let extent = if connection.can_omit_trees() { Extent::CommitsOnly } else { Extent::Everything };
+        let extent = if connection.can_omit_objects() { Extent::CommitsOnly } else { Extent::Everything };
         let history = self.fetch_tips(&mut connection, offered, extent)?.ok_or_else(|| fetch.not_found_error())?;
         let id = match commits_with_prefix(&history, &hex_id).as_slice() {
             [id] => *id,
@@ -195,7 +223,11 @@ impl RunningFetch<'_> {
         extent: Extent,
     ) -> Result<Objects, RepositoryFailure> {
         self.packs += 1;
-        connection.fetch_pack(wanted, extent, &self.fetch.scratch.join(format!("pack-{}", self.packs)), self.stop)
+        let folder = self.fetch.scratch.join(format!("pack-{}", self.packs));
+        let large_files = if connection.can_omit_objects() { self.large_files } else { LargeFiles::Refused };
+        let max_file_bytes = self.tree.limits().file_bytes;
+        let destination = PackDestination { folder: &folder, max_file_bytes, large_files, memory: &mut self.memory };
+        connection.fetch_pack(wanted, extent, destination, self.stop)
     }
 
     /// Fetches what all branches and tags lead to. `None` for a repository without refs.
@@ -249,9 +281,8 @@ impl RunningFetch<'_> {
         target: &TreePath,
         depth: usize,
     ) -> Result<ObjectId, RepositoryFailure> {
-        let GitLimits { object_bytes: max_file_bytes, submodule_depth, submodules: max_submodules, .. } =
-            self.fetch.limits;
-        let checkout = Checkout { objects, target, max_file_bytes, stop: self.stop };
+        let GitLimits { submodule_depth, submodules: max_submodules, .. } = self.fetch.limits;
+        let checkout = Checkout { objects, target, stop: self.stop };
         let (commit, root) = checkout.peel_to_commit(id)?;
         let CheckoutResult { submodules, gitmodules, lfs_pointers, unknown_encodings } =
             checkout.lay_out(root, &mut self.tree)?;
@@ -306,7 +337,7 @@ impl RunningFetch<'_> {
 }
 
 fn is_commit(objects: &Objects, id: &ObjectId) -> bool {
-    let header = FindHeader::try_header(objects, id);
+    let header = FindHeader::try_header(&**objects, id);
     matches!(header, Ok(Some(header)) if matches!(header.kind, Kind::Commit | Kind::Tag))
 }
 

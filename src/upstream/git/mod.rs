@@ -66,7 +66,8 @@ impl Outbound {
         let fetch = GitFetch::new(request, source, scratch, self.limits.git)?;
         let limit_reached = "the limit of concurrent git fetches is reached";
         let permit = self.permit(&self.git_permits, request, || fetch.repository_origin(), limit_reached).await?;
-        let work = move |bridge: GitBridge, stop: &AtomicBool| fetch.fetch(&bridge, stop, tree, permit);
+        let memory = self.document_memory.start_large(request.upstream, tree.limits().file_bytes);
+        let work = move |bridge: GitBridge, stop: &AtomicBool| fetch.fetch(&bridge, stop, tree, memory, permit);
         let mut fetched = self.run_blocking(request, self.limits.git.total, work).await?;
         for note in &mut fetched.notes {
             *note = request.credentials.text_without_credentials(note).to_owned();

@@ -12,7 +12,7 @@ use gix_pack::data::entry::Header;
 use super::connection::Extent;
 use crate::packaging::TreeError;
 use crate::upstream::error::Fault;
-use crate::upstream::limits::GitLimits;
+use crate::upstream::limits::{GitLimits, GrowingMemory};
 
 /// The pack header: `PACK`, a version and the number of objects.
 const HEADER_BYTES: usize = 12;
@@ -21,26 +21,30 @@ const MAX_DELTA_SIZES_BYTES: usize = 20;
 const ID_BYTES: usize = 20;
 /// The longest header of an entry: a size of 64 bits, and the id of a base.
 const MAX_ENTRY_HEADER_BYTES: usize = 10 + ID_BYTES;
+/// The size of an object from which its memory counts, in bytes.
+const MIN_COUNTED_BYTES: u64 = 1 << 20;
+/// The copies of an object that are in memory at one time, or objects of its size.
+pub(super) const COPIES_IN_MEMORY: usize = 3;
 /// Compressed bytes that an entry may have beyond 9/8 of its declared size.
 const MAX_EXTRA_BYTES: u64 = 64 << 10;
 
 /// A reader that scans a pack while gix reads it.
-pub(super) struct PackScanner<R, B> {
+pub(super) struct PackScanner<'m, R, B> {
     pack: R,
     /// Called when the first byte of the pack arrives.
     on_start: Option<B>,
     /// Number of buffered bytes that are scanned already.
     scanned: usize,
-    state: PackScanState,
+    state: PackScanState<'m>,
 }
 
-impl<R: BufRead, B: FnOnce()> PackScanner<R, B> {
-    pub(super) fn new(pack: R, limits: PackLimits, on_start: B) -> Self {
-        Self { pack, on_start: Some(on_start), scanned: 0, state: PackScanState::new(limits) }
+impl<'m, R: BufRead, B: FnOnce()> PackScanner<'m, R, B> {
+    pub(super) fn new(pack: R, limits: PackLimits, memory: &'m mut GrowingMemory, on_start: B) -> Self {
+        Self { pack, on_start: Some(on_start), scanned: 0, state: PackScanState::new(limits, memory) }
     }
 }
 
-impl<R: BufRead, B: FnOnce()> BufRead for PackScanner<R, B> {
+impl<R: BufRead, B: FnOnce()> BufRead for PackScanner<'_, R, B> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let buffered = self.pack.fill_buf()?;
         if let Some(on_start) = self.on_start.take_if(|_| !buffered.is_empty()) {
@@ -57,7 +61,7 @@ impl<R: BufRead, B: FnOnce()> BufRead for PackScanner<R, B> {
     }
 }
 
-impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
+impl<R: BufRead, B: FnOnce()> Read for PackScanner<'_, R, B> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.fill_buf()?.read(buffer)?;
         self.consume(read);
@@ -66,7 +70,7 @@ impl<R: BufRead, B: FnOnce()> Read for PackScanner<R, B> {
 }
 
 /// The scanner's state: the position in the pack, and the entries that are complete.
-struct PackScanState {
+struct PackScanState<'m> {
     position: PackPosition,
     /// Offset in the pack of the next byte.
     offset: u64,
@@ -78,6 +82,8 @@ struct PackScanState {
     chains: DeltaChains,
     inflate: Decompress,
     buffer: Box<[u8]>,
+    /// The memory of the largest objects.
+    memory: &'m mut GrowingMemory,
 }
 
 /// The part of the pack that the next byte belongs to.
@@ -103,8 +109,8 @@ struct EntryInflater {
     delta_start: Vec<u8>,
 }
 
-impl PackScanState {
-    fn new(limits: PackLimits) -> Self {
+impl<'m> PackScanState<'m> {
+    fn new(limits: PackLimits, memory: &'m mut GrowingMemory) -> Self {
         Self {
             position: PackPosition::PackHeader(Vec::with_capacity(HEADER_BYTES)),
             offset: 0,
@@ -114,7 +120,17 @@ impl PackScanState {
             chains: DeltaChains::new(limits),
             inflate: Decompress::new(true),
             buffer: vec![0; 32 << 10].into(),
+            memory,
         }
+    }
+
+    /// Takes memory for an object. git has it with its base and its delta, or with what is made of it.
+    fn take_memory(&mut self, object_bytes: u64) -> io::Result<()> {
+        if object_bytes < MIN_COUNTED_BYTES {
+            return Ok(());
+        }
+        let taken = self.memory.grow_to(object_bytes.saturating_mul(COPIES_IN_MEMORY as u64));
+        taken.map_err(|reached| io::Error::other(Fault::LocalLimit(reached.to_string())))
     }
 
     fn scan(&mut self, mut bytes: &[u8]) -> io::Result<()> {
@@ -186,8 +202,13 @@ impl PackScanState {
             _ => self.limits.blob_bytes,
         };
         if entry.decompressed_size > largest as u64 {
-            return Err(too_large(format!("{largest} bytes in one object")));
+            return Err(large_object(
+                !matches!(base, DeltaBaseRef::NotADelta { is_blob: false }),
+                entry.decompressed_size,
+                largest,
+            ));
         }
+        self.take_memory(entry.decompressed_size)?;
         self.inflate.reset(true);
         let delta_start = Vec::with_capacity(MAX_DELTA_SIZES_BYTES);
         Ok(EntryInflater { base, size: entry.decompressed_size, compressed: 0, inflated: 0, delta_start })
@@ -228,7 +249,8 @@ impl PackScanState {
             DeltaBaseRef::NotADelta { .. } => (0, body.size),
             DeltaBaseRef::Entry(_) | DeltaBaseRef::Id(_) => delta_sizes(&body.delta_start).ok_or_else(unreadable)?,
         };
-        self.chains.add(self.entry_offset, body.base, base_size, size).map_err(too_large)?;
+        self.chains.add(self.entry_offset, body.base, base_size, size)?;
+        self.take_memory(size.max(base_size))?;
         self.remaining_entries -= 1;
         if self.remaining_entries == 0 {
             self.chains.check().map_err(too_large)?;
@@ -257,6 +279,16 @@ fn delta_sizes(delta: &[u8]) -> Option<(u64, u64)> {
 
 fn unreadable() -> io::Error {
     io::Error::other(Fault::Unusable("a pack that cannot be read".to_owned()))
+}
+
+/// The error for an object beyond its limit. A delta may be of a file, and mostly is.
+fn large_object(is_file: bool, size_bytes: u64, limit: usize) -> io::Error {
+    match is_file {
+        true => {
+            io::Error::other(TreeError::LargeFile { file: None, size_bytes: Some(size_bytes), limit: limit as u64 })
+        }
+        false => too_large(format!("{limit} bytes in one object")),
+    }
 }
 
 fn too_large(limit: String) -> io::Error {
@@ -288,12 +320,15 @@ pub(super) struct PackLimits {
 
 impl PackLimits {
     /// Limits for the files of one commit, or for a history, which may contain larger files than the wanted commit.
-    pub(super) fn of(extent: Extent, limits: GitLimits) -> Self {
+    pub(super) fn of(extent: Extent, limits: GitLimits, max_file_bytes: u64) -> Self {
         let GitLimits { objects, object_bytes, chain_bytes, .. } = limits;
+        // A chain of a few versions of the largest file is nothing unusual.
+        let chain_bytes = chain_bytes.max(max_file_bytes.saturating_mul(COPIES_IN_MEMORY as u64));
+        let max_file_bytes = usize::try_from(max_file_bytes).unwrap_or(usize::MAX);
         let (blob_bytes, chain_object_bytes) = match extent {
-            Extent::OneCommit => (object_bytes, chain_bytes),
+            Extent::OneCommit => (max_file_bytes, chain_bytes),
             Extent::CommitsOnly | Extent::Everything => {
-                (object_bytes.max(MAX_HISTORY_BLOB_BYTES), chain_bytes.saturating_mul(HISTORY_CHAIN_FACTOR))
+                (max_file_bytes.max(MAX_HISTORY_BLOB_BYTES), chain_bytes.saturating_mul(HISTORY_CHAIN_FACTOR))
             }
         };
         let buffered_base_bytes = chain_bytes;
@@ -362,7 +397,7 @@ impl DeltaChains {
     ///
     /// # Errors
     /// The limit that is exceeded.
-    fn add(&mut self, offset: u64, base: DeltaBaseRef, base_size: u64, size: u64) -> Result<(), String> {
+    fn add(&mut self, offset: u64, base: DeltaBaseRef, base_size: u64, size: u64) -> io::Result<()> {
         let is_blob = match base {
             DeltaBaseRef::NotADelta { is_blob } => is_blob,
             DeltaBaseRef::Entry(base) => self.entries.get(base as usize).is_some_and(|base| base.is_blob),
@@ -370,7 +405,7 @@ impl DeltaChains {
         };
         let largest = if is_blob { self.limits.blob_bytes } else { self.limits.other_bytes };
         if size.max(base_size) > largest as u64 {
-            return Err(format!("{largest} bytes in one object"));
+            return Err(large_object(is_blob, size.max(base_size), largest));
         }
         if let DeltaBaseRef::Entry(base) = base
             && let Some(base) = self.entries.get_mut(base as usize)
@@ -451,6 +486,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::address::Hostname;
+    use crate::upstream::limits::{DocumentMemory, UpstreamLimits};
 
     const LIMITS: PackLimits = PackLimits {
         objects: 100,
@@ -459,6 +496,11 @@ mod tests {
         buffered_base_bytes: 30_000,
         chain_object_bytes: 30_000,
     };
+
+    fn memory() -> GrowingMemory {
+        let limits = UpstreamLimits::default().document_memory;
+        DocumentMemory::new(limits).start_large(&Hostname::parse("registry.example").unwrap(), 0)
+    }
 
     fn deflate(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
@@ -503,8 +545,8 @@ mod tests {
         vec![file, commit, by_offset, entry(7, delta.len(), &[9; 20], &delta)]
     }
 
-    fn scan(bytes: &[u8], chunk_size: usize) -> io::Result<PackScanState> {
-        let mut state = PackScanState::new(LIMITS);
+    fn scan(bytes: &[u8], chunk_size: usize) -> io::Result<PackScanState<'static>> {
+        let mut state = PackScanState::new(LIMITS, Box::leak(Box::new(memory())));
         bytes.chunks(chunk_size.max(1)).try_for_each(|chunk| state.scan(chunk))?;
         Ok(state)
     }
@@ -513,8 +555,8 @@ mod tests {
     fn declared_sizes_in_a_pack_are_limited() {
         for (entries, message) in [
             (sample_entries(4000), None),
-            (sample_entries(10_001), Some("10000 bytes in one object")),
-            (vec![entry(3, 10_001, &[], &[0; 10_001])], Some("10000 bytes in one object")),
+            (sample_entries(10_001), Some("10001 bytes; larder takes 10000")),
+            (vec![entry(3, 10_001, &[], &[0; 10_001])], Some("10001 bytes; larder takes 10000")),
             (vec![entry(2, 5_001, &[], &[0; 5_001])], Some("5000 bytes in one object")),
             (vec![entry(3, 100, &[], &[0; 101])], Some("cannot be read")),
             (vec![entry(3, 102, &[], &[0; 101])], Some("cannot be read")),
@@ -548,7 +590,9 @@ mod tests {
         let bytes = pack(&sample_entries(4000));
         let start_reports = std::cell::Cell::new(0);
         let reader = io::BufReader::with_capacity(13, &bytes[..]);
-        let mut scanner = PackScanner::new(reader, LIMITS, || start_reports.set(start_reports.get() + 1));
+        let mut memory = memory();
+        let on_start = || start_reports.set(start_reports.get() + 1);
+        let mut scanner = PackScanner::new(reader, LIMITS, &mut memory, on_start);
         let mut read = Vec::new();
         scanner.read_to_end(&mut read).unwrap();
         assert_eq!((&read, start_reports.get()), (&bytes, 1));
@@ -574,7 +618,7 @@ mod tests {
     fn check_entries(limits: PackLimits, entries: &[(DeltaBaseRef, u64)]) -> Result<(), String> {
         let mut chains = DeltaChains::new(limits);
         for (index, (base, size)) in entries.iter().enumerate() {
-            chains.add(index as u64 * 10, *base, *size, *size)?;
+            chains.add(index as u64 * 10, *base, *size, *size).map_err(|error| error.to_string())?;
         }
         chains.check()
     }
@@ -594,8 +638,8 @@ mod tests {
 
     #[test]
     fn chains_are_limited_in_depth_and_size() {
-        let commit_limits = PackLimits::of(Extent::OneCommit, GitLimits::default());
-        let history_limits = PackLimits::of(Extent::Everything, GitLimits::default());
+        let commit_limits = PackLimits::of(Extent::OneCommit, GitLimits::default(), 32 * MIB);
+        let history_limits = PackLimits::of(Extent::Everything, GitLimits::default(), 32 * MIB);
         for (entries, fits_commit, fits_history) in [
             (chain(8, 32 * MIB, true), true, true),
             (chain(1000, 32 * MIB, true), false, false),

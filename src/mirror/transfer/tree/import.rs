@@ -429,7 +429,7 @@ impl TreeTar {
             Ok(_) => Ok(()),
             Err(TreeError::Unreadable(reason)) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason).into()),
             Err(TreeError::Spool(error)) => Err(ImportAbort::store_failed_at(path)(repack.spool_failed(error))),
-            Err(bad @ (TreeError::Refused { .. } | TreeError::TooLarge(_))) => {
+            Err(bad @ (TreeError::Refused { .. } | TreeError::TooLarge(_) | TreeError::LargeFile { .. })) => {
                 repack.refuse(bad.to_string());
                 Ok(())
             }
@@ -444,8 +444,8 @@ impl PackageRepack {
     /// The spool could not be created.
     fn begin(library: &Library, package: Package, folder: String) -> Result<Self, StoreError> {
         let scratch = library.store.blobs.scratch()?;
-        let limits =
-            TreeLimits { entries: PackageLimits::default().entries, bytes: library.runtime.limits.archive_bytes };
+        let bytes = library.runtime.limits.archive_bytes;
+        let limits = TreeLimits { entries: PackageLimits::default().entries, bytes, file_bytes: bytes };
         Ok(Self { package, folder, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })
     }
 

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::server::ServerBehaviour;
 use super::*;
-use crate::upstream::error::Fault;
+use crate::packaging::TreeError;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::limits::DocumentMemoryLimits;
 
 /// Fetches, and returns the fault of the expected upstream error.
 async fn fault(config: &GitTestConfig, source: &GitSource) -> Fault {
@@ -57,13 +59,45 @@ async fn a_server_that_never_begins_to_answer_is_given_up_like_any_other() {
 async fn a_huge_object_of_zeros_is_refused_before_it_is_inflated() {
     let forge = Forge::new();
     let r = forge.repository("r");
-    write(&r, "bomb", vec![0; 64 << 20]);
+    write(&r, "data/bomb", vec![0; 64 << 20]);
+    write(&r, "small", vec![0; 1 << 20]);
     commit(&r);
     let mut config = GitTestConfig::allowing(&forge.url("r"));
-    config.upstream_limits.git.object_bytes = 1 << 20;
+    config.tree_limits.file_bytes = 1 << 20;
+    git(&r, &["config", "uploadpack.allowFilter", "true"]);
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
-    assert!(matches!(&refused, GitError::Tree { error: crate::packaging::TreeError::TooLarge(_), .. }), "{refused}");
-    assert!(refused.to_string().contains("1048576 bytes in one object"), "{refused}");
+    assert!(matches!(&refused, GitError::Tree { error: TreeError::LargeFile { .. }, .. }), "{refused}");
+    // The second fetch, without large files, tells the name.
+    assert!(refused.to_string().contains("data/bomb is 64.0 MiB; larder takes 1.0 MiB"), "{refused}");
+
+    // A server that cannot omit files does not tell it.
+    git(&r, &["config", "uploadpack.allowFilter", "false"]);
+    let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
+    assert!(refused.to_string().contains("a file of its repository is 64.0 MiB; larder takes 1.0 MiB"), "{refused}");
+    config.tree_limits.file_bytes = 64 << 20;
+    config.fetch(&forge.source("r", "main")).await.unwrap();
+}
+
+/// Promise 11: the largest objects of all git fetches together have the memory of documents, and one file of the largest
+/// size more.
+#[tokio::test]
+async fn large_objects_take_memory_of_the_budget() {
+    let forge = Forge::new();
+    let r = forge.repository("r");
+    write(&r, "large", vec![0; 8 << 20]);
+    commit(&r);
+    let mut config = GitTestConfig::allowing(&forge.url("r"));
+    config.upstream_limits.document_memory = DocumentMemoryLimits { each_kib: 0, all_kib: 0 };
+    config.tree_limits.file_bytes = 8 << 20;
+    let outbound = config.outbound();
+    let source = forge.source("r", "main");
+    config.fetch_with(&outbound, &source).await.unwrap();
+    let mut others = outbound.document_memory.start_large(&host(), 8 << 20);
+    others.grow_to(1 << 20).unwrap();
+    let refused = config.fetch_with(&outbound, &source).await.unwrap_err();
+    assert!(matches!(&refused, GitError::Upstream(UpstreamError { fault: Fault::LocalLimit(_), .. })), "{refused}");
+    drop(others);
+    config.fetch_with(&outbound, &source).await.unwrap();
 }
 
 #[tokio::test]
@@ -76,8 +110,8 @@ async fn tree_limits_are_checked_before_a_file_is_written() {
     commit(&r);
     let mut config = GitTestConfig::allowing(&forge.url("r"));
     for (limits, message) in [
-        (TreeLimits { entries: 40, bytes: 1 << 30 }, "40 files, folders and links"),
-        (TreeLimits { entries: 1000, bytes: 40_000 }, "40000 bytes in its files"),
+        (TreeLimits { entries: 40, ..TreeLimits::default() }, "40 files, folders and links"),
+        (TreeLimits { entries: 1000, bytes: 40_000, file_bytes: 40_000 }, "40000 bytes in its files"),
     ] {
         config.tree_limits = limits;
         let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
@@ -390,6 +424,7 @@ async fn a_pack_that_exceeds_the_chain_memory_is_refused() {
     git(&r, &["repack", "-q", "-a", "-d", "-f", "--depth=40", "--window=10"]);
     let mut config = GitTestConfig::allowing(&forge.url("r"));
     config.upstream_limits.git.chain_bytes = 200_000;
+    config.tree_limits.file_bytes = 60_000;
     let refused = config.fetch(&forge.source("r", "main")).await.unwrap_err();
     assert!(matches!(&refused, GitError::Tree { error: crate::packaging::TreeError::TooLarge(_), .. }), "{refused}");
     assert!(refused.to_string().contains("200000 bytes in objects"), "{refused}");
