@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use larder::clock::Timestamp;
+use larder::store::IndexedName;
 
 use crate::support::git_module_fixture::download_module;
 use crate::support::http::{client, get, send};
@@ -140,12 +141,16 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
     assert_eq!(status["archive_bytes"], stored, "{status}");
 }
 
-/// The entries of the index, without the times of use and of checks.
+/// The entries of the index, without the times of use and of checks, and without what is computed in the background.
 fn index_entries(folder: &Folder) -> Vec<String> {
     let store = open_store(folder.path(), Timestamp(1));
     let index = &store.index;
     assert!(index.is_complete(), "larder closed it whole");
-    let mut entries = index.names(|artifact, name| Some(format!("{artifact}: {name:?}"))).unwrap();
+    let named = |artifact, IndexedName { pinned, imported, archives }: IndexedName| {
+        let digests: Vec<String> = archives.iter().map(|archive| archive.digest.to_string()).collect();
+        Some(format!("{artifact}: pinned {pinned}, imported {imported}, {digests:?}"))
+    };
+    let mut entries = index.names(named).unwrap();
     let archives = index.archives_by_age().unwrap().into_iter();
     entries.extend(archives.map(|archive| format!("{}: {} bytes", archive.digest, archive.size_bytes)));
     for documents in [index.documents_by_age().unwrap(), index.pages_by_age().unwrap()] {
