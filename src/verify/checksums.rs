@@ -29,33 +29,17 @@ pub enum BadChecksums {
     /// More lines than [`MAX_LINES`].
     #[error("SHA256SUMS has more than {MAX_LINES} lines")]
     TooManyLines,
-    /// Not text.
-    #[error("SHA256SUMS is not UTF-8 text (from byte {valid_up_to})")]
-    NotText {
-        /// The offset of the first byte that is not UTF-8.
-        valid_up_to: usize,
-    },
-    /// One name is listed with two digests.
-    #[error("SHA256SUMS lists {name:?} twice, as {first} and as {second}")]
-    Contradiction {
-        /// The file name.
-        name: String,
-        /// The digest in the first line with this name.
-        first: Digest,
-        /// The other digest in a later line.
-        second: Digest,
-    },
 }
 
 impl Checksums {
-    /// Parses SHA256SUMS. Lines without a digest and a name are skipped, because clients look only for the line they
-    /// need.
+    /// Parses SHA256SUMS. Clients look for the first line with the name that they need, and read no other, so the first line
+    /// of a name counts, and bytes that are not UTF-8 are in names that nobody asks for (observed with Terraform 1.11.4).
     pub fn parse(bytes: &[u8]) -> Result<Self, BadChecksums> {
         if bytes.len() > MAX_BYTES {
             return Err(BadChecksums::TooLarge { actual: bytes.len() });
         }
-        let text = std::str::from_utf8(bytes).map_err(|e| BadChecksums::NotText { valid_up_to: e.valid_up_to() })?;
-        let mut by_name = IndexMap::new();
+        let text = String::from_utf8_lossy(bytes);
+        let mut by_name: IndexMap<String, Option<Digest>> = IndexMap::new();
         for (index, line) in text.trim_end_matches(['\r', '\n']).split('\n').enumerate() {
             if index >= MAX_LINES {
                 return Err(BadChecksums::TooManyLines);
@@ -63,13 +47,10 @@ impl Checksums {
             // Terraform compares the second field of a line, so the `*` of binary mode is a part of the name.
             let mut fields = line.split_whitespace();
             let (Some(hex), Some(name)) = (fields.next(), fields.next()) else { continue };
-            let Ok(digest) = Digest::parse(hex) else { continue };
-            let first = *by_name.entry(name.to_owned()).or_insert(digest);
-            if first != digest {
-                return Err(BadChecksums::Contradiction { name: name.to_owned(), first, second: digest });
-            }
+            by_name.entry(name.to_owned()).or_insert_with(|| Digest::parse(hex).ok());
         }
-        Ok(Self { by_name })
+        let with_digest = |(name, digest): (String, Option<Digest>)| Some((name, digest?));
+        Ok(Self { by_name: by_name.into_iter().filter_map(with_digest).collect() })
     }
 
     /// The digest listed for exactly this name.
@@ -118,19 +99,21 @@ mod tests {
     }
 
     #[test]
-    fn a_name_listed_twice_is_refused_if_the_digests_differ() {
+    fn the_first_line_of_a_name_counts() {
         let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
-        assert!(Checksums::parse(format!("{a}  x\n{a}  x\n").as_bytes()).is_ok());
-        let refused = Checksums::parse(format!("{a}  x\n{b}  x\n").as_bytes()).unwrap_err();
-        assert_eq!(refused.to_string(), format!("SHA256SUMS lists \"x\" twice, as {a} and as {b}"));
+        let text = format!("{a}  x\n{b}  x\n{b}  y\nnothing  z\n{a}  z\n");
+        let sums = Checksums::parse(text.as_bytes()).unwrap();
+        assert_eq!(sums.iter().collect::<Vec<_>>(), [("x", a), ("y", b)]);
     }
 
     #[test]
-    fn sums_that_are_too_long_or_not_utf8_are_refused() {
+    fn sums_that_are_too_long_are_refused_and_bytes_that_are_not_utf8_are_not() {
         let lines = |count: usize| "x\n".repeat(count).into_bytes();
         assert!(Checksums::parse(&lines(MAX_LINES)).is_ok());
         assert_eq!(Checksums::parse(&lines(MAX_LINES + 1)), Err(BadChecksums::TooManyLines));
-        assert_eq!(Checksums::parse(b"ok\n\xff"), Err(BadChecksums::NotText { valid_up_to: 3 }));
+        let (a, mut text) = (Digest::of(b"a"), b"caf\xe9 \xff\n".to_vec());
+        text.extend(format!("{a}  x\n").into_bytes());
+        assert_eq!(Checksums::parse(&text).unwrap().get("x"), Some(a));
         assert!(matches!(Checksums::parse(&vec![b' '; MAX_BYTES + 1]), Err(BadChecksums::TooLarge { .. })));
         assert_eq!(Checksums::parse(b""), Ok(Checksums::default()));
     }

@@ -256,7 +256,8 @@ mod tests {
             assert!(matches!(absent, Err(VerificationError::NotListed { .. })), "{policy}");
             let differs = verify(policy, &format!("{}  {NAME}\n", Digest::of(b"zap")), &[]);
             assert!(matches!(differs, Err(VerificationError::Contradiction { .. })), "{policy}");
-            let unreadable = verify_proof_set(policy, b"\xff", b"", &[], NAME, &Digest::of(b"zip"));
+            let huge = vec![b' '; checksums::MAX_BYTES + 1];
+            let unreadable = verify_proof_set(policy, &huge, b"", &[], NAME, &Digest::of(b"zip"));
             assert!(matches!(unreadable, Err(VerificationError::Checksums(_))), "{policy}");
         }
     }

@@ -1,6 +1,7 @@
 //! Verifies the detached OpenPGP signature of SHA256SUMS against the keys that a registry lists, at least as strictly
 //! as the clients. `signing_key` decides which keys may sign.
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::HashSet;
 
@@ -169,9 +170,9 @@ impl DocumentSignature {
         let (Some(config), SignatureVersion::V4 | SignatureVersion::V6) = (packet.config(), packet.version()) else {
             return Err(format!("is of version {}, not 4 or 6", u8::from(packet.version())));
         };
-        if config.typ() != SignatureType::Binary {
+        if !matches!(config.typ(), SignatureType::Binary | SignatureType::Text) {
             return Err(format!(
-                "is of type {:#04x}, not a signature of a binary document (0x00)",
+                "is of type {:#04x}, not a signature of a document (0x00, 0x01)",
                 u8::from(config.typ())
             ));
         }
@@ -203,7 +204,11 @@ impl DocumentSignature {
                 }
                 hasher.update(salt);
             }
-            config.hash_data_to_sign(&mut hasher, document).map_err(unhashable)?;
+            let document = match config.typ() {
+                SignatureType::Text => Cow::Owned(with_canonical_line_ends(document)),
+                _ => Cow::Borrowed(document),
+            };
+            config.hash_data_to_sign(&mut hasher, &*document).map_err(unhashable)?;
             let length = config.hash_signature_data(&mut hasher).map_err(unhashable)?;
             hasher.update(&config.trailer(length).map_err(unhashable)?);
             Ok(hasher.finalize().into_vec())
@@ -229,6 +234,21 @@ impl DocumentSignature {
         let warnings = key.check_may_sign(component, self.made_at)?;
         Ok(Signer { fingerprint: key.fingerprint(), warnings })
     }
+}
+
+/// A text as its signature covers it: with CR LF at the end of each line (RFC 9580, section 5.2.1.2). A lone CR stays, as for the
+/// clients.
+fn with_canonical_line_ends(text: &[u8]) -> Vec<u8> {
+    let mut canonical = Vec::with_capacity(text.len() + text.len() / 32);
+    let mut previous = 0;
+    for &byte in text {
+        if byte == b'\n' && previous != b'\r' {
+            canonical.push(b'\r');
+        }
+        canonical.push(byte);
+        previous = byte;
+    }
+    canonical
 }
 
 fn read_signatures(bytes: &[u8]) -> Result<Vec<DocumentSignature>, SignatureError> {

@@ -3,7 +3,7 @@
 use crate::support::larder::{HOST, Larder};
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
 use crate::support::tls::TestCa;
-use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Provider, SigningKey, Target};
 
 fn publish(upstream: &FakeUpstream) {
     for version in ["1.1.0", "1.2.0", "1.3.0-beta.1", "2.0.0"] {
@@ -69,6 +69,35 @@ async fn init_works_through_an_override_and_again_when_the_upstream_is_gone() {
     workspace.init().await.expect_success();
     assert_eq!(workspace.lock_file(), direct.lock_file());
     assert!(larder.versions("null").await.expect(200).has_cache_status("detail=stale"));
+}
+
+/// Signatures and checksums that the client accepts install through larder with the same lock file, and what it refuses is
+/// refused.
+#[tokio::test]
+async fn signatures_of_text_and_names_listed_twice_are_judged_as_by_the_client() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    let provider = |name: &str| Provider::new("acme", name).size(100_000);
+    let cases = [
+        (provider("text").signed_by(&SigningKey::new_text_key()), true),
+        (provider("after").other_sums_after(), true),
+        (provider("before").other_sums_before(), false),
+    ];
+    let larder = Larder::mirroring(&upstream).start().await;
+    for (provider, is_accepted) in cases {
+        let source = provider.source();
+        upstream.publish(provider);
+        let direct = host_override(HOST, &upstream.providers_url(), &upstream.modules_url());
+        let mut lock_files = Vec::new();
+        for cli_config in [direct, override_config(&larder)] {
+            let mut workspace = client.workspace();
+            workspace.require(&format!("{HOST}/{source}"), "1.2.0").cli_config(&cli_config);
+            let output = workspace.init().await;
+            assert_eq!(output.status.success(), is_accepted, "{source}: {}", output.text);
+            lock_files.push(std::fs::read_to_string(workspace.path().join(".terraform.lock.hcl")).unwrap_or_default());
+        }
+        assert_eq!(lock_files[0], lock_files[1], "{source}");
+    }
 }
 
 /// The list has `0.1`, the client requests `0.1.0`, and upstream only knows `0.1`.

@@ -224,9 +224,26 @@ fn signature_files_that_the_clients_refuse_are_refused() {
     let key = TestKey::new();
     let huge = vec![0; MAX_SIGNATURE_BYTES + 1];
     let key_file = b"\x99\x00\x03\x04\x00\x00".to_vec();
-    for unusable in [key.sign_armored(SUMS), key.sign_text(SUMS), huge, key_file, b"404 not found".to_vec()] {
+    for unusable in [key.sign_armored(SUMS), huge, key_file, b"404 not found".to_vec()] {
         let refused = check(&unusable, &[key.public(&good())]);
         assert!(matches!(refused, Err(SignatureError::UnparsableSignature { .. })), "{refused:?}");
+    }
+}
+
+/// `gpg --textmode --detach-sign`: the clients accept such signatures.
+#[test]
+fn a_signature_of_a_text_document_is_accepted_with_either_line_end() {
+    let key = TestKey::new();
+    let keys = [key.public(&good())];
+    let document = |line_end: &str| format!("{line_end}one{line_end}two{line_end}").into_bytes();
+    for signed in ["\n", "\r\n"] {
+        let signature = key.sign_text(&document(signed));
+        for sent in ["\n", "\r\n"] {
+            let signer = verify_detached(&document(sent), &signature, &keys).unwrap();
+            assert_eq!(signer.fingerprint, key.fingerprint(), "{signed:?} {sent:?}");
+        }
+        let refused = verify_detached(&document("\n\n"), &signature, &keys);
+        assert!(matches!(refused, Err(SignatureError::Mismatch { .. })), "{refused:?}");
     }
 }
 

@@ -32,6 +32,15 @@ pub(crate) struct Provider {
     edition: u64,
     has_directory_entries: bool,
     lists_manifest: bool,
+    other_sums: OtherSums,
+}
+
+/// Lines in SHA256SUMS beside those of the archives, with other digests for their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OtherSums {
+    None,
+    Before,
+    After,
 }
 
 impl Provider {
@@ -55,6 +64,7 @@ impl Provider {
             edition: 1,
             has_directory_entries: false,
             lists_manifest: true,
+            other_sums: OtherSums::None,
         }
     }
 
@@ -115,6 +125,23 @@ impl Provider {
     /// Leaves the manifest out of SHA256SUMS, which then lists the archives only.
     pub(crate) fn without_manifest_sum(mut self) -> Self {
         self.lists_manifest = false;
+        self
+    }
+
+    /// `namespace/name`.
+    pub(crate) fn source(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Lists each archive a second time in SHA256SUMS, with another digest, before the right lines.
+    pub(crate) fn other_sums_before(mut self) -> Self {
+        self.other_sums = OtherSums::Before;
+        self
+    }
+
+    /// Lists each archive a second time in SHA256SUMS, with another digest, after the right lines.
+    pub(crate) fn other_sums_after(mut self) -> Self {
+        self.other_sums = OtherSums::After;
         self
     }
 
@@ -236,7 +263,14 @@ impl Release {
         if provider.lists_manifest {
             sums.push((manifest, manifest_sha256));
         }
-        let sums = sums_text(&sums);
+        let others =
+            archives.values().map(|archive| (archive.filename.clone(), sha256_hex(archive.filename.as_bytes())));
+        let others: Vec<(String, String)> = others.collect();
+        let sums = sums_text(&match provider.other_sums {
+            OtherSums::None => sums,
+            OtherSums::Before => [others, sums].concat(),
+            OtherSums::After => [sums, others].concat(),
+        });
         let signature = provider.signing_key.sign(&sums).into();
         Self { provider, archives, signed_sums: SignedSums { sums, signature }, previous_sums: None }
     }

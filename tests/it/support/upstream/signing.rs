@@ -16,6 +16,8 @@ pub(crate) struct SigningKey {
     secret: Arc<SignedSecretKey>,
     armored: Arc<str>,
     digest: HashAlgorithm,
+    /// True if its signatures are of text documents.
+    signs_text: bool,
 }
 
 impl SigningKey {
@@ -38,6 +40,11 @@ impl SigningKey {
     /// A new key whose signatures use SHA-1.
     pub(crate) fn new_sha1_key() -> Self {
         Self { digest: HashAlgorithm::Sha1, ..Self::new_rsa_key() }
+    }
+
+    /// A new key that signs as `gpg --textmode` does.
+    pub(crate) fn new_text_key() -> Self {
+        Self { signs_text: true, ..Self::new_key() }
     }
 
     /// A new key that its owner has revoked; it still makes signatures.
@@ -72,7 +79,7 @@ impl SigningKey {
             .to_public_key()
             .to_armored_string(ArmorOptions::default())
             .expect("a public key has an armored form");
-        Self { secret: Arc::new(secret), armored: armored.into(), digest: HashAlgorithm::Sha256 }
+        Self { secret: Arc::new(secret), armored: armored.into(), digest: HashAlgorithm::Sha256, signs_text: false }
     }
 
     /// The public key in ASCII armor, as `signing_keys` lists it.
@@ -90,17 +97,13 @@ impl SigningKey {
         hex::encode_upper(self.secret.primary_key.fingerprint().as_bytes())
     }
 
-    /// A detached binary signature over `content`.
+    /// A detached signature over `content`.
     pub(crate) fn sign(&self, content: &[u8]) -> Vec<u8> {
-        DetachedSignature::sign_binary_data(
-            rand::thread_rng(),
-            &self.secret.primary_key,
-            &Password::empty(),
-            self.digest,
-            content,
-        )
-        .expect("an unlocked key signs")
-        .to_bytes()
-        .expect("a signature has a binary form")
+        let (key, password) = (&self.secret.primary_key, Password::empty());
+        let signed = match self.signs_text {
+            true => DetachedSignature::sign_text_data(rand::thread_rng(), key, &password, self.digest, content),
+            false => DetachedSignature::sign_binary_data(rand::thread_rng(), key, &password, self.digest, content),
+        };
+        signed.expect("an unlocked key signs").to_bytes().expect("a signature has a binary form")
     }
 }
