@@ -11,7 +11,7 @@ use super::configuration::{
     keep_deciding_values,
 };
 use super::files::child_path;
-use super::hcl::MAX_FILE_BYTES;
+use super::hcl::{self, MAX_FILE_BYTES};
 use super::resolve::uncalled_folders;
 use super::{BadFiles, ClientKind, Files, MAX_BYTES};
 use crate::address::{Hostname, PackageSelector};
@@ -60,7 +60,8 @@ pub fn read_up_to(path: &Path, max_bytes: usize) -> io::Result<Vec<u8>> {
 /// The reason, for people.
 pub fn read_lock_file(path: &Path) -> Result<String, String> {
     let bytes = read(path).map_err(|error| unreadable(path, &error))?;
-    String::from_utf8(bytes).map_err(|_| format!("{} is not UTF-8 text", path.display()))
+    let text = hcl::text_of(&bytes).map_err(|_| format!("{} is not UTF-8 text", path.display()))?;
+    Ok(text.into_owned())
 }
 
 /// Reads a user's tar of folders. Drops the values of variables except those that decide which modules are called.

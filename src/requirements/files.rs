@@ -1,6 +1,7 @@
 //! Users' files in memory, within limits: the files that a client reads, from disk, a tar or JSON. In a user's own tar,
 //! links are resolved to the files that they lead to.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Bound;
@@ -130,11 +131,14 @@ impl Files {
         if !Self::is_read_at(path) {
             return Ok(());
         }
-        let text = std::str::from_utf8(contents).map_err(|_| Unreadable::NotUtf8);
+        let text = match path.ends_with(".json") {
+            true => std::str::from_utf8(contents).map(Cow::Borrowed).ok(),
+            false => hcl::text_of(contents).ok(),
+        };
         let contents = match text {
             _ if contents.len() > hcl::MAX_FILE_BYTES => FileContents::Unreadable { unreadable: Unreadable::TooLarge },
-            Ok(text) => FileContents::Text(text.to_owned()),
-            Err(unreadable) => FileContents::Unreadable { unreadable },
+            Some(text) => FileContents::Text(text.into_owned()),
+            None => FileContents::Unreadable { unreadable: Unreadable::NotUtf8 },
         };
         self.insert_contents(path, contents)
     }

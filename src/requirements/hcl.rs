@@ -2,6 +2,8 @@
 //! is not `=`, names may contain dots, commas and line breaks are optional, and values are not expressions. The callers
 //! know each file's meaning.
 
+mod comments;
+
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::str::Chars;
@@ -9,6 +11,8 @@ use std::str::Chars;
 use hcl_edit::expr::{Expression, UnaryOperator};
 use hcl_edit::structure::Body;
 use serde_json::Value;
+
+pub(super) use self::comments::text_of;
 
 /// The largest accepted file, in bytes. Files that clients write have a few kilobytes.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
@@ -75,7 +79,7 @@ pub fn parse(file: &[u8]) -> Result<(Body, Cow<'_, str>), BadHcl> {
     if file.len() > MAX_FILE_BYTES {
         return Err(BadHcl::TooLarge(file.len()));
     }
-    let mut text = Cow::Borrowed(std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?);
+    let mut text = text_of(file)?;
     let mut remaining_passes = (MAX_PARSED_BYTES / file.len().max(1)).min(MAX_DUPLICATE_KEYS);
     loop {
         let error = match hcl_edit::parser::parse_body(&text) {

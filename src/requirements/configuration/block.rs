@@ -64,8 +64,6 @@ impl<'a> Parsed<'a> {
     /// Parses a file; its name selects the syntax.
     pub(super) fn read(name: &str, text: &'a str) -> Result<Self, BadHcl> {
         let is_json = name.ends_with(".json");
-        // Clients skip the byte order mark of an editor, except in JSON.
-        let text = if is_json { text } else { text.strip_prefix('\u{feff}').unwrap_or(text) };
         let not_json = |error: serde_json::Error| BadHcl::Syntax {
             line: error.line().max(1),
             column: error.column(),

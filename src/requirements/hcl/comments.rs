@@ -1,0 +1,192 @@
+//! Reads the bytes of HCL files as the clients' scanner does: a byte order mark is skipped, and comments may have any bytes.
+
+use std::borrow::Cow;
+
+use super::BadHcl;
+
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// The text of an HCL file. What clients skip and the parser does not becomes spaces, so that offsets stay: a byte order mark,
+/// and in comments bytes that are not UTF-8 and carriage returns (observed with Terraform 1.11.4).
+///
+/// # Errors
+/// [`BadHcl::NotUtf8`]: there are such bytes outside of comments.
+pub(in crate::requirements) fn text_of(file: &[u8]) -> Result<Cow<'_, str>, BadHcl> {
+    let has_mark = file.starts_with(BYTE_ORDER_MARK);
+    let has_lone_return = || file.windows(2).any(|pair| pair[0] == b'\r' && pair[1] != b'\n');
+    if !has_mark
+        && !has_lone_return()
+        && let Ok(text) = std::str::from_utf8(file)
+    {
+        return Ok(Cow::Borrowed(text));
+    }
+    let mut bytes = file.to_vec();
+    if has_mark {
+        bytes[..BYTE_ORDER_MARK.len()].fill(b' ');
+    }
+    blank_comments(&mut bytes);
+    String::from_utf8(bytes).map(Cow::Owned).map_err(|_| BadHcl::NotUtf8)
+}
+
+/// The syntax that the scanner is in.
+enum Syntax {
+    /// Outside of texts. In a template the brace that closes none ends it.
+    Code { open_braces: usize },
+    /// Between quotes.
+    Quoted,
+    /// In a text that this line ends.
+    Heredoc { end: Vec<u8> },
+}
+
+/// Blanks the bytes in comments that the parser does not take. Comments in templates count, too; what looks like one in a text
+/// does not.
+fn blank_comments(bytes: &mut [u8]) {
+    let mut outer = Vec::new();
+    let mut syntax = Syntax::Code { open_braces: 0 };
+    let mut at = 0;
+    while at < bytes.len() {
+        let rest = &bytes[at..];
+        let starts_template = matches!(rest, [b'$' | b'%', b'{', ..]);
+        match &mut syntax {
+            Syntax::Code { open_braces } => match rest {
+                [b'#', ..] | [b'/', b'/', ..] | [b'/', b'*', ..] => {
+                    let end = at + comment_length(rest);
+                    blank(&mut bytes[at..end]);
+                    at = end;
+                }
+                [b'"', ..] => {
+                    outer.push(std::mem::replace(&mut syntax, Syntax::Quoted));
+                    at += 1;
+                }
+                [b'<', b'<', after @ ..] => {
+                    let line = after.split(|byte| *byte == b'\n').next().unwrap_or_default();
+                    let end = line.strip_prefix(b"-").unwrap_or(line).trim_ascii();
+                    at += 2 + line.len();
+                    if end.first().is_some_and(|byte| byte.is_ascii_alphabetic() || *byte == b'_') {
+                        let heredoc = Syntax::Heredoc { end: end.to_vec() };
+                        outer.push(std::mem::replace(&mut syntax, heredoc));
+                    }
+                }
+                [b'{', ..] => {
+                    *open_braces += 1;
+                    at += 1;
+                }
+                [b'}', ..] => {
+                    at += 1;
+                    match open_braces.checked_sub(1) {
+                        Some(fewer) => *open_braces = fewer,
+                        None => syntax = outer.pop().unwrap_or(Syntax::Code { open_braces: 0 }),
+                    }
+                }
+                _ => at += 1,
+            },
+            Syntax::Quoted => match rest {
+                // A backslash before a quote, and the doubled sign that starts no template.
+                [b'\\', _, ..] | [b'$', b'$', ..] | [b'%', b'%', ..] => at += 2,
+                [b'"', ..] => {
+                    syntax = outer.pop().unwrap_or(Syntax::Code { open_braces: 0 });
+                    at += 1;
+                }
+                _ if starts_template => {
+                    outer.push(std::mem::replace(&mut syntax, Syntax::Code { open_braces: 0 }));
+                    at += 2;
+                }
+                _ => at += 1,
+            },
+            Syntax::Heredoc { end } => match rest {
+                [b'\n', after @ ..] => {
+                    let line = after.split(|byte| *byte == b'\n').next().unwrap_or_default();
+                    at += 1;
+                    if line.trim_ascii() == end.as_slice() {
+                        at += line.len();
+                        syntax = outer.pop().unwrap_or(Syntax::Code { open_braces: 0 });
+                    }
+                }
+                [b'$', b'$', ..] | [b'%', b'%', ..] => at += 2,
+                _ if starts_template => {
+                    outer.push(std::mem::replace(&mut syntax, Syntax::Code { open_braces: 0 }));
+                    at += 2;
+                }
+                _ => at += 1,
+            },
+        }
+    }
+}
+
+/// The length of the comment that the bytes begin with, without its line end.
+fn comment_length(bytes: &[u8]) -> usize {
+    match bytes.strip_prefix(b"/*") {
+        Some(after) => after.windows(2).position(|pair| pair == b"*/").map_or(bytes.len(), |end| 2 + end + 2),
+        None => bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len()),
+    }
+}
+
+/// Replaces carriage returns and what is not UTF-8 by spaces.
+fn blank(comment: &mut [u8]) {
+    let mut blanked = Vec::with_capacity(comment.len());
+    for chunk in comment.utf8_chunks() {
+        blanked.extend(chunk.valid().bytes().map(|byte| if byte == b'\r' { b' ' } else { byte }));
+        blanked.extend(chunk.invalid().iter().map(|_| b' '));
+    }
+    comment.copy_from_slice(&blanked);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::requirements::hcl::parse;
+
+    /// Observed with Terraform 1.11.4.
+    #[test]
+    fn clients_skip_a_mark_and_any_bytes_in_comments() {
+        for file in [
+            &b"\xef\xbb\xbflocals { b = 1 }\n"[..],
+            b"# caf\xe9 \r lone\nlocals {\n  a = 1 # x\xff\n}\n",
+            b"/* \xfe \r\n \r */\nlocals { a = \"x\" } // \r \xe9\n",
+            b"locals { b = \"${1 /* \xe9 */}\" }\n",
+            b"locals { b = \"# ${\"}\"} \\\" # \" } # \xe9\n",
+            b"locals {\n  b = <<-EOT\n  # ${upper(\"}\")}\n  EOT\n} // \xe9\n",
+            b"# only a comment \xe9",
+        ] {
+            let text = text_of(file).unwrap_or_else(|bad| panic!("{bad}: {}", String::from_utf8_lossy(file)));
+            assert_eq!(text.len(), file.len());
+            parse(file).unwrap_or_else(|bad| panic!("{bad}: {text}"));
+        }
+    }
+
+    /// Observed with Terraform 1.11.4.
+    #[test]
+    fn clients_refuse_such_bytes_elsewhere() {
+        for file in [
+            &b"locals { b = \"\xe9\" }\n"[..],
+            b"locals { b = 1 \r }\n",
+            b"locals {\n  b = <<EOT\n# \xe9\nEOT\n}\n",
+            b"locals { b = \"# \xe9\" }\n",
+            b"locals { b = \"$${ # \xe9\" }\n",
+            b"locals { \xe9 = 1 }\n",
+        ] {
+            assert!(parse(file).is_err(), "{}", String::from_utf8_lossy(file));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_comment_of_any_bytes_changes_nothing(
+            comment in prop::collection::vec(any::<u8>().prop_filter("in one line", |byte| *byte != b'\n'), 0..40),
+        ) {
+            let with_comment = [&b"locals {\n  a = \"x\" # "[..], &comment, b"\n  b = 2\n}\n"].concat();
+            let (body, _) = parse(&with_comment).unwrap();
+            let locals = body.blocks().next().unwrap();
+            prop_assert_eq!(locals.body.attributes().map(|attribute| attribute.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(file in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(&b"#/*\"${}<-E\n\r\\"[..])], 0..80)) {
+            if let Ok(text) = text_of(&file) {
+                prop_assert_eq!(text.len(), file.len());
+            }
+        }
+    }
+}
