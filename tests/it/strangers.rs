@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::CommandSetup;
 use crate::support::http::get;
-use crate::support::larder::{HOST, Larder, open_store};
+use crate::support::larder::{HOST, Larder, open_store, wait_until_unlocked};
 use crate::support::process::{CommandOutput, Process, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 
@@ -187,6 +187,7 @@ impl Scene {
         let store = open_store(setup.home.path(), Timestamp(1));
         let token = store.admin_token().unwrap();
         drop(store);
+        wait_until_unlocked(setup.home.path());
         setup.file();
         Self { setup, stranger, token, _upstream: upstream }
     }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,17 @@ pub(crate) fn open_store(folder: &Path, now: Timestamp) -> Store {
             Err(StoreError::Locked(_)) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
             opened => return opened.unwrap(),
         }
+    }
+}
+
+/// Waits until no process has the lock of a store that this process has closed: see [`LOCK_TIMEOUT`]. Another program tries the
+/// lock, because a file that this process opens would be shared in the same way.
+pub(crate) fn wait_until_unlocked(folder: &Path) {
+    let (lock, deadline) = (folder.join("v1/lock"), Instant::now() + LOCK_TIMEOUT);
+    let try_lock = || Command::new("flock").arg("-n").arg(&lock).arg("true").status();
+    let is_taken = || lock.exists() && try_lock().is_ok_and(|status| !status.success());
+    while Instant::now() < deadline && is_taken() {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -273,6 +285,7 @@ impl Larder {
         if let Some(task) = self.task.take() {
             task.await.unwrap();
         }
+        wait_until_unlocked(self.folder.path());
         self.folder.clone()
     }
 }
