@@ -2,6 +2,7 @@
 
 use url::Url;
 
+use super::client_json;
 use super::providers::RawObject;
 use crate::address::Address;
 
@@ -54,8 +55,8 @@ impl Discovery {
     /// # Errors
     /// The reason why the document is invalid, for an operator.
     pub fn parse(body: &[u8], url: Url) -> Result<Self, String> {
-        let entries =
-            serde_json::from_slice(body).map_err(|e| format!("its discovery document is not a JSON object: {e}"))?;
+        let entries = serde_json::from_str(&client_json::text_of(body));
+        let entries = entries.map_err(|e| format!("its discovery document is not a JSON object: {e}"))?;
         Ok(Self { entries, url })
     }
 

@@ -2,6 +2,7 @@
 //! store nor larder's own URLs.
 
 pub mod backoff;
+mod client_json;
 pub mod clients;
 mod credential_scope;
 pub mod discovery;

@@ -1,10 +1,12 @@
 //! Parses `modules.v1`: version lists and location URLs (module registry protocol). Upstream JSON is preserved
 //! verbatim, so that unknown fields survive.
 
+use serde_json::value::RawValue;
 use url::Url;
 
+use super::client_json;
 use super::discovery::Service;
-use super::providers::{RawObject, VersionList, parse_object, reject_case_variants, take_versions};
+use super::providers::{VersionList, parse_object, take_versions};
 use crate::address::ModuleAddress;
 
 /// The URL of a module's version list. The address keeps the case of the request.
@@ -27,12 +29,12 @@ impl VersionList {
     /// # Errors
     /// The reason why the document is not a version list.
     pub fn parse_of_module(body: &[u8]) -> Result<Self, String> {
-        let mut other_members = parse_object(body)?;
+        let mut other_members = parse_object(body, &["modules"])?;
         let modules = other_members.shift_remove("modules").ok_or("it has no \"modules\"")?;
-        reject_case_variants(&other_members, &["modules"])?;
-        let modules: Vec<RawObject> =
-            serde_json::from_str(modules.get()).map_err(|e| format!("its \"modules\" are no list of objects: {e}"))?;
-        let mut module_members = modules.into_iter().next().ok_or("its \"modules\" are empty")?;
+        let not_listed = |e: serde_json::Error| format!("its \"modules\" are no list of objects: {e}");
+        let modules: Vec<&RawValue> = serde_json::from_str(modules.get()).map_err(not_listed)?;
+        let module = modules.first().ok_or("its \"modules\" are empty")?;
+        let mut module_members = client_json::members(module.get(), &["versions"]).map_err(not_listed)?;
         let entries = take_versions(&mut module_members)?.unwrap_or_default();
         Self { module_members, other_members, ..Self::empty(Service::Modules) }.with_entries(entries)
     }
@@ -70,13 +72,13 @@ mod tests {
         assert_eq!(VersionList::parse_of_module(br#"{"modules":[{}]}"#).unwrap().versions.len(), 0);
     }
 
-    /// Clients would read version 9.9.9 from this entry.
+    /// Clients read version 9.9.9 from the first entry, too.
     #[test]
-    fn an_entry_with_a_case_variant_of_version_is_dropped() {
+    fn the_last_member_that_clients_take_for_the_version_counts() {
         let body =
             br#"{"modules":[{"versions":[{"version":"1.0.0","Version":"9.9.9"},{"version":"2.0.0","Root":{}}]}]}"#;
         let list = VersionList::parse_of_module(body).unwrap();
-        assert_eq!(list.versions.iter().map(|v| v.version.as_str()).collect::<Vec<_>>(), ["2.0.0"]);
+        assert_eq!(list.versions.iter().map(|v| v.version.as_str()).collect::<Vec<_>>(), ["9.9.9", "2.0.0"]);
     }
 
     proptest! {

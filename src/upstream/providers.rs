@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use url::Url;
 
+use super::client_json;
 use super::discovery::Service;
 use crate::address::{FileName, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
@@ -85,7 +86,7 @@ impl VersionList {
     /// # Errors
     /// The reason why the document is not a version list.
     pub fn parse(body: &[u8]) -> Result<Self, String> {
-        let mut other_members = parse_object(body)?;
+        let mut other_members = parse_object(body, &["versions"])?;
         let entries = take_versions(&mut other_members)?.ok_or("it has no \"versions\"")?;
         Self { other_members, ..Self::empty(Service::Providers) }.with_entries(entries)
     }
@@ -128,12 +129,6 @@ impl ListedVersion {
     /// Parses an entry of a list. `None` if it has no version, or if clients would read other values from it.
     fn parse(service: Service, raw: Box<RawValue>) -> Option<Result<Self, UnreadableVersion>> {
         #[derive(Deserialize)]
-        struct VersionJson {
-            version: String,
-            #[serde(default)]
-            platforms: Option<Box<RawValue>>,
-        }
-        #[derive(Deserialize)]
         struct PlatformJson {
             os: String,
             arch: String,
@@ -142,26 +137,22 @@ impl ListedVersion {
             Service::Providers => &["version", "platforms"],
             Service::Modules => &["version"],
         };
-        reject_case_variants(&serde_json::from_str(raw.get()).ok()?, read_members).ok()?;
-        let mut entry: VersionJson = serde_json::from_str(raw.get()).ok()?;
-        let version = match service {
-            Service::Providers => Version::parse(&entry.version),
-            Service::Modules => {
-                entry.platforms = None;
-                Version::parse_of_module(&entry.version)
-            }
+        let members = client_json::members(raw.get(), read_members).ok()?;
+        let upstream_spelling: String = serde_json::from_str(members.get("version")?.get()).ok()?;
+        let (version, platforms) = match service {
+            Service::Providers => (Version::parse(&upstream_spelling), members.get("platforms")),
+            Service::Modules => (Version::parse_of_module(&upstream_spelling), None),
         };
         let Ok(version) = version else {
-            return Some(Err(UnreadableVersion { upstream_spelling: entry.version, raw }));
+            return Some(Err(UnreadableVersion { upstream_spelling, raw }));
         };
         let parse_platform = |raw: Box<RawValue>| {
             let PlatformJson { os, arch } = serde_json::from_str(raw.get()).ok()?;
             Platform::new(&os, &arch).ok()
         };
-        let platforms: Option<Vec<Box<RawValue>>> =
-            entry.platforms.and_then(|raw| serde_json::from_str(raw.get()).ok());
+        let platforms: Option<Vec<Box<RawValue>>> = platforms.and_then(|raw| serde_json::from_str(raw.get()).ok());
         let platforms = platforms.unwrap_or_default().into_iter().filter_map(parse_platform).collect();
-        Some(Ok(Self { version, upstream_spelling: entry.version, platforms, raw }))
+        Some(Ok(Self { version, upstream_spelling, platforms, raw }))
     }
 }
 
@@ -170,8 +161,10 @@ impl ListedVersion {
 pub struct DownloadDocument {
     /// The document's members, as upstream wrote them.
     pub fields: RawObject,
-    /// The archive's file name in SHA256SUMS.
+    /// The archive's file name.
     pub filename: FileName,
+    /// Its name in SHA256SUMS, where a folder may precede it.
+    pub name_in_sums: String,
     /// The archive's SHA-256.
     pub shasum: Digest,
     /// URL of the archive.
@@ -220,9 +213,10 @@ impl DownloadDocument {
     /// # Errors
     /// The reason why clients cannot use the document (provider registry protocol).
     pub fn parse(body: &[u8], url: &Url, platform: &Platform) -> Result<Self, String> {
-        let parsed: DownloadJson = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
-        let members: RawObject = serde_json::from_slice(body).map_err(|e| format!("its download document: {e}"))?;
-        reject_case_variants(&members, &READ_MEMBERS)?;
+        let unreadable = |e: serde_json::Error| format!("its download document: {e}");
+        let members = client_json::object(body, &READ_MEMBERS).map_err(unreadable)?;
+        let text = serde_json::to_string(&members).map_err(unreadable)?;
+        let parsed: DownloadJson = serde_json::from_str(&text).map_err(unreadable)?;
         if parsed.os != platform.os || parsed.arch != platform.arch {
             return Err(format!("its download document is for {}_{} and not for {platform}", parsed.os, parsed.arch));
         }
@@ -238,7 +232,8 @@ impl DownloadDocument {
         let signature_url = signature_url.map(|reference| resolve_url("shasums_signature_url", reference));
         let keys = parsed.signing_keys.and_then(|keys| keys.gpg_public_keys).unwrap_or_default();
         Ok(Self {
-            filename: FileName::parse(&parsed.filename).map_err(|e| e.to_string())?,
+            filename: file_name(&parsed.filename)?,
+            name_in_sums: parsed.filename,
             shasum: Digest::parse(&parsed.shasum).map_err(|e| format!("its shasum: {e}"))?,
             archive_url: resolve_url("download_url", &parsed.download_url)?,
             sums_url: resolve_url("shasums_url", &parsed.shasums_url)?,
@@ -279,36 +274,29 @@ impl DownloadDocument {
     }
 }
 
-pub(super) fn parse_object(body: &[u8]) -> Result<RawObject, String> {
-    serde_json::from_slice(body).map_err(|e| format!("it is not a JSON object: {e}"))
+/// The longest name of an archive with its folders, in bytes.
+const MAX_NAME_IN_SUMS_BYTES: usize = 512;
+
+/// The file name of an archive: clients compare the whole name with SHA256SUMS, and use it for nothing else.
+fn file_name(name_in_sums: &str) -> Result<FileName, String> {
+    let is_one_field = !name_in_sums.contains(|c: char| c.is_control() || c.is_whitespace());
+    if name_in_sums.len() > MAX_NAME_IN_SUMS_BYTES || !is_one_field {
+        return Err(
+            FileName::parse(name_in_sums).map_or_else(|e| e.to_string(), |_| "its filename is too long".to_owned())
+        );
+    }
+    FileName::parse(name_in_sums.rsplit('/').next().unwrap_or(name_in_sums)).map_err(|e| e.to_string())
+}
+
+pub(super) fn parse_object(body: &[u8], read_members: &[&str]) -> Result<RawObject, String> {
+    client_json::object(body, read_members).map_err(|e| format!("it is not a JSON object: {e}"))
 }
 
 /// Removes and parses the member `versions`, if there is one.
 pub(super) fn take_versions(members: &mut RawObject) -> Result<Option<Vec<Box<RawValue>>>, String> {
-    let versions = members.shift_remove("versions");
-    reject_case_variants(members, &["versions"])?;
     let parse = |raw: Box<RawValue>| serde_json::from_str(raw.get());
-    versions.map(parse).transpose().map_err(|e| format!("its \"versions\" are no list: {e}"))
-}
-
-/// Rejects members whose names differ only in case from one of `read_members`, which larder reads. Clients match member
-/// names in any case and use the last match. A document with such a variant would mean something else to clients than to
-/// larder, and could lead them to URLs outside of larder.
-pub(super) fn reject_case_variants(members: &RawObject, read_members: &[&str]) -> Result<(), String> {
-    let is_case_variant = |name: &&String| {
-        !read_members.contains(&name.as_str())
-            && read_members.iter().any(|read| case_folded(read).eq(case_folded(name)))
-    };
-    match members.keys().find(is_case_variant) {
-        Some(name) => Err(format!("its {name:?} is another spelling of a member that clients read")),
-        None => Ok(()),
-    }
-}
-
-/// Folds the case of a name at least as widely as the clients do. They also fold the Kelvin sign to K and the long s to
-/// S, which lower case followed by upper case covers.
-fn case_folded(name: &str) -> impl Iterator<Item = char> {
-    name.chars().flat_map(char::to_lowercase).flat_map(char::to_uppercase)
+    let versions = members.shift_remove("versions").map(parse).transpose();
+    versions.map_err(|e| format!("its \"versions\" are no list: {e}"))
 }
 
 #[cfg(test)]
@@ -338,36 +326,25 @@ mod tests {
         }
     }
 
-    /// Clients match member names in any case and use the last match. Larder must read the same members as they do.
+    /// Clients match member names in any case and use the last match. What they would read from the document that larder
+    /// writes is what larder read.
     #[test]
-    fn a_case_variant_of_a_member_is_rejected() {
+    fn a_document_with_members_in_other_cases_is_read_and_written_as_clients_read_it() {
         let url = Url::parse("https://registry.example/x").unwrap();
         let platform = Platform::parse("linux_amd64").unwrap();
-        let document = |more_members: &str| {
-            let shasum = Digest::of(b"zip");
-            let body = format!(
-                r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"f.zip","shasums_url":"s"{more_members}}}"#
-            );
-            DownloadDocument::parse(body.as_bytes(), &url, &platform)
-        };
-        assert!(document(r#","Download URL":"x","Protocols":[]"#).is_ok());
-        for name in ["Download_URL", "SHASUM", "ſhaſums_url", "shasums_signature_Url", "Os", "Signing_Keys"] {
-            let error = document(&format!(r#","{name}":"x""#)).unwrap_err();
-            assert!(error.contains("another spelling"), "{error}");
-        }
-        let list = |name: &str| VersionList::parse(format!(r#"{{"versions":[],"{name}":[]}}"#).as_bytes());
-        assert!(list("version").is_ok());
-        for name in ["Versions", "VERSIONS", "verſions"] {
-            assert!(list(name).unwrap_err().contains("another spelling"), "{name}");
-        }
-    }
-
-    /// Clients would read version 9.9.9, or no platforms, from these entries.
-    #[test]
-    fn an_entry_with_a_case_variant_of_a_member_is_dropped() {
-        let body = br#"{"versions":[{"version":"1.0.0","Version":"9.9.9"},{"version":"1.1.0","platforms":[],"PlatformS":null},{"version":"2.0.0","x":1}]}"#;
-        let list = VersionList::parse(body).unwrap();
-        assert_eq!(list.versions.iter().map(|v| v.version.as_str()).collect::<Vec<_>>(), ["2.0.0"]);
+        let (shasum, other) = (Digest::of(b"zip"), Digest::of(b"other"));
+        let body = format!(
+            r#"{{"OS":"linux","arch":"amd64","filename":"f.zip","shasum":"{other}","download_url":"a","shaſums_url":"s","SHASUM":"{shasum}","Download_URL":"b","x":1e400}} trailing"#
+        );
+        let document = DownloadDocument::parse(body.as_bytes(), &url, &platform).unwrap();
+        assert_eq!((document.shasum, document.archive_url.path()), (shasum, "/b"));
+        let written = document.with_urls(["1", "2", "3"].map(str::to_owned)).unwrap();
+        assert_eq!(
+            String::from_utf8(written).unwrap(),
+            format!(
+                r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"1","shasums_url":"2","x":1e400}}"#
+            )
+        );
     }
 
     fn any_entry() -> impl Strategy<Value = String> {

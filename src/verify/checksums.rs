@@ -64,10 +64,12 @@ impl Checksums {
     }
 }
 
-/// Returns the operating system and the architecture in the name `terraform-provider-TYPE_VERSION_OS_ARCH.zip`.
+/// Returns the operating system and the architecture in the name `terraform-provider-TYPE_VERSION_OS_ARCH.zip`, which a folder
+/// may precede.
 /// `version_spellings` are all ways to write the one version that the name may contain, such as `1.2.0` and `1.2`.
 pub fn platform_of<'a>(name: &'a str, type_: &str, version_spellings: &[&str]) -> Option<(&'a str, &'a str)> {
-    let version_and_platform = name.strip_prefix("terraform-provider-")?.strip_prefix(type_)?.strip_prefix('_')?;
+    let file = name.rsplit('/').next().unwrap_or(name);
+    let version_and_platform = file.strip_prefix("terraform-provider-")?.strip_prefix(type_)?.strip_prefix('_')?;
     let version_and_platform = version_and_platform.strip_suffix(".zip")?;
     version_spellings.iter().find_map(|version| {
         let (os, arch) = version_and_platform.strip_prefix(version)?.strip_prefix('_')?.split_once('_')?;

@@ -81,6 +81,7 @@ async fn signatures_of_text_and_names_listed_twice_are_judged_as_by_the_client()
     let cases = [
         (provider("text").signed_by(&SigningKey::new_text_key()), true),
         (provider("after").other_sums_after(), true),
+        (provider("folder").filename("dist/terraform-provider-folder_1.2.0_{platform}.zip"), true),
         (provider("before").other_sums_before(), false),
     ];
     let larder = Larder::mirroring(&upstream).start().await;

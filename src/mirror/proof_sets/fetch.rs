@@ -199,7 +199,7 @@ impl ProofSets {
     ) -> Result<Proof, (&'static str, String)> {
         let (sums, signature) = (sums.clone(), signature.clone());
         let verifying = self.verification_limit.run(&self.runtime.tasks, move || {
-            verify_proof_set(policy, &sums, &signature, &document.keys, document.filename.as_str(), &document.shasum)
+            verify_proof_set(policy, &sums, &signature, &document.keys, &document.name_in_sums, &document.shasum)
         });
         match verifying.await {
             Some(Ok((proof, _))) => Ok(proof),

@@ -115,7 +115,7 @@ impl BundledSet {
                 fetch_origin.asked
             ));
         }
-        let filename = document.filename.as_str();
+        let filename = document.name_in_sums.as_str();
         let verified = verify_proof_set(policy, &sums, &signature, &document.keys, filename, &document.shasum);
         let (proof, _) = verified.map_err(|verdict| {
             library.runtime.counters.count_unverified(&package.provider.host, verdict.metric_label());

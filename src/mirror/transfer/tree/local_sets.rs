@@ -129,7 +129,7 @@ impl SidecarFiles {
         for scope in sums_scopes(version, platform) {
             let Some(sums) = self.files.get(&MirrorFileKind::Sums(scope.clone())) else { continue };
             let signature = self.files.get(&MirrorFileKind::Signature(scope)).cloned().unwrap_or_default();
-            let (filename, shasum) = (document.filename.as_str(), &document.shasum);
+            let (filename, shasum) = (document.name_in_sums.as_str(), &document.shasum);
             let verified =
                 verify_proof_set(VerificationPolicy::Signature, sums, &signature, &document.keys, filename, shasum);
             let verified = verified.map_err(|verdict| sanitized(&verdict.to_string()));
