@@ -128,6 +128,8 @@ fn add_tar_member(member: &TarMember, contents: &mut dyn Read, tree: &mut Tree) 
     let mode = member.header.mode().map_err(|e| refused(name, format!("its mode cannot be read: {e}")))?;
     match member.kind() {
         EntryType::Directory => tree.add_folder(&path).map(|()| false),
+        // Go takes the type from the mode, too.
+        _ if mode & FILE_TYPE_MASK == 0o040_000 => tree.add_folder(&path).map(|()| false),
         EntryType::Regular | EntryType::Continuous if name.ends_with(b"/") || path.is_root() => {
             if member.size_bytes > 0 {
                 return refuse("it is a folder, but has content");

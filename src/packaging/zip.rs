@@ -85,12 +85,11 @@ impl<R: Read + Seek> ZipReader<R> {
             return Err(BadZip::TooManyEntries { actual: archive.len(), limit: limits.entries });
         }
         if archive.has_duplicate_names() {
-            let start = archive.central_directory_start();
+            let (start, name_count) = (archive.central_directory_start(), archive.len());
             remaining_bytes.set(limits.directory_bytes);
             let mut input = archive.into_inner();
-            let found = refused_duplicate(&mut input, start, limits.duplicate_names);
-            if found.is_some() || limits.duplicate_names == DuplicateNames::Refused {
-                return Err(BadZip::DuplicateName(found.unwrap_or_default()));
+            if let Err(name) = check_duplicates(&mut input, start, name_count, limits.duplicate_names) {
+                return Err(BadZip::DuplicateName(name));
             }
             remaining_bytes.set(limits.directory_bytes);
             archive = ZipArchive::new(input).map_err(BadZip::Unreadable)?;
@@ -195,31 +194,44 @@ fn has_modes(system: u8) -> bool {
     matches!(system, 3 | 19)
 }
 
-/// Finds the first duplicate name in the central directory that is an error. The zip crate reports only that there is a
+/// Checks the names in the central directory, of which the zip crate has `name_count`. It reports only that there is a
 /// duplicate.
-fn refused_duplicate(mut input: impl Read + Seek, start: u64, duplicate_names: DuplicateNames) -> Option<Vec<u8>> {
-    input.seek(SeekFrom::Start(start)).ok()?;
+///
+/// # Errors
+/// A name that is a duplicate and an error; empty where the crate sees other names than the headers have.
+fn check_duplicates(
+    mut input: impl Read + Seek,
+    start: u64,
+    name_count: usize,
+    duplicate_names: DuplicateNames,
+) -> Result<(), Vec<u8>> {
+    let unreadable = |_: io::Error| Vec::new();
+    input.seek(SeekFrom::Start(start)).map_err(unreadable)?;
     let mut input = BufReader::new(input);
     let mut is_folder_by_name = HashMap::new();
     loop {
         // A header of 46 bytes contains the lengths of the name, the extra field and the comment, which follow
         // (APPNOTE, section 4.3.12).
         let mut header = [0; 46];
-        input.read_exact(&mut header).ok()?;
+        input.read_exact(&mut header[..4]).map_err(unreadable)?;
         if !header.starts_with(b"PK\x01\x02") {
-            return None;
+            break;
         }
+        input.read_exact(&mut header[4..]).map_err(unreadable)?;
         let length_at = |offset: usize| usize::from(u16::from_le_bytes([header[offset], header[offset + 1]]));
         let mut name = vec![0; length_at(28)];
-        input.read_exact(&mut name).ok()?;
+        input.read_exact(&mut name).map_err(unreadable)?;
         let skipped_bytes = (length_at(30) + length_at(32)) as u64;
-        io::copy(&mut (&mut input).take(skipped_bytes), &mut io::sink()).ok()?;
+        io::copy(&mut (&mut input).take(skipped_bytes), &mut io::sink()).map_err(unreadable)?;
         let is_folder = name.ends_with(b"/") || (has_modes(header[5]) && header[41] >> 4 == FOLDER_TYPE);
         let previous = is_folder_by_name.insert(name.clone(), is_folder);
         if previous.is_some_and(|previous| duplicate_names == DuplicateNames::Refused || previous != is_folder) {
-            return Some(name);
+            return Err(name);
         }
     }
+    // An extra field may give an entry another name, to the crate alone.
+    let sees_these_names = is_folder_by_name.len() == name_count && duplicate_names == DuplicateNames::LastCounts;
+    if sees_these_names { Ok(()) } else { Err(Vec::new()) }
 }
 
 const COMPRESSION_LEVEL: i64 = 6;

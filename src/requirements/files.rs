@@ -132,6 +132,7 @@ impl Files {
             return Ok(());
         }
         let text = match path.ends_with(".json") {
+            _ if contents.len() > hcl::MAX_FILE_BYTES => None,
             true => std::str::from_utf8(contents).map(Cow::Borrowed).ok(),
             false => hcl::text_of(contents).ok(),
         };

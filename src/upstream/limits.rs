@@ -293,8 +293,8 @@ pub(super) struct GrowingMemory {
     extra_kib: u64,
 }
 
-/// The copies of the largest file of a module that git's code may have in memory.
-const COPIES_OF_A_FILE: u64 = 3;
+/// The copies of one object that git's code may have in memory.
+const COPIES_OF_AN_OBJECT: u64 = 3;
 
 impl DocumentMemory {
     pub(super) fn new(limits: DocumentMemoryLimits) -> Arc<Self> {
@@ -306,9 +306,9 @@ impl DocumentMemory {
         self.start_with(upstream, 0)
     }
 
-    /// Starts a git fetch of this upstream, whose files have at most `max_file_bytes`. One such file always fits.
-    pub(super) fn start_large(self: &Arc<Self>, upstream: &Hostname, max_file_bytes: u64) -> GrowingMemory {
-        let extra_kib = max_file_bytes.saturating_mul(COPIES_OF_A_FILE).div_ceil(1024);
+    /// Starts a git fetch of this upstream, whose objects have at most this many bytes. One such object always fits.
+    pub(super) fn start_large(self: &Arc<Self>, upstream: &Hostname, max_object_bytes: u64) -> GrowingMemory {
+        let extra_kib = max_object_bytes.saturating_mul(COPIES_OF_AN_OBJECT).div_ceil(1024);
         self.start_with(upstream, extra_kib)
     }
 

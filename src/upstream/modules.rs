@@ -72,6 +72,15 @@ mod tests {
         assert_eq!(VersionList::parse_of_module(br#"{"modules":[{}]}"#).unwrap().versions.len(), 0);
     }
 
+    /// Clients would choose such a version, and larder has no URL for it.
+    #[test]
+    fn a_version_that_is_too_long_for_larder_is_dropped() {
+        let long = format!("9.9.9+{}", "x".repeat(100));
+        let body = format!(r#"{{"modules":[{{"versions":[{{"version":"{long}"}},{{"version":"1.0.0"}}]}}]}}"#);
+        let list = VersionList::parse_of_module(body.as_bytes()).unwrap();
+        assert_eq!((list.versions.len(), list.unreadable.len()), (1, 0));
+    }
+
     /// Clients read version 9.9.9 from the first entry, too.
     #[test]
     fn the_last_member_that_clients_take_for_the_version_counts() {

@@ -53,7 +53,9 @@ pub struct Outbound {
     pub backoff: UpstreamBackoff,
     document_permits: ConcurrencyLimits,
     archive_permits: ConcurrencyLimits,
-    pub(super) document_memory: Arc<DocumentMemory>,
+    document_memory: Arc<DocumentMemory>,
+    /// The memory of the largest git objects: apart, so that a slow repository leaves the documents theirs.
+    pub(super) git_memory: Arc<DocumentMemory>,
     /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
     /// Permits for git requests that only resolve a ref to a commit.
@@ -83,6 +85,7 @@ impl Outbound {
             document_permits: ConcurrencyLimits::new(limits.documents),
             archive_permits: ConcurrencyLimits::new(limits.archives),
             document_memory: DocumentMemory::new(limits.document_memory),
+            git_memory: DocumentMemory::new(limits.document_memory),
             git_permits: ConcurrencyLimits::new(limits.git_fetches),
             resolve_permits: ConcurrencyLimits::new(limits.git_resolves),
             limits,

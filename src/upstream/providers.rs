@@ -19,6 +19,10 @@ pub type RawObject = IndexMap<String, Box<RawValue>>;
 /// Limit for the number of versions in the list of a provider or a module.
 pub const MAX_VERSIONS: usize = 20_000;
 
+/// The longest version that is relayed although larder cannot read it, in bytes: larder reads longer ones only up to its own
+/// limit, and clients read them all.
+const MAX_UNREADABLE_BYTES: usize = 90;
+
 /// The URL of a provider's version list.
 pub fn versions_url(base: &Url, address: &ProviderAddress) -> Result<Url, url::ParseError> {
     base.join(&format!("{}/{}/versions", address.namespace, address.type_))
@@ -144,6 +148,10 @@ impl ListedVersion {
             Service::Modules => (Version::parse_of_module(&upstream_spelling), None),
         };
         let Ok(version) = version else {
+            // Clients read such a version, and would ask for it.
+            if upstream_spelling.len() > MAX_UNREADABLE_BYTES {
+                return None;
+            }
             return Some(Err(UnreadableVersion { upstream_spelling, raw }));
         };
         let parse_platform = |raw: Box<RawValue>| {

@@ -240,13 +240,14 @@ impl DocumentSignature {
 /// clients.
 fn with_canonical_line_ends(text: &[u8]) -> Vec<u8> {
     let mut canonical = Vec::with_capacity(text.len() + text.len() / 32);
-    let mut previous = 0;
+    let mut follows_return = false;
     for &byte in text {
-        if byte == b'\n' && previous != b'\r' {
+        if byte == b'\n' && !follows_return {
             canonical.push(b'\r');
         }
         canonical.push(byte);
-        previous = byte;
+        // Of two returns in a row the second one counts as no return.
+        follows_return = byte == b'\r' && !follows_return;
     }
     canonical
 }

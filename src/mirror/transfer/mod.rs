@@ -45,6 +45,8 @@ pub struct Transfers {
     reader: Arc<VerifiedReader>,
     export_permits: Arc<Semaphore>,
     tree_import_lock: Arc<Mutex<()>>,
+    /// Held while the shared documents of imported archives are completed: by an import, and for killed ones after a start.
+    completion_lock: Mutex<()>,
     bundle_import_lock: Arc<Mutex<()>>,
 }
 
@@ -61,6 +63,7 @@ impl Transfers {
             reader,
             export_permits: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             tree_import_lock: Arc::default(),
+            completion_lock: Mutex::default(),
             bundle_import_lock: Arc::default(),
         })
     }

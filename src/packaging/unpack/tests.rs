@@ -355,6 +355,9 @@ fn whatever_is_no_folder_is_a_file_and_the_last_of_a_name_counts() {
     for (_, name) in odd {
         assert_eq!(read(&tree, name), "", "{name}");
     }
+    let folder = TarBuilder::default().with(EntryType::Regular, b"sub", b"", |header| header.set_mode(0o040_755));
+    let tree_with_folder = unpacked(ArchiveFormat::TarGz, &folder.file("sub/main.tf", "1").gz()).unwrap();
+    assert_eq!(read(&tree_with_folder, "sub/main.tf"), "1");
     let others = ["label", "a", "A", "e\u{301}", "\u{e9}"].map(|name| read(&tree, name));
     assert_eq!(others, ["its own", "3", "2", "4", "5"]);
 }
@@ -549,6 +552,32 @@ fn the_last_of_the_zips_entries_with_one_name_counts() {
     let spelled = renamed(zip(&[("aaaa", b"1"), ("./aaaa", b"2"), ("bbbb", b"3")]));
     let refused = unpacked(ArchiveFormat::Zip, &spelled).unwrap_err().to_string();
     assert!(refused.contains("in several spellings"), "{refused}");
+}
+
+/// The zip crate takes the name from this field (APPNOTE, section 4.6.9), Go from the header. So the crate sees one file here,
+/// and Go two.
+#[test]
+fn a_duplicate_by_a_second_name_is_refused() {
+    let unicode_path = |header_name: &[u8], name: &[u8]| {
+        let mut crc = flate2::Crc::new();
+        crc.update(header_name);
+        let length = u16::try_from(name.len() + 5).unwrap().to_le_bytes();
+        [b"\x75\x70", &length[..], b"\x01", &crc.sum().to_le_bytes(), name].concat()
+    };
+    let (mut local, mut directory) = (Vec::new(), Vec::new());
+    for (name, extra) in [(b"a.tf", unicode_path(b"a.tf", b"b.tf")), (b"b.tf", Vec::new())] {
+        let (offset, extra_length) = (local.len() as u32, extra.len() as u16);
+        let common =
+            [&[20, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[0; 12], &4_u16.to_le_bytes(), &extra_length.to_le_bytes()]
+                .concat();
+        local.extend([b"PK\x03\x04", &common[..], name, &extra].concat());
+        let end = [&[0; 10][..], &offset.to_le_bytes(), name, &extra].concat();
+        directory.extend([b"PK\x01\x02\x14\x03", &common[..], &end].concat());
+    }
+    let sizes = [(directory.len() as u32).to_le_bytes(), (local.len() as u32).to_le_bytes()].concat();
+    let zip = [&local[..], &directory, b"PK\x05\x06\0\0\0\0\x02\0\x02\0", &sizes, b"\0\0"].concat();
+    let refused = unpacked(ArchiveFormat::Zip, &zip).unwrap_err().to_string();
+    assert!(refused.contains("two of its entries have this name"), "{refused}");
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub(super) struct Checkout<'a> {
     pub(super) objects: &'a Objects,
     /// The folder of the tree to lay the commit out in.
     pub(super) target: &'a TreePath,
+    /// The size of the file for which a pack with all files was refused, where it is known.
+    pub(super) refused_file_bytes: Option<u64>,
     pub(super) stop: &'a AtomicBool,
 }
 
@@ -161,12 +163,18 @@ impl Checkout<'_> {
         let max_bytes = tree.limits().bytes;
         let mut total = tree.bytes();
         let mut attributes_total: u64 = 0;
+        let mut omitted = Vec::new();
         for file in files.iter().filter(|file| file.kind != EntryKind::Commit) {
             self.check_cancelled()?;
             let max_file_bytes = tree.limits().file_bytes;
             let large_file = |size| TreeError::large_file(printable(&file.path), size, max_file_bytes);
-            let Some(header) = FindHeader::try_header(&**self.objects, &file.id)? else {
-                return Err(if self.objects.lacks_large_files { large_file(None).into() } else { missing_file() });
+            let header = match FindHeader::try_header(&**self.objects, &file.id)? {
+                Some(header) => header,
+                None if self.objects.lacks_large_files => {
+                    omitted.push(file);
+                    continue;
+                }
+                None => return Err(missing_file()),
             };
             if file.is_read_by_git() && header.size > MAX_GIT_FILE_BYTES {
                 let limit = format!("{MAX_GIT_FILE_BYTES} bytes in {}, which git reads", printable(&file.path));
@@ -187,7 +195,14 @@ impl Checkout<'_> {
                 return Err(TreeError::TooLarge(format!("{max_bytes} bytes in its files")).into());
             }
         }
-        Ok(())
+        match omitted.first() {
+            None => Ok(()),
+            Some(file) => {
+                // Of several files nobody knows which one has the size.
+                let size_bytes = self.refused_file_bytes.filter(|_| omitted.iter().all(|other| other.id == file.id));
+                Err(TreeError::large_file(printable(&file.path), size_bytes, tree.limits().file_bytes).into())
+            }
+        }
     }
 
     /// Returns the `.gitattributes` files, sorted. Refuses patterns that are expensive to match.

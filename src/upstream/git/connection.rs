@@ -170,7 +170,7 @@ impl RepositoryConnection {
             Extent::CommitsOnly | Extent::Everything => Shallow::NoChange,
         };
         // gix makes room for a delta, its base and its result at once.
-        let max_allocation_bytes = limits.blob_bytes.saturating_mul(COPIES_IN_MEMORY);
+        let max_allocation_bytes = limits.blob_bytes.max(limits.other_bytes).saturating_mul(COPIES_IN_MEMORY);
         let throughput = Arc::clone(&self.throughput);
         throughput.expect_answer();
         let store_pack = |pack: &mut dyn io::BufRead,

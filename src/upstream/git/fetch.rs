@@ -40,6 +40,10 @@ struct RunningFetch<'a> {
     submodules: usize,
     tree: Tree,
     large_files: LargeFiles,
+    /// The size of the file for which a pack was refused, where it is known.
+    refused_file_bytes: Option<u64>,
+    /// True if the server of the last pack can leave large files out of it.
+    can_omit_files: bool,
     /// The memory of the largest objects.
     memory: GrowingMemory,
     lfs_pointers: Vec<String>,
@@ -137,6 +141,8 @@ impl GitFetch {
             submodules: 0,
             tree,
             large_files: LargeFiles::Refused,
+            refused_file_bytes: None,
+            can_omit_files: false,
             memory,
             lfs_pointers: Vec::new(),
             unknown_encodings: Vec::new(),
@@ -162,13 +168,13 @@ impl RunningFetch<'_> {
             Err(RepositoryFailure::LargeObject) => (None, TreeError::LargeFile { file: None, size_bytes: None, limit }),
             fetched => return fetched,
         };
+        if !self.can_omit_files {
+            return Err(refused.into());
+        }
         self.tree.clear();
-        (self.large_files, self.submodules) = (LargeFiles::Omitted, 0);
+        (self.large_files, self.submodules, self.refused_file_bytes) = (LargeFiles::Omitted, 0, size_bytes);
         match self.fetch_tree() {
-            Err(RepositoryFailure::Tree(TreeError::LargeFile { file: Some(file), size_bytes: own_size, limit })) => {
-                let size_bytes = own_size.or(size_bytes);
-                Err(TreeError::LargeFile { file: Some(file), size_bytes, limit }.into())
-            }
+            Err(RepositoryFailure::Tree(named @ TreeError::LargeFile { file: Some(_), .. })) => Err(named.into()),
             _ => Err(refused.into()),
         }
     }
@@ -224,7 +230,8 @@ impl RunningFetch<'_> {
     ) -> Result<Objects, RepositoryFailure> {
         self.packs += 1;
         let folder = self.fetch.scratch.join(format!("pack-{}", self.packs));
-        let large_files = if connection.can_omit_objects() { self.large_files } else { LargeFiles::Refused };
+        self.can_omit_files = connection.can_omit_objects() && extent == Extent::OneCommit;
+        let large_files = if self.can_omit_files { self.large_files } else { LargeFiles::Refused };
         let max_file_bytes = self.tree.limits().file_bytes;
         let destination = PackDestination { folder: &folder, max_file_bytes, large_files, memory: &mut self.memory };
         connection.fetch_pack(wanted, extent, destination, self.stop)
@@ -282,7 +289,7 @@ impl RunningFetch<'_> {
         depth: usize,
     ) -> Result<ObjectId, RepositoryFailure> {
         let GitLimits { submodule_depth, submodules: max_submodules, .. } = self.fetch.limits;
-        let checkout = Checkout { objects, target, stop: self.stop };
+        let checkout = Checkout { objects, target, refused_file_bytes: self.refused_file_bytes, stop: self.stop };
         let (commit, root) = checkout.peel_to_commit(id)?;
         let CheckoutResult { submodules, gitmodules, lfs_pointers, unknown_encodings } =
             checkout.lay_out(root, &mut self.tree)?;

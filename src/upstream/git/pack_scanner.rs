@@ -130,7 +130,8 @@ impl<'m> PackScanState<'m> {
             return Ok(());
         }
         let taken = self.memory.grow_to(object_bytes.saturating_mul(COPIES_IN_MEMORY as u64));
-        taken.map_err(|reached| io::Error::other(Fault::LocalLimit(reached.to_string())))
+        let reached = "the large objects of git repositories that are in memory have reached their limit";
+        taken.map_err(|_| io::Error::other(Fault::LocalLimit(reached.to_owned())))
     }
 
     fn scan(&mut self, mut bytes: &[u8]) -> io::Result<()> {
@@ -202,11 +203,9 @@ impl<'m> PackScanState<'m> {
             _ => self.limits.blob_bytes,
         };
         if entry.decompressed_size > largest as u64 {
-            return Err(large_object(
-                !matches!(base, DeltaBaseRef::NotADelta { is_blob: false }),
-                entry.decompressed_size,
-                largest,
-            ));
+            // The size of a delta is not that of a file.
+            let file_bytes = matches!(base, DeltaBaseRef::NotADelta { .. }).then_some(entry.decompressed_size);
+            return Err(large_object(!matches!(base, DeltaBaseRef::NotADelta { is_blob: false }), file_bytes, largest));
         }
         self.take_memory(entry.decompressed_size)?;
         self.inflate.reset(true);
@@ -282,11 +281,9 @@ fn unreadable() -> io::Error {
 }
 
 /// The error for an object beyond its limit. A delta may be of a file, and mostly is.
-fn large_object(is_file: bool, size_bytes: u64, limit: usize) -> io::Error {
+fn large_object(is_file: bool, size_bytes: Option<u64>, limit: usize) -> io::Error {
     match is_file {
-        true => {
-            io::Error::other(TreeError::LargeFile { file: None, size_bytes: Some(size_bytes), limit: limit as u64 })
-        }
+        true => io::Error::other(TreeError::LargeFile { file: None, size_bytes, limit: limit as u64 }),
         false => too_large(format!("{limit} bytes in one object")),
     }
 }
@@ -297,7 +294,7 @@ fn too_large(limit: String) -> io::Error {
 
 /// Allocation limit for the pack of a history. The history may contain larger files than the wanted commit, and many
 /// objects, which are entries of one table.
-const MAX_HISTORY_BLOB_BYTES: usize = 256 << 20;
+pub(super) const MAX_HISTORY_BLOB_BYTES: usize = 256 << 20;
 /// Number of deltas in a chain. Git makes at most 4,095.
 const MAX_CHAIN_LENGTH: u32 = 4096;
 /// Factor for the total size of a chain in a history. Chains of a history are as long as the history, so their total size
@@ -405,7 +402,7 @@ impl DeltaChains {
         };
         let largest = if is_blob { self.limits.blob_bytes } else { self.limits.other_bytes };
         if size.max(base_size) > largest as u64 {
-            return Err(large_object(is_blob, size.max(base_size), largest));
+            return Err(large_object(is_blob, Some(size).filter(|size| *size > largest as u64), largest));
         }
         if let DeltaBaseRef::Entry(base) = base
             && let Some(base) = self.entries.get_mut(base as usize)

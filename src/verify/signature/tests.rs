@@ -247,6 +247,16 @@ fn a_signature_of_a_text_document_is_accepted_with_either_line_end() {
     }
 }
 
+/// As ProtonMail's library, with which the clients verify.
+#[test]
+fn line_ends_of_a_text_become_canonical() {
+    for (text, canonical) in
+        [("a\nb\n", "a\r\nb\r\n"), ("a\r\nb\r", "a\r\nb\r"), ("a\r\r\nb", "a\r\r\r\nb"), ("\n\r\n\n", "\r\n\r\n\r\n")]
+    {
+        assert_eq!(with_canonical_line_ends(text.as_bytes()), canonical.as_bytes(), "{text:?}");
+    }
+}
+
 /// The OpenPGP crate prints whole stack traces into its errors, which go to clients and logs.
 #[test]
 fn error_messages_are_one_short_line() {

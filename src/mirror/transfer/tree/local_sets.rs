@@ -216,8 +216,9 @@ impl Transfers {
         }
         let call = self.runtime.step_context(Urgency::Job, now);
         for (provider, versions) in &versions {
-            // An import that runs completes its own.
-            let _import_lock = self.tree_import_lock.lock().await;
+            if call.upstream(&provider.host).is_err() {
+                continue;
+            }
             if let Err(error) = self.complete_documents(provider, versions, &call).await {
                 tracing::warn!(%provider, %error, "the documents of an imported provider could not be completed");
             }
@@ -233,6 +234,7 @@ impl Transfers {
         versions: &BTreeSet<Version>,
         call: &RequestContext,
     ) -> Result<(), Error> {
+        let _lock = self.completion_lock.lock().await;
         for version in versions {
             self.complete_sums(provider, version, call).await?;
         }

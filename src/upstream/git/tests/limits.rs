@@ -78,8 +78,8 @@ async fn a_huge_object_of_zeros_is_refused_before_it_is_inflated() {
     config.fetch(&forge.source("r", "main")).await.unwrap();
 }
 
-/// Promise 11: the largest objects of all git fetches together have the memory of documents, and one file of the largest
-/// size more.
+/// Promise 11: the largest objects of all git fetches together have as much memory as documents, and one of the largest size
+/// more.
 #[tokio::test]
 async fn large_objects_take_memory_of_the_budget() {
     let forge = Forge::new();
@@ -92,8 +92,8 @@ async fn large_objects_take_memory_of_the_budget() {
     let outbound = config.outbound();
     let source = forge.source("r", "main");
     config.fetch_with(&outbound, &source).await.unwrap();
-    let mut others = outbound.document_memory.start_large(&host(), 8 << 20);
-    others.grow_to(1 << 20).unwrap();
+    let mut others = outbound.git_memory.start_large(&host(), 256 << 20);
+    others.grow_to(3 * (256 << 20)).unwrap();
     let refused = config.fetch_with(&outbound, &source).await.unwrap_err();
     assert!(matches!(&refused, GitError::Upstream(UpstreamError { fault: Fault::LocalLimit(_), .. })), "{refused}");
     drop(others);
