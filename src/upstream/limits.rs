@@ -293,9 +293,6 @@ pub(super) struct GrowingMemory {
     extra_kib: u64,
 }
 
-/// The copies of one object that git's code may have in memory.
-const COPIES_OF_AN_OBJECT: u64 = 3;
-
 impl DocumentMemory {
     pub(super) fn new(limits: DocumentMemoryLimits) -> Arc<Self> {
         Arc::new(Self { limits, used: Mutex::default() })
@@ -306,10 +303,9 @@ impl DocumentMemory {
         self.start_with(upstream, 0)
     }
 
-    /// Starts a git fetch of this upstream, whose objects have at most this many bytes. One such object always fits.
-    pub(super) fn start_large(self: &Arc<Self>, upstream: &Hostname, max_object_bytes: u64) -> GrowingMemory {
-        let extra_kib = max_object_bytes.saturating_mul(COPIES_OF_AN_OBJECT).div_ceil(1024);
-        self.start_with(upstream, extra_kib)
+    /// Starts a git fetch of this upstream. So many bytes always fit, whatever else is in memory.
+    pub(super) fn start_large(self: &Arc<Self>, upstream: &Hostname, bytes: u64) -> GrowingMemory {
+        self.start_with(upstream, bytes.div_ceil(1024))
     }
 
     fn start_with(self: &Arc<Self>, upstream: &Hostname, extra_kib: u64) -> GrowingMemory {

@@ -19,8 +19,8 @@ pub type RawObject = IndexMap<String, Box<RawValue>>;
 /// Limit for the number of versions in the list of a provider or a module.
 pub const MAX_VERSIONS: usize = 20_000;
 
-/// The longest version that is relayed although larder cannot read it, in bytes: larder reads longer ones only up to its own
-/// limit, and clients read them all.
+/// The longest unreadable version that is relayed, in bytes. Clients may read a longer one, which only larder's own limit refuses,
+/// and would ask for it in vain.
 const MAX_UNREADABLE_BYTES: usize = 90;
 
 /// The URL of a provider's version list.
