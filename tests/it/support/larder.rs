@@ -285,8 +285,11 @@ impl Larder {
         if let Some(task) = self.task.take() {
             task.await.unwrap();
         }
-        wait_until_unlocked(self.folder.path());
-        self.folder.clone()
+        let folder = self.folder.clone();
+        // The lock is released with the last part of the larder.
+        drop(self);
+        wait_until_unlocked(folder.path());
+        folder
     }
 }
 
