@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::configuration;
 use super::hcl::{self, BadHcl, LineIndex};
-use crate::address::{Constraint, Hostname, Name, ProviderAddress, Version};
+use crate::address::{Constraint, ProviderAddress, Version};
 
 /// The maximum size of a lock file, in bytes: clients write one or two kilobytes for each provider.
 pub const MAX_LOCK_FILE_BYTES: usize = 256 << 10;
@@ -187,11 +187,7 @@ fn address(block: &Block) -> Result<ProviderAddress, String> {
     if (*host, *namespace) == BUILT_IN {
         return Err(format!("{} is part of the client, and clients refuse a lock file with it", quoted(written)));
     }
-    configuration::check_name(namespace)?;
-    configuration::check_name(type_)?;
-    let address = Hostname::parse(host)
-        .and_then(|host| Ok(ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? }));
-    let address = address.map_err(|bad| bad.to_string())?;
+    let address = configuration::parse_address([host, namespace, type_])?;
     let normalized = address.to_string();
     // Clients write a host with letters beyond ASCII in Unicode.
     if written.is_ascii() && normalized != written && !normalized.contains("xn--") {
@@ -285,7 +281,8 @@ provider "registry.terraform.io/hashicorp/null" {
             (provider("r.example/Acme/null", version), "unless it is written r.example/acme/null"),
             (provider("R.example/acme/null", version), "unless it is written r.example/acme/null"),
             (provider("r.example:443/acme/null", version), "unless it is written r.example/acme/null"),
-            (provider("r.example/my_acme/null", version), "is not a provider name"),
+            (provider("r.example/_acme/null", version), "is not a provider's namespace"),
+            (provider("r.example/acme/my_null", version), "is not a provider name"),
             (provider("terraform.io/builtin/terraform", version), "part of the client"),
         ] {
             let message = problems(&file);
@@ -295,7 +292,7 @@ provider "registry.terraform.io/hashicorp/null" {
         let accepted = format!(
             "module \"x\" {{\n  version = \"1\"\n}}\n{}{}",
             constraints(""),
-            provider("r.example/a/b", version)
+            provider("r.example/a_a/b", version)
         );
         assert_eq!(parse(accepted.as_bytes()).unwrap().len(), 2);
     }

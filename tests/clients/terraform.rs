@@ -93,15 +93,32 @@ pub(crate) async fn terraform_rows(tools: &Tools, report: &mut Report) {
     {
         let title = format!("Terraform {name}");
         match tools.program(&format!("terraform-{name}")) {
-            Some(program) => {
-                let cli = Cli { name: title, program, version, default_host: HOST };
-                compare_client(&cli, report).await;
-                if version >= (1, 15) {
-                    compare_variable_sources(&cli, report).await;
-                }
-            }
+            Some(program) => compare_terraform(Cli { name: title, program, version, default_host: HOST }, report).await,
             None => report.row(&title, "-", "-", Verdict::NotRun("the program is not installed".to_owned())),
         }
+    }
+    if let Some(program) = std::env::var_os("LARDER_TERRAFORM").map(PathBuf::from) {
+        let name = with_version("Terraform", &program, "version").await;
+        match major_and_minor(&name) {
+            Some(version) => compare_terraform(Cli { name, program, version, default_host: HOST }, report).await,
+            None => report.row(&name, "-", "-", Verdict::Wrong("LARDER_TERRAFORM tells no version".to_owned())),
+        }
+    }
+}
+
+/// The numbers in `Terraform 1.16.0`.
+fn major_and_minor(name: &str) -> Option<(u64, u64)> {
+    let mut numbers = name.rsplit(' ').next()?.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+async fn compare_terraform(cli: Cli, report: &mut Report) {
+    compare_client(&cli, report).await;
+    if cli.version >= (1, 15) {
+        compare_variable_sources(&cli, report).await;
+    }
+    if cli.version >= (1, 16) {
+        compare_underscores(&cli, report).await;
     }
 }
 
@@ -131,19 +148,35 @@ async fn compare_tofu(name: String, program: PathBuf, like: (u64, u64), report: 
 /// A configuration whose module is chosen by values: `larder warm` of its folder stores everything that `init` then
 /// needs without the registry.
 async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
+    let main = "variable \"range\" {\n  const = true\n}\nvariable \"name\" {\n  const = true\n}\nlocals {\n  modules = { net = \"acme/vpc/aws\" }\n}\nmodule \"net\" {\n  source  = local.modules[var.name]\n  version = \"~> ${var.range}\"\n}\n";
+    let required =
+        "terraform {\n  required_providers {\n    null = { source = \"acme/null\", version = \"~> 1.1\" }\n  }\n}\n";
+    let files = [("main.tf", main), ("required.tf", required), ("terraform.tfvars", "range = \"1.0\"\n")];
+    let verdict = warm_then_init(cli, &files, &["name=net"]).await;
     let subject = "modules chosen by variables: `larder warm FOLDER`, then `init` without the registry";
+    report.row(&cli.name, "host override, http", subject, verdict);
+}
+
+/// A provider whose namespace has an underscore, which Terraform accepts from 1.16 on.
+async fn compare_underscores(cli: &Cli, report: &mut Report) {
+    let main = "terraform {\n  required_providers {\n    null = { source = \"acme_corp/null\" }\n  }\n}\n";
+    let verdict = warm_then_init(cli, &[("main.tf", main)], &[]).await;
+    let subject = "an underscore in a namespace: `larder warm FOLDER`, then `init` without the registry";
+    report.row(&cli.name, "host override, http", subject, verdict);
+}
+
+/// Compares `init` at the registry with `larder warm` of the same folder and then `init` without the registry.
+async fn warm_then_init(cli: &Cli, files: &[(&str, &str)], variables: &[&str]) -> Verdict {
     let mut upstream = registry().await;
     let folder = Folder::new();
     let builder = Larder::builder().upstream(cli.default_host, &format!("{}/", upstream.origin()), "");
     let larder = Process::start(&builder.store_at(&folder), folder.path());
     let write_configuration = |workspace: &mut Workspace| {
-        let main = "variable \"range\" {\n  const = true\n}\nvariable \"name\" {\n  const = true\n}\nlocals {\n  modules = { net = \"acme/vpc/aws\" }\n}\nmodule \"net\" {\n  source  = local.modules[var.name]\n  version = \"~> ${var.range}\"\n}\n";
-        let required = "terraform {\n  required_providers {\n    null = { source = \"acme/null\", version = \"~> 1.1\" }\n  }\n}\n";
-        workspace
-            .file("main.tf", main)
-            .file("required.tf", required)
-            .file("terraform.tfvars", "range = \"1.0\"\n")
-            .env("TF_CLI_ARGS_init", "-var=name=net");
+        for (name, text) in files {
+            workspace.file(name, text);
+        }
+        let values: Vec<String> = variables.iter().map(|variable| format!("-var={variable}")).collect();
+        workspace.env("TF_CLI_ARGS_init", &values.join(" "));
     };
     let mut direct = cli.workspace();
     write_configuration(&mut direct);
@@ -158,29 +191,18 @@ async fn compare_variable_sources(cli: &Cli, report: &mut Report) {
     ));
     let expected = direct.init().await;
     let (work, config) = (through_larder.path(), folder.path().join("mirror.toml"));
-    let (client, admin) = (if cli.default_host == HOST { "terraform" } else { "opentofu" }, larder.admin());
-    let arguments = [
-        "warm",
-        &work.display().to_string(),
-        "--platform",
-        "linux_amd64",
-        "--client",
-        client,
-        "--var",
-        "name=net",
-        "--config",
-        &config.display().to_string(),
-        "--admin-listen",
-        admin.trim_start_matches("http://"),
-    ];
+    let client = if cli.default_host == HOST { "terraform" } else { "opentofu" };
+    let (work_path, config, admin) = (work.display().to_string(), config.display().to_string(), larder.admin());
+    let mut arguments = vec!["warm", &work_path, "--platform", "linux_amd64", "--client", client, "--config", &config];
+    arguments.extend(["--admin-listen", admin.trim_start_matches("http://")]);
+    arguments.extend(variables.iter().flat_map(|variable| ["--var", variable]));
     let warmed = run_command(command(folder.path(), &arguments)).await;
     upstream.stop().await;
     let installed = through_larder.init().await;
-    let verdict = match (expected.status.success(), warmed.code, installed.status.success()) {
+    match (expected.status.success(), warmed.code, installed.status.success()) {
         (true, Some(0), true) => differences(&installed_files(&direct.path(), HOST), &installed_files(&work, HOST)),
         _ => Verdict::Wrong(format!("{} {warmed:?} {}", expected.one_line(), installed.one_line())),
-    };
-    report.row(&cli.name, "host override, http", subject, verdict);
+    }
 }
 
 async fn compare_client(cli: &Cli, report: &mut Report) {
@@ -270,6 +292,8 @@ pub(crate) async fn registry() -> FakeUpstream {
         upstream.publish(null(version));
     }
     let random = PLATFORMS.into_iter().fold(Provider::new("acme", "random").version("3.0.1"), Provider::platform);
+    let null_of_corp = Provider::new("acme_corp", "null").version("1.0.0").signed_by(rsa_key());
+    upstream.publish(PLATFORMS.into_iter().fold(null_of_corp, Provider::platform));
     // With the hashes of all platforms, as OpenTofu's registry sends them; Terraform ignores them.
     upstream.publish(random.packages_member().unknown_fields().warning("moved").size(200_000).signed_by(rsa_key()));
     let calls = "module \"inner\" {\n  source = \"./inner\"\n}\n";

@@ -124,7 +124,9 @@ pub(crate) async fn with_version(name: &str, program: &Path, argument: &str) -> 
     let output =
         output_of(program, &[argument], folder.path(), &[("CHECKPOINT_DISABLE", "1")]).await.unwrap_or_default();
     let is_version = |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    let version = output.split([' ', '\n']).map(|word| word.trim_start_matches('v')).find(is_version);
+    // A pre-release counts as its release.
+    let words = output.split([' ', '\n']).map(|word| word.trim_start_matches('v'));
+    let version = words.map(|word| word.split_once('-').map_or(word, |(release, _)| release)).find(is_version);
     version.map_or(name.to_owned(), |version| format!("{name} {version}"))
 }
 

@@ -346,3 +346,29 @@ async fn values_of_the_command_line_choose_the_module_that_is_warmed() {
     let output = setup.run(&["plan", "acme/null", "--var", "v=x"]).await;
     assert!(output.code == Some(1) && output.err.contains("are for folders"), "{output:?}");
 }
+
+/// Terraform 1.16 accepts an underscore in a namespace, in a configuration and in a lock file. OpenTofu accepts none.
+#[tokio::test]
+async fn a_namespace_may_contain_an_underscore() {
+    let (setup, upstream) = setup_without_larder().await;
+    upstream.publish(both_platforms(Provider::new("acme_corp", "null")));
+    let folder = setup.home.path().join("work");
+    std::fs::create_dir(&folder).unwrap();
+    let source = "terraform {\n  required_providers {\n    null = { source = \"acme_corp/null\" }\n  }\n}\n";
+    std::fs::write(folder.join("main.tf"), source).unwrap();
+    let on_this_folder = async |command: &str, options: &[&str]| {
+        setup.run(&[&[command, folder.to_str().unwrap(), "--platform", "linux_amd64"], options].concat()).await
+    };
+    assert_eq!(setup.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await.code, Some(0));
+    let planned = on_this_folder("plan", &[]).await;
+    assert!(planned.code == Some(3) && planned.out.contains("acme_corp/null 1.2.0"), "{planned:?}");
+    let refused = on_this_folder("plan", &["--client", "opentofu"]).await;
+    assert!(refused.code != Some(0) && refused.out.contains("OpenTofu accepts no underscore"), "{refused:?}");
+    let warmed = on_this_folder("warm", &[]).await;
+    // Its archive has the bytes of acme/null's, which are stored.
+    assert!(warmed.code == Some(0) && warmed.out.contains("stored    acme_corp/null 1.2.0"), "{warmed:?}");
+    let lock = format!("provider \"{HOST}/acme_corp/null\" {{\n  version = \"1.2.0\"\n}}\n");
+    std::fs::write(folder.join(".terraform.lock.hcl"), lock).unwrap();
+    let planned = on_this_folder("plan", &[]).await;
+    assert!(planned.code == Some(0) && planned.out.contains("have         1 archive"), "{planned:?}");
+}

@@ -18,7 +18,7 @@ use self::block::Parsed;
 use self::expression::Constant;
 pub(super) use self::expression::VariableValues;
 use self::module::Declarations;
-pub(super) use self::source::{ModuleSource, check_name, without_secrets};
+pub(super) use self::source::{ModuleSource, parse_address, without_secrets};
 use super::ClientKind;
 use super::files::{child_path, is_values_file};
 use super::{Files, Unreadable};

@@ -176,17 +176,10 @@ pub(super) fn parse_source(source: &str, client: ClientKind) -> Result<ProviderR
             type_.trim_start_matches("terraform-provider-")
         ));
     }
-    for name in [namespace, type_] {
-        check_name(name)?;
+    if client == ClientKind::Opentofu && namespace.contains('_') {
+        return Err(format!("OpenTofu accepts no underscore in a namespace, as in {namespace:?}"));
     }
-    let address = |host: &str| {
-        Ok(ProviderAddress {
-            host: Hostname::parse(host)?,
-            namespace: Name::parse(namespace)?,
-            type_: Name::parse(type_)?,
-        })
-    };
-    let address = address(host).map_err(|bad: crate::address::BadAddress| bad.to_string())?;
+    let address = parse_address([host, namespace, type_])?;
     let names = (address.host.as_str(), address.namespace.as_str(), address.type_.as_str());
     match names {
         names if names == BUILT_IN => Ok(ProviderReference::BuiltIn),
@@ -210,13 +203,53 @@ pub(super) fn from_local_name(name: &str, client: ClientKind) -> Result<Provider
     }
 }
 
-/// Checks a namespace, a type or a local name for characters that clients accept nowhere.
+/// Parses the host, the namespace and the type of a provider, in a source and in a lock file.
 ///
 /// # Errors
-/// The reason why clients refuse it.
-pub(in super::super) fn check_name(name: &str) -> Result<(), String> {
-    if name.contains('_') || name.contains("--") || name.starts_with('-') || name.ends_with('-') {
-        return Err(format!("{name:?} is not a provider name: a name has letters, digits, and single - between them"));
+/// The reason why every client refuses it.
+pub(in super::super) fn parse_address([host, namespace, type_]: [&str; 3]) -> Result<ProviderAddress, String> {
+    let (namespace, type_) = (parse_namespace(namespace)?, parse_type(type_)?);
+    let host = Hostname::parse(host).map_err(|bad| bad.to_string())?;
+    Ok(ProviderAddress { host, namespace, type_ })
+}
+
+/// Parses the namespace of a provider. Clients differ in underscores:
+///
+/// | client | underscores | read from |
+/// | --- | --- | --- |
+/// | Terraform before 1.16 | none | terraform-registry-address 0.4, `ParseProviderPart` |
+/// | Terraform from 1.16 on | between other characters | terraform-registry-address 0.5.1, `ParseProviderNamespace` |
+/// | OpenTofu | none | opentofu/registry-address, `ParseProviderPart` |
+///
+/// A configuration does not tell which Terraform reads it, so the newest one's rule holds; an older one refuses such an
+/// address itself.
+fn parse_namespace(namespace: &str) -> Result<Name, String> {
+    if namespace.starts_with('_') || namespace.ends_with('_') {
+        return Err(format!("{namespace:?} is not a provider's namespace: it begins or ends with an underscore"));
+    }
+    check_dashes(namespace)?;
+    Name::parse(namespace).map_err(|bad| bad.to_string())
+}
+
+/// Parses the type of a provider, in which no client accepts an underscore: types of resources begin with it.
+fn parse_type(type_: &str) -> Result<Name, String> {
+    check_name(type_)?;
+    Name::parse(type_).map_err(|bad| bad.to_string())
+}
+
+/// Checks a type or a local name for characters that clients accept nowhere.
+fn check_name(name: &str) -> Result<(), String> {
+    if name.contains('_') {
+        return Err(format!("{name:?} is not a provider name: clients accept no underscore in it"));
+    }
+    check_dashes(name)
+}
+
+fn check_dashes(name: &str) -> Result<(), String> {
+    if name.contains("--") || name.starts_with('-') || name.ends_with('-') {
+        return Err(format!(
+            "{name:?} is not a provider name: a name has only single dashes, between other characters"
+        ));
     }
     Ok(())
 }
@@ -235,4 +268,25 @@ pub(super) fn check_local_name(name: &str) -> Result<(), String> {
 /// The local name implied by a resource type: the part before its first underscore.
 pub(super) fn implied_by(resource_type: &str) -> &str {
     resource_type.split('_').next().unwrap_or(resource_type)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of providers, as the library of Terraform 1.16 reads them.
+    #[test]
+    fn namespaces_and_types_are_read_as_terraform_reads_them() {
+        let mut with_underscore = 0;
+        for line in include_str!("../../../tests/fixtures/provider-names.tsv").lines() {
+            let [given, namespace, type_] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+            let given: String = serde_json::from_str(given).unwrap();
+            let text =
+                |parsed: Result<Name, String>| parsed.map_or_else(|_| "refused".to_owned(), |name| name.to_string());
+            let larder = (text(parse_namespace(&given)), text(parse_type(&given)));
+            assert_eq!(larder, (namespace.to_owned(), type_.to_owned()), "{given:?}");
+            with_underscore += usize::from(namespace.contains('_'));
+        }
+        assert!(with_underscore > 30, "{with_underscore}");
+    }
 }

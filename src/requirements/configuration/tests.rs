@@ -607,7 +607,8 @@ fn entries_of_required_providers_that_clients_refuse_are_problems() {
         ("D = { source = \"x/a\" }", "lower case"),
         ("my_a = { source = \"x/a\" }", "not a provider name"),
         ("my--a = { source = \"x/a\" }", "not a provider name"),
-        ("a = { source = \"my_x/a\" }", "not a provider name"),
+        ("a = { source = \"x/my_a\" }", "not a provider name"),
+        ("a = { source = \"_x/a\" }", "not a provider's namespace"),
         ("a = { source = \"x/a\", version = \">=  1.0\" }", "one space"),
     ] {
         let text = format!("terraform {{\n  required_providers {{\n    {entry}\n  }}\n}}\n");
