@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
-use crate::address::{Hostname, Package};
+use crate::address::{Hostname, Package, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::store::StoreError;
 use crate::upstream::error::{Fault, UpstreamError};
@@ -140,6 +140,8 @@ pub enum Error {
     Slow(String),
     /// Larder is offline, and the item is not stored.
     Offline(String),
+    /// Larder is offline, and lists no version of the provider: this one, the newest that is stored, waits for platforms.
+    WaitsForPlatforms(Box<WaitingVersion>),
     /// Larder is offline, and only upstream could answer.
     Sealed(String),
     /// One of larder's limits was reached.
@@ -234,6 +236,9 @@ impl Error {
             Self::Offline(subject) => Explanation::of("this mirror is offline and has not stored it")
                 .about(subject)
                 .remedied_by("`larder missing` on larder's machine lists what to bring"),
+            Self::WaitsForPlatforms(waiting) => Explanation::of(format!("{waiting} ([network] sealed_platforms)"))
+                .about(format!("{} {}", waiting.provider, waiting.version))
+                .remedied_by("`larder missing` on larder's machine lists what to bring"),
             Self::Sealed(subject) => Explanation::of("this mirror is offline, so no upstream is asked").about(subject),
             Self::Busy { subject, reason } => Explanation::of(reason).about(subject).remedied_by(RETRY_LATER),
             Self::TooManyUnattendedFills { subject, running } => Explanation::of(format!(
@@ -281,6 +286,11 @@ impl From<UpstreamError> for Error {
 }
 
 impl Error {
+    /// True if only the operator's word is missing (promise 14).
+    pub fn waits_for_accept(&self) -> bool {
+        matches!(self, Self::Unaccepted { .. })
+    }
+
     /// The status of the response. `http/response.rs` adapts it to the client protocol.
     pub fn status(&self) -> StatusCode {
         match self {
@@ -291,6 +301,7 @@ impl Error {
             }
             Self::Slow(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Offline(_)
+            | Self::WaitsForPlatforms(_)
             | Self::Sealed(_)
             | Self::Busy { .. }
             | Self::TooManyUnattendedFills { .. }

@@ -5,6 +5,7 @@ mod constraint;
 mod filter;
 mod selector;
 mod version;
+mod waiting;
 
 use std::borrow::Borrow;
 
@@ -16,6 +17,7 @@ pub use self::constraint::{Constraint, ModuleConstraint};
 pub use self::filter::AddressFilter;
 pub use self::selector::{BadSelector, PackageRef, PackageSelector, Selection, Versions};
 pub use self::version::Version;
+pub use self::waiting::WaitingVersion;
 
 /// The longest accepted name, version or platform, in bytes.
 pub const MAX_PART: usize = 128;
@@ -78,6 +80,38 @@ pub struct ProviderAddress {
     pub namespace: Name,
     /// Provider type.
     pub type_: Name,
+}
+
+/// Serialises the address of a provider as `HOST/NAMESPACE/TYPE`.
+pub mod provider_as_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use super::{Hostname, Name, ProviderAddress};
+
+    /// Writes the text.
+    ///
+    /// # Errors
+    /// Those of the serialiser.
+    pub fn serialize<S: Serializer>(address: &ProviderAddress, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(address)
+    }
+
+    /// Reads the text.
+    ///
+    /// # Errors
+    /// It is no address of a provider.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ProviderAddress, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let segments: Vec<&str> = text.split('/').collect();
+        let [host, namespace, type_] = segments.as_slice() else {
+            return Err(D::Error::custom("not a provider address"));
+        };
+        Ok(ProviderAddress {
+            host: Hostname::parse(host).map_err(D::Error::custom)?,
+            namespace: Name::parse(namespace).map_err(D::Error::custom)?,
+            type_: Name::parse(type_).map_err(D::Error::custom)?,
+        })
+    }
 }
 
 /// A platform: `OS_ARCH`.

@@ -1,11 +1,11 @@
 //! The inventory of a store: a small list of its archives, which an operator sends to the larder that creates bundles.
 //! The next bundle of that larder leaves the listed archives out.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Artifact, ModulePackage, Package};
+use crate::address::{Artifact, ModulePackage, Package, Platform};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 
@@ -25,6 +25,9 @@ pub struct Inventory {
     format: u32,
     /// The creation time in epoch seconds.
     pub made: Timestamp,
+    /// The sealed platforms of the store's larder (`[network] sealed_platforms`); none where any will do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    sealed_platforms: Vec<Platform>,
     /// `ARCHIVE.PROOFSET` digest prefixes by provider, version and platform.
     #[serde(default)]
     providers: BTreeMap<String, BTreeMap<String, DigestPairs>>,
@@ -50,7 +53,24 @@ pub enum BadInventory {
 impl Inventory {
     /// Creates an empty inventory.
     pub fn new(made: Timestamp) -> Self {
-        Self { format: FORMAT, made, providers: BTreeMap::new(), modules: BTreeMap::new() }
+        let (sealed_platforms, providers, modules) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Self { format: FORMAT, made, sealed_platforms, providers, modules }
+    }
+
+    /// The same inventory, of a larder with these sealed platforms.
+    #[must_use]
+    pub fn sealed_for(self, sealed_platforms: Vec<Platform>) -> Self {
+        Self { sealed_platforms, ..self }
+    }
+
+    /// The platforms of the clients there: the sealed ones, else those of the listed archives.
+    pub fn platforms(&self) -> Vec<Platform> {
+        if !self.sealed_platforms.is_empty() {
+            return self.sealed_platforms.clone();
+        }
+        let names = self.providers.values().flat_map(BTreeMap::values).flat_map(BTreeMap::keys);
+        let platforms: BTreeSet<Platform> = names.filter_map(|name| Platform::parse(name).ok()).collect();
+        platforms.into_iter().collect()
     }
 
     /// Parses and checks an inventory.

@@ -50,7 +50,7 @@ pub enum BundleEntry {
     /// The version list of a provider.
     ProviderVersions {
         /// The provider.
-        #[serde(with = "provider")]
+        #[serde(with = "crate::address::provider_as_text")]
         provider: ProviderAddress,
         /// The document.
         #[serde(flatten)]
@@ -105,7 +105,7 @@ pub struct FetchOrigin {
 #[serde(deny_unknown_fields)]
 pub struct ProviderEntry {
     /// The provider.
-    #[serde(with = "provider")]
+    #[serde(with = "crate::address::provider_as_text")]
     pub provider: ProviderAddress,
     /// The version.
     #[serde(deserialize_with = "Version::deserialize_of_provider")]
@@ -489,28 +489,6 @@ impl Manifest {
 
 fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("names and numbers always serialise")
-}
-
-/// A provider as `HOST/NAMESPACE/TYPE`.
-mod provider {
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    use crate::address::{Hostname, Name, ProviderAddress};
-
-    pub(super) fn serialize<S: Serializer>(address: &ProviderAddress, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(address)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ProviderAddress, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let [host, namespace, type_] =
-            super::segments(&text).ok_or_else(|| D::Error::custom("not a provider address"))?;
-        Ok(ProviderAddress {
-            host: Hostname::parse(host).map_err(D::Error::custom)?,
-            namespace: Name::parse(namespace).map_err(D::Error::custom)?,
-            type_: Name::parse(type_).map_err(D::Error::custom)?,
-        })
-    }
 }
 
 /// A module as `HOST/NAMESPACE/NAME/SYSTEM`.

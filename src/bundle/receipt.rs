@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::SignatureStatus;
-use crate::address::PackageRef;
+use crate::address::{PackageRef, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -59,6 +59,9 @@ pub enum ApplyOutcome {
     Refused {
         /// The reason.
         why: String,
+        /// The version to name with `--accept`, if the operator's word is all that it lacks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        accept: Option<String>,
     },
     /// Reading stopped before the entry.
     NotReached,
@@ -86,6 +89,12 @@ pub struct Receipt {
     pub ended: Option<String>,
     /// The outcome of each entry.
     pub entries: Vec<EntryOutcome>,
+    /// The sealed platforms of the larder that applied it (`[network] sealed_platforms`); absent where any will do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub platforms: Vec<Platform>,
+    /// The versions of the bundle's providers that clients do not get yet, because they wait for sealed platforms.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<WaitingVersion>,
     /// The path of the receipt in the store; `None` if it could not be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,

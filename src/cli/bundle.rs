@@ -5,6 +5,7 @@
 
 mod files;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -16,14 +17,14 @@ use secrecy::ExposeSecret;
 
 use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
 use super::admin_service::{StoreNeed, parse, running_larder, with_larder};
-use super::order::OrderFor;
+use super::order::{OrderFor, platforms_text};
 use super::terminal::{
-    TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, through_pipe,
+    TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, shell_word, through_pipe,
     width_of_stdout,
 };
 use super::warm::{WarmOutput, warm_and};
 use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
-use crate::address::Hostname;
+use crate::address::{Hostname, PackageRef};
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BundleEntry, BundleKeyIds, BundleReader, BundleTrust, EntryOutcome, Inventory, KeyId,
     MIN_PART_BYTES, Receipt, SignatureStatus, SigningKey,
@@ -178,12 +179,16 @@ impl Create {
     /// Writes the bundle; returns true if it holds the whole order.
     fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let (config, _) = common.load()?;
-        let order = self.order.options.to_order(&self.order.names, &config.default_host())?;
         let since = self.since.as_deref().map(|path| {
             let inventory = Inventory::read(&files::read(path)?);
             inventory.map_err(|bad| anyhow!("{}: {bad}", path.display()))
         });
         let since = since.transpose()?;
+        let platforms = since.as_ref().map(Inventory::platforms).unwrap_or_default();
+        let order = self.order.options.to_order(&self.order.names, &config.default_host(), &platforms)?;
+        if !common.json {
+            print_line(&format!("for {}", platforms_text(&order)));
+        }
         // A bad destination is reported before anything is fetched.
         let out = BundleDestination::at(&self.out, self.part_size.map(|size| size.as_u64()))?;
         let output = if common.json { WarmOutput::Quiet } else { WarmOutput::Lines };
@@ -312,15 +317,22 @@ impl Apply {
             {
                 require_trusted_key_loaded(&config, key).await?;
             }
-            apply_source(&config, &source, &query, common.json).await
+            apply_source(&config, &source, bundle_name.to_string(), &query, common.json).await
         })
     }
 }
 
-async fn apply_source(config: &Config, source: &BundleSource, query: &str, json: bool) -> anyhow::Result<bool> {
+async fn apply_source(
+    config: &Config,
+    source: &BundleSource,
+    bundle: String,
+    query: &str,
+    json: bool,
+) -> anyhow::Result<bool> {
     let _file_size_signal = catch_file_size_signal()?;
     let progress = TerminalLines::of_transfer("applying", Some(source.bytes()?));
-    let mut report = ApplyReporter { json, host: config.default_host(), bar: progress.bar.clone(), receipt: None };
+    let mut report =
+        ApplyReporter { json, host: config.default_host(), bundle, bar: progress.bar.clone(), receipt: None };
     let applied = with_larder(config, StoreNeed::Any, async |larder| {
         Ok(larder.upload(&format!("{APPLY}{query}"), TAR, source.open()?, |step| report.show(step)).await?)
     });
@@ -334,6 +346,8 @@ async fn apply_source(config: &Config, source: &BundleSource, query: &str, json:
 struct ApplyReporter {
     json: bool,
     host: Hostname,
+    /// The bundle as the person named it.
+    bundle: String,
     bar: ProgressBar,
     receipt: Option<Receipt>,
 }
@@ -360,7 +374,7 @@ impl ApplyReporter {
             anyhow!("larder stopped before the bundle was applied; applied items stay; apply it again for the rest")
         })?;
         if !self.json {
-            print_line(&receipt_text(&receipt, width_of_stdout()));
+            print_line(&receipt_text(&receipt, &self.host, &self.bundle, width_of_stdout()));
         }
         if let Some(ended) = &receipt.ended {
             print_error(ended);
@@ -377,14 +391,14 @@ fn entry_line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> St
         ApplyOutcome::Applied { note } => ("  applied  ", note.as_ref().map(|note| format!("note: {note}"))),
         ApplyOutcome::Held => ("  stored   ", None),
         ApplyOutcome::NotReached => ("  missed   ", None),
-        ApplyOutcome::Refused { why: reason } => ("  REFUSED  ", Some(reason.clone())),
+        ApplyOutcome::Refused { why, .. } => ("  REFUSED  ", Some(why.clone())),
     };
     page.outcome(label, &subject, &note);
     page.text()
 }
 
 /// Renders the receipt.
-fn receipt_text(receipt: &Receipt, width: Option<usize>) -> String {
+fn receipt_text(receipt: &Receipt, host: &Hostname, bundle: &str, width: Option<usize>) -> String {
     let [applied, stored, refused, not_reached] = receipt.counts();
     let mut page = TextPage::of_width(width);
     let mut counts = vec![format!("{applied} applied"), format!("{stored} already stored")];
@@ -408,9 +422,36 @@ fn receipt_text(receipt: &Receipt, width: Option<usize>) -> String {
             format_seconds(receipt.age_seconds())
         ),
     );
+    for waiting in &receipt.waiting {
+        let version = format!("{}@{}", waiting.provider, waiting.version);
+        let name = PackageRef::requested(&version).without(host);
+        page.push_with_prefix("waits    ", &format!("{name}: {waiting}; until then no client gets it"));
+    }
     if let Some(receipt_path) = &receipt.kept {
         page.push_with_prefix("receipt  ", "in the store:");
         page.command(receipt_path);
+        if !receipt.waiting.is_empty() {
+            let name = receipt_path.rsplit('/').next().unwrap_or(receipt_path);
+            page.push_with_prefix(
+                "to do    ",
+                "carry the receipt out, make a bundle of the rest, and carry that here:",
+            );
+            page.command(&format!("larder bundle create rest.tar --for {}", shell_word(name)));
+            page.command("larder bundle apply rest.tar");
+        }
+    }
+    let accept: BTreeSet<&String> = receipt
+        .entries
+        .iter()
+        .filter_map(|entry| match &entry.outcome {
+            ApplyOutcome::Refused { accept, .. } => accept.as_ref(),
+            _ => None,
+        })
+        .collect();
+    if !accept.is_empty() {
+        let options: String = accept.iter().map(|version| format!(" --accept {}", shell_word(version))).collect();
+        page.push_with_prefix("to do    ", "if their publishers released what was refused:");
+        page.command(&format!("larder bundle apply {}{options}", shell_word(bundle)));
     }
     page.text()
 }
@@ -426,12 +467,19 @@ mod tests {
     fn apply_lines_fit_the_terminal_and_escape_foreign_text() {
         let host = Hostname::parse("registry.terraform.io").unwrap();
         let package = PackageRef::requested("registry.example/hashicorp/a-provider-with-quite-a-long-name@1.2.0");
+        let accept = "registry.example/hashicorp/x@1.2.0";
         let reason = "its archive was altered \u{1b}[2J".to_owned();
-        let entry = EntryOutcome { package, outcome: ApplyOutcome::Refused { why: reason } };
+        let entry =
+            EntryOutcome { package, outcome: ApplyOutcome::Refused { why: reason, accept: Some(accept.to_owned()) } };
         let lines = entry_line(&entry, &host, Some(80));
         assert!(lines.lines().all(|line| line.chars().count() <= 80), "{lines}");
         assert!(lines.starts_with("  REFUSED  registry.example/hashicorp/a-provider-with-quite-a-long-name 1.2.0\n"));
         assert!(lines.ends_with("\n           its archive was altered \\u{1b}[2J"), "{lines}");
+        let waiting = serde_json::json!({
+            "address": "registry.terraform.io/hashicorp/null", "version": "3.2.2", "stored": ["linux_amd64"],
+            "waits_for": ["darwin_arm64", "windows_amd64"],
+        });
+        let waiting = serde_json::from_value(waiting).unwrap();
         let receipt_path = format!("/srv/{}/receipts/one.json", "x".repeat(90));
         let receipt = Receipt {
             manifest: Digest::of(b"{}"),
@@ -443,11 +491,23 @@ mod tests {
             ok: false,
             ended: None,
             entries: vec![entry],
+            platforms: Vec::new(),
+            waiting: vec![waiting],
             kept: Some(receipt_path.clone()),
         };
-        let text = receipt_text(&receipt, Some(80));
+        let text = receipt_text(&receipt, &host, "my bundle.tar", Some(80));
         assert!(text.starts_with("0 applied, 0 already stored, 1 refused\n"), "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let waits = "waits hashicorp/null 3.2.2: stored for linux_amd64, waits for darwin_arm64 and windows_amd64;";
+        assert!(words.contains(waits), "{text}");
         // A path must stay on one line: people paste it.
-        assert!(text.ends_with(&format!("\n    {receipt_path}")), "{text}");
+        for line in [
+            receipt_path.as_str(),
+            "larder bundle create rest.tar --for one.json",
+            "larder bundle apply rest.tar",
+            "larder bundle apply 'my bundle.tar' --accept registry.example/hashicorp/x@1.2.0",
+        ] {
+            assert!(text.contains(&format!("\n    {line}\n")) || text.ends_with(line), "{line}: {text}");
+        }
     }
 }

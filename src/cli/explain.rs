@@ -13,11 +13,11 @@ use super::terminal::{
     TextPage, escape_for_terminal, format_age, format_seconds, plural, stdout_has_colour, styled, width_of_stdout,
 };
 use super::{CommonOptions, print_json, print_line};
-use crate::address::{Hostname, Platform};
+use crate::address::{Hostname, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::mirror::{AnswerFacts, PackageArchive, StoredCopy, StoredVersion, UpstreamRules};
 use crate::protocol::admin::explain::{
-    ExpectedAnswer, ExplainReport, ExplainStep, Rule, StepKind, Verdict, VersionSummary, explain_path,
+    ExpectedAnswer, ExplainReport, ExplainStep, Rule, StepKind, Verdict, VersionChoice, VersionSummary, explain_path,
 };
 
 /// The most versions that are shown.
@@ -60,9 +60,24 @@ fn page(report: &ExplainReport, host: &Hostname, width: Option<usize>) -> String
     let mut page = TextPage::with_whole_words(width);
     let subject = escape_for_terminal(&report.package.without(host).to_string());
     let decisive = report.decided_by.and_then(|index| report.steps.get(index));
-    page.push_with_prefix("", &format!("{subject}: {}", verdict_text(report.verdict, decisive)));
-    if let Some(step) = decisive {
-        cause(&mut page, step, report.now);
+    let verdict = match &report.choice {
+        Some(VersionChoice::None { .. }) => "NO VERSION that a client would choose",
+        _ => &verdict_text(report.verdict, decisive),
+    };
+    page.push_with_prefix("", &format!("{subject}: {verdict}"));
+    match (&report.choice, decisive) {
+        (Some(VersionChoice::None { reason }), _) => page.row("cause", &escape_for_terminal(reason)),
+        (_, Some(step)) => cause(&mut page, step, report.now),
+        (_, None) => {}
+    }
+    if let (Some(VersionChoice::Client { listed }), Some(version)) = (&report.choice, &report.package.version) {
+        let of = plural(*listed as u64, "listed version");
+        let text = format!("`init` without a lock file chooses {version} now, of {of}");
+        page.row("version", &escape_for_terminal(&text));
+    }
+    if let Some(waiting) = &report.waiting {
+        let text = format!("{} is {waiting} ([network] sealed_platforms)", waiting.version);
+        page.row("waits", &escape_for_terminal(&text));
     }
     for (index, advice) in report.to_do.iter().enumerate() {
         page.row(if index == 0 { "to do" } else { "" }, &escape_for_terminal(&advice.text));
@@ -83,7 +98,7 @@ fn page(report: &ExplainReport, host: &Hostname, width: Option<usize>) -> String
         chain_step(&mut page, step, report.decided_by == Some(index), report.now);
     }
     if let Some(versions) = &report.versions {
-        let is_whole = report.package.version.is_none();
+        let is_whole = report.package.version.is_none() || matches!(report.choice, Some(VersionChoice::Client { .. }));
         if is_whole || decisive.is_some_and(|step| step.rule == Rule::NotListed) {
             version_summary(&mut page, versions);
         }
@@ -281,8 +296,11 @@ fn version_summary(page: &mut TextPage, versions: &VersionSummary) {
     };
     let stored = versions.stored_versions;
     page.push_with_prefix("", &format!("Versions: {listed}; {stored} can be installed from the store."));
-    for StoredVersion { version, platforms } in versions.facts.stored.iter().take(MAX_SHOWN) {
-        let platforms = platforms.join(", ");
+    for StoredVersion { version, platforms, waits_for } in versions.facts.stored.iter().take(MAX_SHOWN) {
+        let platforms = match waits_for.is_empty() {
+            true => platforms.join(", "),
+            false => WaitingVersion::sentence(platforms, waits_for),
+        };
         page.push_with_prefix(&format!("  {:14} ", escape_for_terminal(version)), &escape_for_terminal(&platforms));
     }
     if stored > MAX_SHOWN {
@@ -391,6 +409,7 @@ mod tests {
         };
         ExplainReport {
             package: PackageRef::requested("registry.terraform.io/hashicorp/aws@5.1.0"),
+            choice: Some(VersionChoice::Request),
             now: NOW,
             verdict: Verdict::Refused,
             decided_by: Some(1),
@@ -406,6 +425,7 @@ mod tests {
                 unknown,
                 step(StepKind::NetworkMirror, served(), Rule::NotListed, ObjectFacts::default()),
             ],
+            waiting: None,
             versions: None,
             alarms: Vec::new(),
             to_do: vec![Advice {

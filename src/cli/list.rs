@@ -11,7 +11,7 @@ use super::terminal::{
     Column, TextPage, escape_for_terminal, format_age, plural, stdout_has_colour, styled, width_of_stdout,
 };
 use super::{CommonOptions, block_on, print_json, print_line};
-use crate::address::{AddressFilter, Hostname, Version};
+use crate::address::{AddressFilter, Hostname, Version, WaitingVersion};
 use crate::clock::{Clock, Timestamp};
 use crate::mirror::{StoredPackage, StoredPage, VerifiedBy};
 use crate::protocol::admin::list::list_path;
@@ -40,6 +40,7 @@ impl List {
             loop {
                 let path = list_path(self.address.as_deref(), after.as_deref());
                 let page: StoredPage = parse(&larder.get_large_answer(&path).await?)?;
+                printer.waiting.extend(page.waiting);
                 page.packages.into_iter().for_each(|package| printer.add(package));
                 match page.next {
                     Some(next) if after.as_ref() != Some(&next) => after = Some(next),
@@ -56,6 +57,8 @@ impl List {
 #[derive(Serialize)]
 struct PackageList<'a> {
     packages: &'a [StoredPackage],
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    waiting: &'a BTreeSet<WaitingVersion>,
 }
 
 /// Prints the packages of one address after the other as they come, or all as JSON at the end.
@@ -63,6 +66,8 @@ struct ListPrinter {
     host: Hostname,
     /// The packages of one address; for JSON, all.
     packages: Vec<StoredPackage>,
+    /// The versions that wait for sealed platforms. Two pages may both have those of one address.
+    waiting: BTreeSet<WaitingVersion>,
     json: bool,
     has_colour: bool,
     width: Option<usize>,
@@ -82,7 +87,8 @@ struct ListTotals {
 impl ListPrinter {
     fn new(host: Hostname, json: bool) -> Self {
         let (has_colour, width, now) = (stdout_has_colour(), width_of_stdout(), Clock::system().now());
-        Self { host, packages: Vec::new(), json, has_colour, width, now, totals: ListTotals::default() }
+        let (packages, waiting) = (Vec::new(), BTreeSet::new());
+        Self { host, packages, waiting, json, has_colour, width, now, totals: ListTotals::default() }
     }
 
     fn add(&mut self, package: StoredPackage) {
@@ -101,7 +107,9 @@ impl ListPrinter {
         if self.totals.addresses > 0 {
             print_line("");
         }
-        let text = address_page(&address, &versions, self.now, self.width);
+        let waiting: Vec<&WaitingVersion> =
+            self.waiting.iter().filter(|waiting| waiting.provider.to_string() == first.package.address).collect();
+        let text = address_page(&address, &versions, &waiting, self.now, self.width);
         print_line(&if self.has_colour { styled(&text, &address, anstyle::Style::new().bold()) } else { text });
         self.totals.addresses += 1;
         self.totals.add(&versions);
@@ -109,7 +117,7 @@ impl ListPrinter {
 
     fn finish(mut self, given: Option<&str>) {
         if self.json {
-            return print_json(&PackageList { packages: &self.packages });
+            return print_json(&PackageList { packages: &self.packages, waiting: &self.waiting });
         }
         self.print_address();
         let ListTotals { addresses, versions, archives, bytes } = self.totals;
@@ -163,6 +171,7 @@ fn by_version(packages: Vec<StoredPackage>) -> Vec<(Version, Vec<StoredPackage>)
 fn address_page(
     address: &str,
     versions: &[(Version, Vec<StoredPackage>)],
+    waiting: &[&WaitingVersion],
     now: Timestamp,
     width: Option<usize>,
 ) -> String {
@@ -179,12 +188,18 @@ fn address_page(
     };
     let mut page = TextPage::of_width(width);
     page.push_with_prefix(&format!("{address}  "), &summary);
-    let rows: Vec<_> = versions.iter().map(|(version, packages)| row(version, packages, now)).collect();
+    let waits = |version: &Version| waiting.iter().copied().find(|waiting| waiting.version == *version);
+    let rows: Vec<_> = versions.iter().map(|(version, packages)| row(version, packages, waits(version), now)).collect();
     page.columns([Column::Left(""), Column::Right(""), Column::Left(""), Column::Left("")], &rows);
     page.text()
 }
 
-fn row(version: &Version, packages: &[StoredPackage], now: Timestamp) -> ([String; 4], String) {
+fn row(
+    version: &Version,
+    packages: &[StoredPackage],
+    waiting: Option<&WaitingVersion>,
+    now: Timestamp,
+) -> ([String; 4], String) {
     let archives = || packages.iter().flat_map(|package| &package.archives);
     let proofs: BTreeSet<String> = packages
         .iter()
@@ -198,15 +213,16 @@ fn row(version: &Version, packages: &[StoredPackage], now: Timestamp) -> ([Strin
         proofs.into_iter().collect::<Vec<_>>().join(", "),
         format!("used {}", format_age(now.since(used))),
     ];
-    (cells, remarks(packages).join("; "))
+    (cells, remarks(packages, waiting).join("; "))
 }
 
 /// The platforms of a version, its pins, and the archives of earlier publications.
-fn remarks(packages: &[StoredPackage]) -> Vec<String> {
+fn remarks(packages: &[StoredPackage], waiting: Option<&WaitingVersion>) -> Vec<String> {
     let platforms = |packages: &mut dyn Iterator<Item = &StoredPackage>| {
         packages.filter_map(|package| package.package.platform.as_deref()).collect::<Vec<_>>().join(", ")
     };
-    let mut remarks = vec![platforms(&mut packages.iter())];
+    let stored = waiting.map_or_else(|| platforms(&mut packages.iter()), ToString::to_string);
+    let mut remarks = vec![stored];
     let pinned = packages.iter().filter(|package| package.pinned).count();
     if pinned == packages.len() {
         remarks.push("pinned".to_owned());
@@ -279,11 +295,11 @@ mod tests {
         let versions = by_version(packages());
         assert_eq!(versions.iter().map(|(version, _)| version.as_str()).collect::<Vec<_>>(), ["5.10.0", "5.9.0"]);
         for width in [80, 160] {
-            let text = address_page("hashicorp/aws", &versions, NOW, Some(width));
+            let text = address_page("hashicorp/aws", &versions, &[], NOW, Some(width));
             assert!(text.lines().all(|line| line.chars().count() <= width && line == line.trim_end()), "{text}");
             assert!(text.chars().all(|c| c == '\n' || is_plain(c)), "{text}");
         }
-        let text = address_page("hashicorp/aws", &versions, NOW, None);
+        let text = address_page("hashicorp/aws", &versions, &[], NOW, None);
         for expected in [
             "hashicorp/aws  2 versions, 6 archives, 600.0 MiB\n",
             "  5.10.0  400.0 MiB  signed by 34365D9472D7468F  used 2 h ago  darwin_arm64, linux_amd64; pinned for \

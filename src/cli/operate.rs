@@ -329,6 +329,7 @@ fn missing_page(order: &OrderRequest, host: &Hostname, width: Option<usize>) -> 
     page.group("to do", &format!("with upstream access, fetch these{runners}, and carry the bundle here:"));
     page.command("larder missing --json > missing.json");
     page.command(&format!("larder bundle create missing.tar --for missing.json{platform}"));
+    page.command("larder bundle apply missing.tar");
     page.text()
 }
 

@@ -1,19 +1,24 @@
-//! Arguments that form an order: addresses, lock files, folders, tars, and the JSON of `larder missing`.
+//! Arguments that form an order: addresses, lock files, folders, tars, and the JSON of `larder missing`, `larder plan` and
+//! receipts of bundles.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueHint};
+use serde_json::{Map, Value};
 
 use super::print_error;
-use crate::address::{Hostname, Platform};
-use crate::protocol::admin::order::{AddressRequest, NamedText, OrderRequest};
+use crate::address::{Hostname, Platform, WaitingVersion};
+use crate::bundle::Receipt;
+use crate::jobs::{Plan, PlanState, PlannedItem};
+use crate::protocol::admin::order::{AddressFor, AddressRequest, NamedText, OrderRequest};
 use crate::requirements::{self, ArgumentKind, ClientKind, CommandLineValues, disk};
 
 #[derive(Debug, Args)]
 pub(super) struct OrderArgs {
     /// Address with a constraint (hashicorp/aws@~> 5.0, terraform-aws-modules/vpc/aws@5.1.0), .terraform.lock.hcl,
-    /// folder in which init runs, .tar of such folders, or .json printed by `larder missing`
+    /// folder in which init runs, .tar of such folders, or .json of `larder missing`, `larder plan` or a receipt
     #[arg(required = true, value_name = "WHAT", value_hint = ValueHint::AnyPath)]
     pub(super) names: Vec<String>,
     #[command(flatten)]
@@ -23,8 +28,8 @@ pub(super) struct OrderArgs {
 /// An order as `--for`, for commands whose argument is a destination.
 #[derive(Debug, Args)]
 pub(super) struct OrderFor {
-    /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json
-    /// printed by `larder missing`; repeatable
+    /// Address with a constraint, .terraform.lock.hcl, folder in which init runs, .tar of such folders, or .json of
+    /// `larder missing`, `larder plan` or a receipt; repeatable
     #[arg(long = "for", value_name = "WHAT", required = true, value_hint = ValueHint::AnyPath)]
     pub(super) names: Vec<String>,
     #[command(flatten)]
@@ -69,13 +74,15 @@ impl OrderOptions {
         Ok(values)
     }
 
-    /// Builds the order of these names, in the form that the admin API accepts.
-    pub(super) fn to_order(&self, names: &[String], default_host: &Hostname) -> anyhow::Result<OrderRequest> {
-        let mut order = OrderRequest {
-            platforms: self.platforms.iter().map(ToString::to_string).collect(),
-            client: self.client,
-            ..OrderRequest::default()
-        };
+    /// Builds the order of these names, in the form that the admin API accepts. Its platforms are those of the options,
+    /// else those that a file of the order names, else `default_platforms`.
+    pub(super) fn to_order(
+        &self,
+        names: &[String],
+        default_host: &Hostname,
+        default_platforms: &[Platform],
+    ) -> anyhow::Result<OrderRequest> {
+        let mut order = OrderRequest { client: self.client, ..OrderRequest::default() };
         let mut folders = Vec::new();
         let mut tar: Option<&str> = None;
         for argument in names {
@@ -89,7 +96,7 @@ impl OrderOptions {
                 ArgumentKind::OrderJson => {
                     let bytes = disk::read_up_to(&path, requirements::MAX_BYTES)
                         .with_context(|| format!("{argument} cannot be read"))?;
-                    let listed = OrderRequest::read(&bytes).map_err(|reason| anyhow!("{argument}: {reason}"))?;
+                    let listed = order_in_file(&bytes).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                     order.add(listed).map_err(|reason| anyhow!("{argument}: {reason}"))?;
                 }
                 ArgumentKind::Folder => folders.push(path),
@@ -113,6 +120,98 @@ impl OrderOptions {
             }
             order.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
         }
+        let own: &[Platform] = if order.platforms.is_empty() { default_platforms } else { &[] };
+        order.platforms.extend(own.iter().map(ToString::to_string));
+        if !self.platforms.is_empty() {
+            order.platforms = self.platforms.iter().map(ToString::to_string).collect();
+        }
         Ok(order)
+    }
+}
+
+/// The platforms that an order is for, for people. Not told before, a person learns only inside that theirs is not there.
+pub(super) fn platforms_text(order: &OrderRequest) -> String {
+    let own = |request: &AddressRequest| match request {
+        AddressRequest::For(AddressFor { platforms, .. }) => platforms.clone(),
+        AddressRequest::Text(_) => Vec::new(),
+    };
+    let have_own = order.lock_files.is_empty()
+        && order.files.is_empty()
+        && order.what.iter().all(|request| !own(request).is_empty());
+    let mut platforms: BTreeSet<String> = order.what.iter().flat_map(own).collect();
+    if !have_own {
+        platforms.extend(order.platforms.iter().cloned());
+    }
+    match (have_own, order.platforms.is_empty()) {
+        (false, true) => {
+            platforms.insert(Platform::of_this_machine().to_string());
+            format!(
+                "{}: this machine's, as no other is named (--platform)",
+                platforms.into_iter().collect::<Vec<_>>().join(", ")
+            )
+        }
+        _ => platforms.into_iter().collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// The order in a JSON file that larder printed: `larder missing --json`, `larder plan --json`, or a receipt of `larder
+/// bundle apply`.
+fn order_in_file(bytes: &[u8]) -> Result<OrderRequest, String> {
+    let is_object_with = |names: &[&str]| {
+        serde_json::from_slice::<Map<String, Value>>(bytes)
+            .is_ok_and(|object| names.iter().all(|name| object.contains_key(*name)))
+    };
+    if is_object_with(&["ready", "items"]) {
+        let plan: Plan = serde_json::from_slice(bytes).map_err(|bad| format!("it is not a plan of larder: {bad}"))?;
+        let order = order_of_plan(&plan);
+        return match order.what.is_empty() {
+            true => Err("this plan lacks nothing that a larder could fetch".to_owned()),
+            false => Ok(order),
+        };
+    }
+    if is_object_with(&["manifest", "entries"]) {
+        let receipt: Receipt =
+            serde_json::from_slice(bytes).map_err(|bad| format!("it is not a receipt of larder: {bad}"))?;
+        return Ok(order_of_receipt(&receipt));
+    }
+    OrderRequest::read(bytes)
+}
+
+/// The packages of a plan that can be had. Of an offline larder, those that are not stored there.
+fn order_of_plan(plan: &Plan) -> OrderRequest {
+    let is_ordered = |item: &&PlannedItem| match item.state {
+        PlanState::Stored { .. } => !plan.offline,
+        PlanState::ToFetch { .. } | PlanState::Unknown { .. } => true,
+        PlanState::Unavailable { .. } => false,
+    };
+    let mut platforms_by_address: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for PlannedItem { package, .. } in plan.items.iter().filter(is_ordered) {
+        let address = match &package.version {
+            Some(version) => format!("{}@{version}", package.address),
+            None => package.address.clone(),
+        };
+        platforms_by_address.entry(address).or_default().extend(package.platform.clone());
+    }
+    let request = |(address, platforms): (String, BTreeSet<String>)| {
+        AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().collect() })
+    };
+    OrderRequest {
+        what: platforms_by_address.into_iter().map(request).collect(),
+        platforms: plan.platforms.iter().map(ToString::to_string).collect(),
+        ..OrderRequest::default()
+    }
+}
+
+/// What the larder that applied a bundle still waits for, and its platforms for whatever else is ordered.
+fn order_of_receipt(receipt: &Receipt) -> OrderRequest {
+    let texts = |platforms: &mut dyn Iterator<Item = &Platform>| platforms.map(ToString::to_string).collect();
+    let request = |waiting: &WaitingVersion| {
+        let address = format!("{}@{}", waiting.provider, waiting.version);
+        AddressRequest::For(AddressFor { address, platforms: texts(&mut waiting.waits_for.iter()) })
+    };
+    OrderRequest {
+        what: receipt.waiting.iter().map(request).collect(),
+        platforms: texts(&mut receipt.platforms.iter()),
+        ..OrderRequest::default()
     }
 }

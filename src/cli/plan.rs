@@ -5,7 +5,7 @@ use clap::Args;
 
 use super::admin_service::ask;
 use super::order::OrderArgs;
-use super::terminal::{Column, TextPage, escape_for_terminal, plural, width_of_stdout};
+use super::terminal::{Column, TextPage, escape_for_terminal, plural, shell_word, width_of_stdout};
 use super::{CommonOptions, print_json, print_line};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, PlannedItem};
@@ -24,12 +24,12 @@ impl PlanCommand {
     /// Prints the plan; returns true if `init` will work offline.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let (config, _) = common.load()?;
-        let order = self.order.options.to_order(&self.order.names, &config.default_host())?;
+        let order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
         let plan: Plan = ask(&config, async |larder| larder.post(PLAN, &order).await)?;
         if common.json {
             print_json(&plan);
         } else {
-            print_line(&page(&plan, &config.default_host(), self.verbose, width_of_stdout()));
+            print_line(&page(&plan, &config.default_host(), self.verbose, &this_command(), width_of_stdout()));
         }
         Ok(plan.ready)
     }
@@ -38,7 +38,7 @@ impl PlanCommand {
 /// Maximum number of places listed per item.
 const MAX_PLACES: usize = 3;
 
-fn page(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> String {
+fn page(plan: &Plan, host: &Hostname, verbose: bool, command: &str, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     let matching =
         |predicate: fn(&PlanState) -> bool| plan.items.iter().filter(|item| predicate(&item.state)).collect::<Vec<_>>();
@@ -65,7 +65,20 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, width: Option<usize>) -> St
     }
     page.push(String::new());
     page.push_with_prefix("", verdict(plan));
+    if plan.offline && counts.to_fetch > 0 {
+        page.group("to do", "with upstream access, make a bundle of what is needed, and carry it here:");
+        page.command(&format!("{command} --json > plan.json"));
+        page.command("larder bundle create plan.tar --for plan.json");
+        page.command("larder bundle apply plan.tar");
+    }
     page.text()
+}
+
+/// This command as a shell reads it.
+fn this_command() -> String {
+    let words = std::env::args().skip(1).map(|word| shell_word(&word));
+    let words: Vec<String> = std::iter::once("larder".to_owned()).chain(words).collect();
+    words.join(" ")
 }
 
 fn reasons(page: &mut TextPage, items: &[&PlannedItem], host: &Hostname, verbose: bool) {
@@ -146,9 +159,7 @@ fn verdict(plan: &Plan) -> &'static str {
         (false, 0, false) => {
             "`init` will fail offline; `larder warm` with the same arguments fetches the missing items"
         }
-        (false, 0, true) => {
-            "`init` will fail: items are missing; carry them in with `larder bundle create --for`, for the same arguments"
-        }
+        (false, 0, true) => "`init` will fail: items are missing",
         (false, ..) => "`init` will fail offline even after `larder warm`; see the unavailable items",
     }
 }
@@ -201,14 +212,14 @@ mod tests {
             unavailable: 1,
             ..PlanCounts::default()
         };
-        Plan { ready: false, offline: false, counts, items, unconfirmed: Vec::new() }
+        Plan { ready: false, offline: false, platforms: Vec::new(), counts, items, unconfirmed: Vec::new() }
     }
 
     #[test]
     fn a_plan_fits_the_terminal_and_ends_with_the_verdict() {
         for width in [80, 160] {
             for verbose in [false, true] {
-                let text = page(&plan(), &host(), verbose, Some(width));
+                let text = page(&plan(), &host(), verbose, "larder plan x", Some(width));
                 assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
                 assert!(text.lines().last().unwrap().contains("see the unavailable items") || width == 80, "{text}");
                 assert_eq!(text.contains("  hashicorp/aws 5.31.0 (linux_amd64) "), verbose, "{text}");
@@ -221,7 +232,7 @@ mod tests {
             items: Vec::new(),
             ..plan()
         };
-        assert!(page(&ready, &host(), false, Some(80)).ends_with("`init` will work offline"));
+        assert!(page(&ready, &host(), false, "larder plan x", Some(80)).ends_with("`init` will work offline"));
     }
 
     #[test]
@@ -229,7 +240,7 @@ mod tests {
         let mut plan = plan();
         plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
         plan.items[3].required_by = vec!["\u{9b}main.tf:1".to_owned()];
-        let text = page(&plan, &host(), true, None);
+        let text = page(&plan, &host(), true, "larder plan x", None);
         assert!(!text.contains(|c: char| c != '\n' && !super::super::terminal::is_plain(c)), "{text:?}");
     }
 }

@@ -45,7 +45,7 @@ impl Export {
     /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let (config, _) = common.load()?;
-        let order = self.order.options.to_order(&self.order.names, &config.default_host())?;
+        let order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
         let output = if common.json { WarmOutput::Quiet } else { WarmOutput::Lines };

@@ -43,7 +43,7 @@ impl Warm {
     /// Runs the job; returns true if everything is stored now.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let (config, _) = common.load()?;
-        let mut order = self.order.options.to_order(&self.order.names, &config.default_host())?;
+        let mut order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
         order.pin |= self.pin;
         let output = if common.json { WarmOutput::Json } else { WarmOutput::Lines };
         block_on(warm_and(&config, &order, output, async |_, job| Ok(job.state == JobState::Done)))

@@ -150,7 +150,7 @@ impl Refusal {
             RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::UnknownHost(_)) => Self::NoRoute,
             RequestFailure::Mirror(Error::Looped) => Self::Loop,
             RequestFailure::Mirror(Error::Busy { .. } | Error::TooManyUnattendedFills { .. }) => Self::Busy,
-            RequestFailure::Mirror(Error::Offline(_) | Error::Sealed(_)) => Self::Offline,
+            RequestFailure::Mirror(Error::Offline(_) | Error::WaitsForPlatforms(_) | Error::Sealed(_)) => Self::Offline,
             RequestFailure::Mirror(_) => return None,
         })
     }

@@ -14,7 +14,9 @@ use super::job_limits::{AsError, JobLimits, StepRunner};
 use super::list::Jobs;
 use super::resolve::{ItemAvailability, MirrorRegistries, ResolveFindings};
 use super::warm::{LockFit, LockMismatch, MAX_ITEMS};
-use crate::address::{Artifact, ModulePackage, Package, PackageRef, PackageSelector, Selection, Versions};
+use crate::address::{
+    Address, Artifact, ModulePackage, Package, PackageRef, PackageSelector, Platform, Selection, Versions,
+};
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::mirror::{Connectivity, Mirror, StoredArchive, Urgency, WarmedDocument};
@@ -22,8 +24,8 @@ use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequ
 
 /// Concurrent steps of one plan, each with at most one upstream request.
 const CONCURRENT_STEPS: usize = 8;
-/// Note for an item that an offline larder cannot fetch.
-const NEEDS_BUNDLE_NOTE: &str = "this mirror is offline: bring it in a bundle (on an online larder: `larder bundle create` with the same arguments)";
+/// Note for an item that an offline larder does not have.
+const NEEDS_BUNDLE_NOTE: &str = "this mirror is offline: a bundle must bring it";
 /// Note for a plan made offline: its versions were chosen from stored lists.
 const MAYBE_OUTDATED_NOTE: &str = "this mirror is offline: there may be newer versions than its stored lists have";
 /// Note for an archive that cannot be compared with its lock-file hashes before it is fetched.
@@ -39,6 +41,9 @@ pub struct Plan {
     pub ready: bool,
     /// True if this larder is offline: only a bundle can bring missing packages.
     pub offline: bool,
+    /// The platforms of the order. While this larder is offline, also those that a provider must be stored for.
+    #[serde(default)]
+    pub platforms: Vec<Platform>,
     /// Counts by state.
     #[serde(rename = "sums")]
     pub counts: PlanCounts,
@@ -196,7 +201,10 @@ async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan
         unconfirmed = if names_exact_versions(order) { Vec::new() } else { vec![MAYBE_OUTDATED_NOTE.to_owned()] };
     }
     let not_ready = counts.to_fetch + counts.unavailable + counts.unknown + counts.network_mirror_only;
-    Ok(Plan { ready: not_ready == 0, offline, counts, items, unconfirmed })
+    let sealed = if offline { mirror.runtime.sealed_platforms() } else { Vec::new() };
+    let platforms: BTreeSet<Platform> = order.platforms.iter().cloned().chain(sealed).collect();
+    let platforms = platforms.into_iter().collect();
+    Ok(Plan { ready: not_ready == 0, offline, platforms, counts, items, unconfirmed })
 }
 
 /// Returns true if the order names exact versions, so that a newer version changes nothing.
@@ -250,6 +258,7 @@ fn state_of(availability: ItemAvailability, reason: String) -> PlanState {
         ItemAvailability::NeedsBundle => {
             PlanState::ToFetch { size_bytes: None, note: Some(NEEDS_BUNDLE_NOTE.to_owned()) }
         }
+        ItemAvailability::WaitsForPlatforms => PlanState::ToFetch { size_bytes: None, note: Some(reason) },
         ItemAvailability::Unknown => PlanState::Unknown { reason },
         ItemAvailability::Unavailable => PlanState::Unavailable { reason },
     }
@@ -259,11 +268,20 @@ impl StepRunner<'_> {
     /// Checks one archive. Also returns a note if upstream did not confirm a document of it.
     async fn check_archive(&self, required: &RequiredArchive) -> (PlannedItem, Option<String>) {
         let checked = match &required.artifact {
-            Artifact::Provider(package) => self.check_provider(package, &required.hashes).await.map_err(|error| {
-                let availability =
-                    error.as_error().map_or(ItemAvailability::Unavailable, ItemAvailability::after_document_error);
-                state_of(availability, error.to_string())
-            }),
+            Artifact::Provider(package) => match self.check_provider(package, &required.hashes).await {
+                Ok(checked) => Ok(checked),
+                Err(error) => {
+                    let availability =
+                        error.as_error().map_or(ItemAvailability::Unavailable, ItemAvailability::after_document_error);
+                    // Boxed: the compiler takes minutes over the nested futures.
+                    Err(match (availability, Box::pin(self.waiting_sentence(package)).await) {
+                        (ItemAvailability::NeedsBundle, Some(waits)) => {
+                            state_of(ItemAvailability::WaitsForPlatforms, waits)
+                        }
+                        (availability, _) => state_of(availability, error.to_string()),
+                    })
+                }
+            },
             Artifact::Module(package) => self
                 .check_module(package)
                 .await
@@ -274,6 +292,15 @@ impl StepRunner<'_> {
             PlannedItem { package: (&required.artifact).into(), state, required_by: required.required_by.clone() },
             unconfirmed,
         )
+    }
+
+    /// The sentence about the version of a package, if it waits for sealed platforms.
+    async fn waiting_sentence(&self, package: &Package) -> Option<String> {
+        let address = Address::from(&package.provider);
+        let context = self.mirror.runtime.job_context(self.clock.now());
+        let waiting = self.mirror.offline.waiting_versions(&address, &context).await.unwrap_or_default();
+        let waiting = waiting.into_iter().find(|waiting| waiting.version == package.version)?;
+        Some(format!("{} is {waiting} ([network] sealed_platforms)", waiting.version))
     }
 
     async fn check_provider(

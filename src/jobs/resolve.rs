@@ -230,6 +230,8 @@ async fn files_of(package: &ModulePackage, archive: impl Read + Send + 'static) 
 pub(super) enum ItemAvailability {
     /// This mirror is offline; a bundle can bring the item.
     NeedsBundle,
+    /// This mirror is offline, and has the item for some of the sealed platforms; a bundle can bring the others.
+    WaitsForPlatforms,
     /// Upstream gave no answer.
     Unknown,
     /// The item cannot be had from upstream: it does not exist, is refused, or is unusable.
@@ -249,6 +251,7 @@ impl ItemAvailability {
     pub(super) fn after_error(error: &Error) -> Self {
         let is_temporary = match error {
             Error::Offline(_) => return Self::NeedsBundle,
+            Error::WaitsForPlatforms(_) => return Self::WaitsForPlatforms,
             Error::Upstream(error) => matches!(
                 error.fault,
                 Fault::Trouble { .. }

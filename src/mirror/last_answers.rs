@@ -143,6 +143,7 @@ fn is_of_upstream(error: &Error) -> bool {
         | Error::Slow(_) => true,
         Error::UnknownHost(_)
         | Error::Offline(_)
+        | Error::WaitsForPlatforms(_)
         | Error::Sealed(_)
         | Error::Busy { .. }
         | Error::TooManyUnattendedFills { .. }

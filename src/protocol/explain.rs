@@ -1,7 +1,7 @@
 //! Explains answers: runs the requests of a client dry, by the code that answers clients, and reports each with the facts
 //! behind it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -10,13 +10,14 @@ use url::{Position, Url};
 
 use super::admin::explain::{
     Advice, ExpectedAnswer, ExplainReport, ExplainRequest, ExplainStep, ExplainSubject, Rule, StepKind, Verdict,
-    VersionSummary,
+    VersionChoice, VersionSummary,
 };
 use super::route::{Api, Route, RouteError};
 use super::run::RunId;
 use super::{Links, Protocols, ReplyContent, RequestFailure};
 use crate::address::{
     Address, Artifact, Hostname, ModulePackage, Package, PackageRef, PackageSelector, Platform, Version, Versions,
+    WaitingVersion,
 };
 use crate::clock::Timestamp;
 use crate::error::{Error, safe_text};
@@ -36,17 +37,6 @@ pub struct HttpAnswers {
     pub failure: fn(&RequestFailure, Api) -> (u16, String),
     /// The `Cache-Status` of an outcome.
     pub cache_status: fn(Outcome) -> &'static str,
-}
-
-/// A failure to explain something.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum ExplainError {
-    /// No version that clients see meets the constraint.
-    #[error("{0}")]
-    NoVersion(String),
-    /// The facts could not be read.
-    #[error(transparent)]
-    Mirror(#[from] Error),
 }
 
 /// A request of a client that is run dry.
@@ -70,6 +60,8 @@ struct Subject {
     host: Hostname,
     address: Option<Address>,
     version: Option<Version>,
+    /// The origin of the version.
+    choice: Option<VersionChoice>,
     /// The platform of a provider's package.
     platform: Option<Platform>,
     /// The requested URL.
@@ -109,26 +101,28 @@ impl Protocols {
     /// Explains what a client gets, at the URL `base`. Asks no upstream and has no effect.
     ///
     /// # Errors
-    /// No version meets the constraint, or the store failed.
+    /// The store failed.
     pub async fn explain(
         &self,
         request: &ExplainRequest,
         base: &str,
         now: Timestamp,
         http: HttpAnswers,
-    ) -> Result<ExplainReport, ExplainError> {
+    ) -> Result<ExplainReport, Error> {
         let call = self.mirror.runtime.dry_run_context(now, Arc::clone(&self.runtime_config));
         let explanation = ExplainContext { protocols: self, call: &call, base, http };
         let platform = request.platform.clone().unwrap_or_else(Platform::of_this_machine);
         match &request.subject {
             ExplainSubject::Address(selector) => {
-                let subject = explanation.subject_of(selector, platform).await?;
-                explanation.report(subject).await
+                let subject = explanation.subject_of(selector, platform).await;
+                // Boxed: the compiler takes minutes over the nested futures.
+                let waiting = Box::pin(explanation.waiting_version(selector, subject.version.as_ref())).await?;
+                explanation.report(subject, waiting).await
             }
             ExplainSubject::Url(given) => match self.route_of_url(given) {
                 Ok(route) => {
                     let subject = explanation.subject_of_route(route, platform).await?;
-                    explanation.report(subject).await
+                    explanation.report(subject, None).await
                 }
                 Err((error, api)) => Ok(explanation.report_without_route(given, error, api)),
             },
@@ -161,27 +155,38 @@ impl Protocols {
 }
 
 impl ExplainContext<'_> {
-    /// Chooses the version of a selector as a client does.
-    async fn subject_of(&self, selector: &PackageSelector, platform: Platform) -> Result<Subject, ExplainError> {
+    /// Chooses the version of a selector as `init` does without a lock file. Without a version list the list itself
+    /// explains the answer.
+    async fn subject_of(&self, selector: &PackageSelector, platform: Platform) -> Subject {
         let address = selector.address();
-        let version = match selector.versions() {
-            Versions::All => None,
-            Versions::Exactly(version) => Some(version.clone()),
-            Versions::Matching(_) | Versions::MatchingModule(_) => match self.client_versions(&address).await {
-                Ok(list) => {
-                    let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
-                    let chosen = match selector {
-                        PackageSelector::Provider(selection) => selection.choose(&listed),
-                        PackageSelector::Module(selection) => selection.choose(&listed),
-                    };
-                    Some(chosen.map_err(ExplainError::NoVersion)?.clone())
-                }
-                // The version list itself explains it.
-                Err(_) => None,
-            },
+        let mut subject = Subject {
+            host: address.host().clone(),
+            version: None,
+            choice: None,
+            platform: matches!(address, Address::Provider(_)).then_some(platform),
+            requested: None,
+            address: Some(address.clone()),
         };
-        let platform = matches!(address, Address::Provider(_)).then_some(platform);
-        Ok(Subject { host: address.host().clone(), address: Some(address), version, platform, requested: None })
+        if let Versions::Exactly(version) = selector.versions() {
+            (subject.version, subject.choice) = (Some(version.clone()), Some(VersionChoice::Request));
+        }
+        let Ok(list) = self.client_versions(&address).await else { return subject };
+        let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
+        let chosen = match selector {
+            PackageSelector::Provider(selection) => selection.choose(&listed),
+            PackageSelector::Module(selection) => selection.choose(&listed),
+        };
+        match (chosen, &subject.choice) {
+            // A list may spell the version of a module in another way, and clients ask for that one.
+            (Ok(version), Some(_)) => subject.version = Some(version.clone()),
+            (Ok(version), None) => {
+                subject.version = Some(version.clone());
+                subject.choice = Some(VersionChoice::Client { listed: listed.len() });
+            }
+            (Err(_), Some(_)) => {}
+            (Err(reason), None) => subject.choice = Some(VersionChoice::None { reason }),
+        }
+        subject
     }
 
     async fn subject_of_route(&self, route: Route, platform: Platform) -> Result<Subject, Error> {
@@ -189,6 +194,7 @@ impl ExplainContext<'_> {
             host: address.host().clone(),
             address: Some(address),
             version,
+            choice: None,
             platform,
             requested: Some(route.clone()),
         };
@@ -230,14 +236,28 @@ impl ExplainContext<'_> {
 
     fn subject_without_address(&self, host: &Hostname, route: &Route) -> Subject {
         let requested = Some(route.clone());
-        Subject { host: host.clone(), address: None, version: None, platform: None, requested }
+        Subject { host: host.clone(), address: None, version: None, choice: None, platform: None, requested }
     }
 
     async fn client_versions(&self, address: &Address) -> Result<VersionList, Error> {
         Ok(self.protocols.mirror.offline.client_versions(address, self.call).await?.value)
     }
 
-    async fn report(&self, subject: Subject) -> Result<ExplainReport, ExplainError> {
+    /// The stored version that waits for sealed platforms: the one in question, or the one that a client would choose.
+    async fn waiting_version(
+        &self,
+        selector: &PackageSelector,
+        version: Option<&Version>,
+    ) -> Result<Option<WaitingVersion>, Error> {
+        let PackageSelector::Provider(selection) = selector else { return Ok(None) };
+        let address = Address::from(&selection.of);
+        let waiting = self.protocols.mirror.offline.waiting_versions(&address, self.call).await?;
+        let versions: Vec<&Version> = waiting.iter().map(|waiting| &waiting.version).collect();
+        let version = version.or_else(|| selection.choose(&versions).ok()).cloned();
+        Ok(waiting.into_iter().find(|waiting| Some(&waiting.version) == version.as_ref()))
+    }
+
+    async fn report(&self, subject: Subject, waiting: Option<WaitingVersion>) -> Result<ExplainReport, Error> {
         let mirror = &self.protocols.mirror;
         let rules = mirror.operations.upstream_rules(&subject.host, self.call);
         let mut steps = Vec::new();
@@ -251,14 +271,16 @@ impl ExplainContext<'_> {
         };
         let alarms = self.alarms(&subject);
         let decisive = decided_by.and_then(|index| steps.get(index));
-        let to_do = advice(&subject, decisive, &alarms, rules.as_ref());
+        let to_do = advice(&subject, decisive, waiting.as_ref(), &alarms, rules.as_ref());
         Ok(ExplainReport {
             package: subject.package(),
+            choice: subject.choice,
             now: self.call.now,
             verdict,
             decided_by,
             rules,
             steps,
+            waiting,
             versions,
             alarms,
             to_do,
@@ -278,11 +300,13 @@ impl ExplainContext<'_> {
         };
         ExplainReport {
             package: PackageRef::requested(&shown),
+            choice: None,
             now: self.call.now,
             verdict: Verdict::Refused,
             decided_by: Some(0),
             rules: None,
             steps: vec![step],
+            waiting: None,
             versions: None,
             alarms: Vec::new(),
             to_do: Vec::new(),
@@ -418,9 +442,13 @@ impl ExplainContext<'_> {
         ExpectedAnswer::Refused { status, reason, cause: safe_text(&explained.cause), remedy }
     }
 
-    /// Returns false for a list that does not name the version, or a network mirror's list that does not name the platform.
+    /// Returns false for a list that does not name the version, or no version to choose, and for a network mirror's list
+    /// that does not name the platform.
     async fn names_subject(&self, kind: StepKind, content: &ReplyContent, subject: &Subject) -> bool {
         match (kind, content, &subject.address, &subject.version, &subject.platform) {
+            (StepKind::VersionList | StepKind::NetworkMirror, _, _, None, _) => {
+                !matches!(subject.choice, Some(VersionChoice::None { .. }))
+            }
             (StepKind::VersionList, _, Some(address), Some(version), _) => {
                 self.client_versions(address).await.is_ok_and(|list| list.get(version).is_some())
             }
@@ -443,7 +471,7 @@ impl ExplainContext<'_> {
             let versions = list.versions.iter().map(|listed| &listed.version);
             versions.max_by_key(|version| (!version.is_pre_release(), *version)).map(ToString::to_string)
         });
-        let stored_versions = facts.stored.len();
+        let stored_versions = facts.stored.iter().filter(|stored| stored.waits_for.is_empty()).count();
         facts.stored.truncate(MAX_VERSIONS);
         facts.dropped.truncate(MAX_VERSIONS);
         facts.unreadable.truncate(MAX_VERSIONS);
@@ -460,7 +488,9 @@ impl ExplainContext<'_> {
             }
             (address, _) => address.to_string(),
         };
-        let version = subject.version.as_ref().map(ToString::to_string);
+        // A question about the address as a whole is about the alarms of every version.
+        let named = subject.version.as_ref().filter(|_| !matches!(subject.choice, Some(VersionChoice::Client { .. })));
+        let version = named.map(ToString::to_string);
         let is_about = |alarm: &Alarm| {
             alarm.address == canonical && version.as_ref().is_none_or(|version| alarm.version == *version)
         };
@@ -512,7 +542,7 @@ fn rule_of_failure(failure: &RequestFailure, is_offline: bool) -> Rule {
         RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::UnknownHost(_)) => Rule::NoRoute,
         RequestFailure::Mirror(error) => match error {
             Error::Unaccepted { .. } => Rule::WaitsForAccept,
-            Error::Offline(_) | Error::Sealed(_) => Rule::Offline,
+            Error::Offline(_) | Error::WaitsForPlatforms(_) | Error::Sealed(_) => Rule::Offline,
             // A known version on a platform that is not stored.
             Error::NotFound(_) if is_offline => Rule::Offline,
             Error::NotFound(_) => Rule::NotListed,
@@ -575,11 +605,14 @@ fn verdict(steps: &[ExplainStep]) -> (Verdict, Option<usize>) {
 fn advice(
     subject: &Subject,
     decisive: Option<&ExplainStep>,
+    waiting: Option<&WaitingVersion>,
     alarms: &[Alarm],
     rules: Option<&UpstreamRules>,
 ) -> Vec<Advice> {
     let with_command = |text: &str, command: String| Advice { text: text.to_owned(), command: Some(command) };
-    let resolve = alarms.iter().filter_map(|alarm| alarm.resolve.clone());
+    // One command may resolve several alarms.
+    let resolve: BTreeSet<String> = alarms.iter().filter_map(|alarm| alarm.resolve.clone()).collect();
+    let resolve = resolve.into_iter();
     let mut advice: Vec<Advice> =
         resolve.map(|command| with_command("if the publisher confirms the change:", command)).collect();
     let (Some(step), Some(address)) = (decisive, &subject.address) else { return advice };
@@ -592,6 +625,20 @@ fn advice(
     // A refresh fetches no archive of a provider.
     let again = || if step.step == StepKind::Archive { warm() } else { refresh() };
     let without_command = |text: &str| Advice { text: text.to_owned(), command: None };
+    let bring = |packages: &str| {
+        let create = format!("larder bundle create carry.tar --for {packages}");
+        [
+            with_command("on a larder with upstream access, make a bundle:", create),
+            with_command("carry it here, and apply it:", "larder bundle apply carry.tar".to_owned()),
+        ]
+    };
+    if let Some(WaitingVersion { provider, version, waits_for, .. }) = waiting
+        && (is_refused || step.rule == Rule::NotListed)
+    {
+        let platforms: String = waits_for.iter().map(|platform| format!(" --platform {platform}")).collect();
+        advice.extend(bring(&format!("{provider}@{version}{platforms}")));
+        return advice;
+    }
     match step.rule {
         Rule::Elsewhere if is_refused => advice.push(without_command(
             "no bundle can bring it; to have it offline, publish it at a source that larder can fetch: git, or an archive over https",
@@ -599,11 +646,7 @@ fn advice(
         Rule::Elsewhere => advice.push(without_command(
             "larder stores nothing of it: the client fetches it from there, and cannot while larder is offline; to have it stored, publish it at a source that larder can fetch: git, or an archive over https",
         )),
-        Rule::Offline if is_refused => {
-            let create = format!("larder bundle create carry.tar --for {packages}");
-            advice.push(with_command("on a larder with upstream access, make a bundle:", create));
-            advice.push(with_command("carry it here, and apply it:", "larder bundle apply carry.tar".to_owned()));
-        }
+        Rule::Offline if is_refused => advice.extend(bring(&packages)),
         Rule::LastAnswerFailed | Rule::LastAnswerLate | Rule::NotConfirmed => {
             advice.push(with_command("see if the upstream can be reached from here:", "larder doctor".to_owned()));
             advice.push(with_command("ask it again now:", again()));

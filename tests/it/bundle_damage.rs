@@ -44,7 +44,7 @@ struct BundleFile {
 impl BundleFile {
     /// True if this refusal names both the entry and the damaged file.
     fn matches_refusal(&self, entry: &EntryOutcome) -> bool {
-        let ApplyOutcome::Refused { why: reason } = &entry.outcome else { return false };
+        let ApplyOutcome::Refused { why: reason, .. } = &entry.outcome else { return false };
         let (subject, role) = self.entry_and_role.as_ref().unwrap();
         entry.package.to_string() == *subject
             && reason.starts_with(&format!("its {role} "))

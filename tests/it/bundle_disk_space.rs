@@ -27,7 +27,7 @@ async fn bundle_of_three(key: &BundleKey) -> Vec<u8> {
 
 fn refusals(receipt: &Receipt) -> Vec<(&str, &str)> {
     let refused = receipt.entries.iter().filter_map(|entry| match &entry.outcome {
-        ApplyOutcome::Refused { why: reason } => Some((&*entry.package.to_string().leak(), reason.as_str())),
+        ApplyOutcome::Refused { why: reason, .. } => Some((&*entry.package.to_string().leak(), reason.as_str())),
         _ => None,
     });
     refused.collect()

@@ -15,6 +15,7 @@ use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::null_provider::{always_revalidating, edition, install, upstream_with};
+use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, SigningKey, Target};
 
 /// The longest time that the breaker of an upstream stays open.
@@ -651,14 +652,53 @@ async fn a_provider_as_a_whole_is_explained_by_its_versions() {
     );
     let chosen = explain(&larder, "address", "acme/null@>= 1.0").await;
     assert_eq!(chosen["version"], "1.3.0", "{chosen:#}");
-    let none = get(&format!("{}/admin/v1/explain?address=acme/null@%3E%203", larder.admin())).await.expect(404);
-    assert!(none.text().contains("none of the 3 listed versions"), "{}", none.text());
+    let none = explain(&larder, "address", "acme/null@> 3").await;
+    assert_eq!(
+        (&none["verdict"], &none["version"], &none["choice"]["by"]),
+        (&json!("refused"), &Value::Null, &json!("none"))
+    );
+    assert!(none["choice"]["reason"].as_str().unwrap().contains("none of the 3 listed versions"), "{none:#}");
     for (query, problem) in
         [("", "what to explain"), ("?address=x", "is not an address"), ("?address=a/b&platform=x", "platform")]
     {
         let refused = get(&format!("{}/admin/v1/explain{query}", larder.admin())).await.expect(400);
         assert!(refused.text().contains(problem), "{query}: {}", refused.text());
     }
+}
+
+/// Without a version the answer is that about the version which `init` chooses now, however many others are stored.
+#[tokio::test]
+async fn without_a_version_the_verdict_is_that_of_what_init_chooses() {
+    let Some(terraform) = Terraform::find() else { return };
+    let upstream = upstream_with(edition(1)).await;
+    let larder = always_revalidating(&upstream).start().await;
+    install(&larder).await;
+    let init = async || {
+        let mut workspace = terraform.workspace();
+        workspace.require("acme/null", ">= 0").cli_config(larder.client_config());
+        workspace.init().await
+    };
+    let explained = async |address: &str| {
+        let report = explain(&larder, "address", address).await;
+        let [verdict, version, by] = [&report["verdict"], &report["version"], &report["choice"]["by"]];
+        [verdict, version, by].map(|text| text.as_str().unwrap_or("-").to_owned())
+    };
+    let everyone = ["acme/null", "acme/null@>= 1.0"];
+    for address in everyone {
+        assert_eq!(explained(address).await, ["served", "1.2.0", "client"], "{address}");
+    }
+    assert!(init().await.status.success());
+
+    upstream.publish(edition(1).version("1.3.0"));
+    upstream.fault(Target::Everything, Fault::SignedByAnotherKey);
+    larder.clock.advance(Duration::from_secs(600));
+    let failed = init().await;
+    assert!(!failed.status.success() && failed.one_line().contains("1.3.0"), "{}", failed.one_line());
+    for address in everyone {
+        assert_eq!(explained(address).await, ["refused", "1.3.0", "client"], "{address}");
+    }
+    assert_eq!(explained("acme/null@1.2.0").await, ["served", "1.2.0", "request"]);
+    assert_eq!(explained("acme/null@~> 1.2.0").await, ["served", "1.2.0", "client"]);
 }
 
 /// The command prints the cause first, then the chain with a URL for each step, with the running larder and without.
@@ -695,6 +735,19 @@ async fn the_command_names_the_cause_before_the_chain() {
     assert!(text.contains("REFUSED  download document  502  for the cause above"), "{text}");
     let report = parse(&setup.stdout_of(&["explain", "acme/null@1.3.0", "--platform", "linux_amd64", "--json"]).await);
     assert_eq!(report["verdict"], "refused");
+    let text = setup.stdout_of(&["explain", "acme/null", "--platform", "linux_amd64"]).await;
+    assert!(text.starts_with("acme/null 1.3.0 (linux_amd64): REFUSED with 502\n  cause "), "{text}");
+    assert!(
+        text.contains("\n  version    `init` without a lock file chooses 1.3.0 now, of 2 listed versions\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("Versions: 2 listed versions, the newest is 1.3.0; 1 can be installed from the store."),
+        "{text}"
+    );
+    let text = setup.stdout_of(&["explain", "acme/null@> 9"]).await;
+    let none = "acme/null: NO VERSION that a client would choose\n  cause      none of the 2 listed versions matches ";
+    assert!(text.starts_with(none), "{text}");
     running.terminate_promptly().await;
 
     // Without a larder, what it last heard of upstream is not known.

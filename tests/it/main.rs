@@ -44,6 +44,7 @@ mod history;
 mod home_page;
 mod http_answers;
 mod index_rebuild;
+mod inside_outside;
 mod jobs_configurations;
 mod jobs_events;
 mod jobs_recurring;

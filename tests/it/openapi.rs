@@ -198,7 +198,6 @@ async fn every_described_status_is_one_that_larder_answers() {
     ] {
         rows.extend([Row::of("GET", path, 200), Row::of("HEAD", path, 200)]);
     }
-    rows.push(Row::of("GET", "/admin/v1/explain?address=acme/null@%3E99.0.0", 404));
     let elsewhere = "/admin/v1/runs/00112233445566778899aabbccddeeff/client-config?network=0123456789abcdef";
     rows.push(Row::of("GET", elsewhere, 409));
     for command in ["refresh", "pin", "unpin", "accept", "purge"] {

@@ -36,7 +36,6 @@ use crate::protocol::admin::{
     self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, SinceStart, StatusReport,
 };
 use crate::protocol::client_config::{self, ClientRoute};
-use crate::protocol::explain::ExplainError;
 use crate::protocol::route::Api;
 use crate::protocol::run::{RUN_NETWORK, RunId};
 use crate::protocol::{Protocols, RequestFailure};
@@ -269,11 +268,7 @@ impl Admin {
     async fn explain(&self, query: Option<&str>) -> Answer {
         let request = ExplainRequest::parse(query, &self.default_host).map_err(refused)?;
         let report = self.protocols.explain(&request, &self.base, self.clock.now(), response::HTTP_ANSWERS).await;
-        match report {
-            Ok(report) => Ok(json(&report)),
-            Err(ExplainError::NoVersion(reason)) => Err(errors(StatusCode::NOT_FOUND, vec![reason])),
-            Err(ExplainError::Mirror(error)) => Err(self.failure(error)),
-        }
+        report.map(|report| json(&report)).map_err(|error| self.failure(error))
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Answer {

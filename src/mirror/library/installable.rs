@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::address::{Address, Artifact, ModulePackage, Package, Platform, ProviderAddress, Selection, Version};
+use crate::address::{
+    Address, Artifact, ModulePackage, Package, Platform, ProviderAddress, Selection, Version, WaitingVersion,
+};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::ArchiveRef;
@@ -44,6 +46,24 @@ impl RequiredPlatforms {
         stored.iter().filter(move |(_, platforms)| is_shown(platforms))
     }
 
+    /// The stored versions of a provider that wait for required platforms, the newest first. Of a module, none.
+    pub(in crate::mirror) fn waiting<'a>(
+        &'a self,
+        address: &'a Address,
+        stored: &'a StoredVersions,
+    ) -> impl Iterator<Item = WaitingVersion> + 'a {
+        let waiting = move |(version, platforms): (&Version, &BTreeSet<Platform>)| match address {
+            Address::Provider(provider) if !platforms.is_empty() && !self.shows(platforms) => Some(WaitingVersion {
+                provider: provider.clone(),
+                version: version.clone(),
+                stored: platforms.clone(),
+                waits_for: self.0.difference(platforms).cloned().collect(),
+            }),
+            Address::Provider(_) | Address::Module(_) => None,
+        };
+        stored.iter().rev().filter_map(waiting)
+    }
+
     /// The required platforms; empty if any will do.
     pub fn platforms(&self) -> impl Iterator<Item = &Platform> {
         self.0.iter()
@@ -78,6 +98,21 @@ impl Library {
             }
         }
         Ok(stored)
+    }
+
+    /// The stored versions of an address, in the canonical spelling, that larder does not list because they wait for
+    /// sealed platforms, the newest first. None online, where every version is listed. Blocks.
+    pub(in crate::mirror) fn read_waiting_versions(
+        &self,
+        address: &Address,
+        config: &RuntimeConfig,
+    ) -> Result<Vec<WaitingVersion>, StoreError> {
+        let required = &config.required_platforms;
+        if self.runtime.connectivity() == Connectivity::Online || required.platforms().next().is_none() {
+            return Ok(Vec::new());
+        }
+        let stored = default_if_store_unavailable(self.read_stored_versions(address, config))?;
+        Ok(required.waiting(address, &stored).collect())
     }
 
     /// True if the package can be installed: its set and that set's archive are stored.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::{
     Address, Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version,
+    WaitingVersion,
 };
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -236,6 +237,14 @@ impl Library {
         let error = self.offline_error(subject).await;
         self.record_if_offline(&error, call, || missing.into());
         error
+    }
+
+    /// Records the platforms that a stored version waits for as missing.
+    pub(in crate::mirror) fn record_waiting(self: &Arc<Self>, waiting: &WaitingVersion, call: &RequestContext) {
+        for platform in &waiting.waits_for {
+            let (of, version) = (waiting.provider.clone(), Some(waiting.version.clone()));
+            self.record_missing(MissingPackage::Provider { of, version, platform: Some(platform.clone()) }, call);
+        }
     }
 
     /// The error for something not stored while offline. If the store itself is gone, the error says that instead.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAddress, Version};
+use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAddress, Version, WaitingVersion};
 use crate::error::Error;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::documents::{DocumentKind, Documents};
@@ -61,7 +61,7 @@ impl Offline {
     ///
     /// # Errors
     /// [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (provider registry
-    /// protocol).
+    /// protocol). [`Error::WaitsForPlatforms`] if only `sealed_platforms` keep it empty.
     pub async fn client_versions(
         self: &Arc<Self>,
         address: &Address,
@@ -79,6 +79,12 @@ impl Offline {
         let platforms = &call.config.required_platforms;
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = platforms.shown(&canonical, &stored).collect();
         if shown.is_empty() {
+            // Clients choose a pre-release only where they are told its version.
+            let rank = |waiting: &WaitingVersion| (!waiting.version.is_pre_release(), waiting.version.clone());
+            if let Some(newest) = platforms.waiting(&canonical, &stored).max_by_key(rank) {
+                self.library.record_waiting(&newest, call);
+                return Err(Error::WaitsForPlatforms(Box::new(newest)));
+            }
             return Err(self.library.missing_error(&canonical, describe_empty_list(address, platforms), call).await);
         }
         let document = self.stored_list(address, call).await?;
@@ -91,6 +97,20 @@ impl Offline {
             |(version, platforms): (&&Version, &&BTreeSet<Platform>)| entry_of(service, version, platforms.iter());
         list.add_new_versions(shown.iter().filter_map(entry).collect());
         Ok(stored_answer(document, list, call))
+    }
+
+    /// The stored versions of a provider that larder does not list while offline, because they wait for sealed
+    /// platforms; the newest first.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn waiting_versions(
+        &self,
+        address: &Address,
+        call: &RequestContext,
+    ) -> Result<Vec<WaitingVersion>, Error> {
+        let (canonical, config) = (call.config.canonical(address), Arc::clone(&call.config));
+        self.library.on_disk(move |library| library.read_waiting_versions(&canonical, &config)).await
     }
 
     /// The stored version list, which is not revalidated while offline.

@@ -1,7 +1,7 @@
 //! The facts behind an answer: what is stored of one object, what upstream last answered about it, and whether its
 //! upstream is left alone. Nothing here has an effect.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -132,6 +132,9 @@ pub struct StoredVersion {
     /// Its platforms; none for a module.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<String>,
+    /// The sealed platforms that it must be stored for before larder lists it, while offline.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits_for: Vec<String>,
 }
 
 /// The settings of an upstream that decide about answers.
@@ -282,9 +285,14 @@ impl Library {
         config: &RuntimeConfig,
     ) -> Result<Vec<StoredVersion>, StoreError> {
         let stored: StoredVersions = default_if_store_unavailable(self.read_stored_versions(address, config))?;
+        let waiting = self.read_waiting_versions(address, config)?.into_iter();
+        let waiting: BTreeMap<Version, BTreeSet<Platform>> =
+            waiting.map(|waiting| (waiting.version, waiting.waits_for)).collect();
+        let names = |platforms: &BTreeSet<Platform>| platforms.iter().map(ToString::to_string).collect();
         let version = |(version, platforms): (Version, BTreeSet<Platform>)| StoredVersion {
+            platforms: names(&platforms),
+            waits_for: waiting.get(&version).map(names).unwrap_or_default(),
             version: version.to_string(),
-            platforms: platforms.iter().map(ToString::to_string).collect(),
         };
         Ok(stored.into_iter().rev().map(version).collect())
     }

@@ -1,10 +1,11 @@
 //! Lists the stored packages, a page at a time.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{AddressFilter, Artifact, PackageRef};
+use crate::address::{Address, AddressFilter, Artifact, PackageRef, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -18,6 +19,9 @@ use crate::verify::ProofBasis;
 pub struct StoredPage {
     /// The packages.
     pub packages: Vec<StoredPackage>,
+    /// The versions of these packages that larder does not list while offline, because they wait for sealed platforms.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<WaitingVersion>,
     /// The `after` of the next page; `None` if this is the last one.
     pub next: Option<String>,
 }
@@ -145,7 +149,13 @@ fn page(
     for artifact in &names {
         packages.extend(library.stored_package(artifact)?);
     }
-    Ok(StoredPage { packages, next })
+    let addresses: BTreeSet<Address> = names.iter().map(Address::from).collect();
+    let config = library.runtime.config();
+    let mut waiting = Vec::new();
+    for address in &addresses {
+        waiting.extend(library.read_waiting_versions(address, &config)?);
+    }
+    Ok(StoredPage { packages, waiting, next })
 }
 
 impl Library {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{EXPLAIN, short};
-use crate::address::{Hostname, PackageRef, PackageSelector, Platform};
+use crate::address::{Hostname, PackageRef, PackageSelector, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::labels::labelled_enum;
 use crate::mirror::{Alarm, ObjectFacts, UpstreamRules, VersionFacts};
@@ -84,6 +84,9 @@ pub struct ExplainReport {
     /// The package, or as much of it as the request names.
     #[serde(flatten)]
     pub package: PackageRef,
+    /// The origin of the version; absent for a URL, and where no version list is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<VersionChoice>,
     /// The time of the report, in seconds since 1970.
     pub now: Timestamp,
     /// The outcome for a client, all in all.
@@ -94,6 +97,9 @@ pub struct ExplainReport {
     pub rules: Option<UpstreamRules>,
     /// The requests of a client, in its order.
     pub steps: Vec<ExplainStep>,
+    /// The version that a client would get once it is stored for all sealed platforms; absent if none waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<WaitingVersion>,
     /// The versions of the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<VersionSummary>,
@@ -101,6 +107,24 @@ pub struct ExplainReport {
     pub alarms: Vec<Alarm>,
     /// Advice for a person.
     pub to_do: Vec<Advice>,
+}
+
+/// The origin of the version that a report is about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "by", rename_all = "kebab-case")]
+pub enum VersionChoice {
+    /// The request names it.
+    Request,
+    /// A client without a lock file chooses it now.
+    Client {
+        /// The number of versions that the client chooses from.
+        listed: usize,
+    },
+    /// A client would choose none.
+    None {
+        /// The reason.
+        reason: String,
+    },
 }
 
 /// The outcome for a client, all in all.

@@ -371,7 +371,7 @@ fn unavailable_items_are_listed_and_the_others_are_still_resolved() {
             "registry.terraform.io/acme/gone/test: the registry does not have … [main.tf:5]",
             "registry.terraform.io/acme/net/test@< 1: none of the 1 versions that are listed matches \"< 1\" … [main.tf:8]",
             "registry.terraform.io/hashicorp/unknown: the registry does not have",
-            "registry.terraform.io/x/a: none of the 2 versions that are listed matches all of: >= 2.0.0 (b/main.tf:3); ~> 1.0 (main.tf:",
+            "registry.terraform.io/x/a@>= 2.0.0, ~> 1.0: none of the 2 versions that are listed matches all of: >= 2.0.0 (b/main.tf:3); ~> 1.0 (main.tf:",
             "registry.terraform.io/x/pre: none of the 1 versions that are listed is a release",
         ],
     );
@@ -404,13 +404,13 @@ fn the_locked_version_is_chosen_before_newer_ones() {
         &resolve_locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
         &[],
         &[
-            "x/a: the lock file has 1.1.0, which does not match all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`",
+            "x/a@>= 2.0.0: the lock file has 1.1.0, which does not match all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`",
         ],
     );
     assert_resolved(
         &resolve_locked(&LOCKED.replace("1.1.0", "1.1.9"), NEEDS_A),
         &[],
-        &["x/a: the lock file has 1.1.9, which is none of the 4 versions"],
+        &["x/a@~> 1.0: the lock file has 1.1.9, which is none of the 4 versions"],
     );
     assert_resolved(
         &resolve_locked("provider \"x\" {\n}\n", NEEDS_A),

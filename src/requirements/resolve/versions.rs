@@ -65,7 +65,17 @@ pub(super) async fn choose_versions(
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
                 require_provider(queries, provider, &chosen, platforms, hashes, required_by);
             }
-            Err(reason) => queries.result.lock().add_unavailable(provider.to_string(), reason, required_by),
+            Err(reason) => {
+                let constraints: BTreeSet<String> = requirements
+                    .iter()
+                    .filter_map(|requirement| requirement.versions.as_ref().map(ToString::to_string))
+                    .collect();
+                let subject = match constraints.is_empty() {
+                    true => provider.to_string(),
+                    false => format!("{provider}@{}", constraints.into_iter().collect::<Vec<_>>().join(", ")),
+                };
+                queries.result.lock().add_unavailable(subject, reason, required_by);
+            }
         }
     }
 }
@@ -162,12 +172,13 @@ pub(super) async fn choose(
     address: &Address,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<ChosenVersion, String> {
-    let listed = queries.versions(address).await?;
-    let reason = match choose(&listed) {
+    let listed = queries.versions(address).await;
+    let reason = match listed.and_then(|listed| choose(&listed)) {
         Ok(version) => return Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
         Err(reason) => reason,
     };
-    let upstream = queries.cached_upstream_versions(address).await?.ok_or(reason)?;
+    // While offline, a list may be refused or name no such version because nothing of it is stored.
+    let upstream = queries.cached_upstream_versions(address).await.ok().flatten().ok_or(reason)?;
     Ok(ChosenVersion { version: choose(&upstream.versions)?, extra_platforms: upstream.platforms })
 }
 

@@ -22,7 +22,7 @@ use crate::mirror::library::{
     observation,
 };
 use crate::mirror::transfer::bundle::entry::{
-    AcceptedEntry, EntryCriteria, SmallFiles, document_from_bundle, store_failed,
+    AcceptedEntry, EntryCriteria, EntryRefusal, SmallFiles, document_from_bundle, store_failed,
 };
 use crate::mirror::transfer::{TransferStage, set_of_files};
 use crate::mirror::{Library, default_if_store_unavailable};
@@ -149,7 +149,7 @@ impl BundledSet {
         library: &Library,
         arrived: ArrivedArchive,
         now: Timestamp,
-    ) -> Result<ApplyOutcome, String> {
+    ) -> Result<ApplyOutcome, EntryRefusal> {
         let note = self.check_history(library, now)?;
         let Self { package, set, confirmed, .. } = self;
         let archive = StoredArchive::of_set(&set, arrived.fast, arrived.size_bytes, now);
@@ -164,9 +164,14 @@ impl BundledSet {
 
     /// Compares the set with the first-seen record, with the verdicts for a set from upstream. Returns a note for the
     /// operator, if any.
-    fn check_history(&self, library: &Library, now: Timestamp) -> Result<Option<String>, String> {
-        let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned()) };
+    fn check_history(&self, library: &Library, now: Timestamp) -> Result<Option<String>, EntryRefusal> {
+        let Some(sums) = self.set.checksums() else { return Err("its SHA256SUMS cannot be read".to_owned().into()) };
         let Package { provider, version, .. } = &self.package;
+        let accept = format!("{provider}@{version}");
+        let refused = |reason: String| EntryRefusal {
+            why: format!("{reason}; if the publisher released this, apply it with --accept {accept}"),
+            accept: Some(accept.clone()),
+        };
         let seen = observation(&self.package, &self.set, &sums);
         if self.is_accepted {
             // The bundle in the operator's hands is what was decided about.
@@ -197,21 +202,18 @@ impl BundledSet {
                 AlarmFinding { detail: format!("in a bundle: {reason}"), facts },
                 now,
             );
-            return Err(format!("{reason}; --accept {provider}@{version} accepts it"));
+            return Err(refused(reason));
         }
         // A bundle without a trusted signature cannot introduce a key for a provider.
         let signer = if self.is_vouched_for || is_known { seen.signer.clone() } else { Signer::NotChecked };
         match library.admit_blocking(&Observation { signer, ..seen }, now).map_err(store_failed)? {
             Ok(Admission::Consistent) => Ok(None),
-            Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Unavailable)),
+            Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Unavailable).into()),
             Ok(Admission::Changed(change)) => Ok(Some(format!(
                 "it was published again, signed by a known key: its proof set {}; lock files with the old hashes refuse it",
                 change.describe()
             ))),
-            Err(reason) => Err(format!(
-                "{}; if the publisher released this, apply it with --accept {provider}@{version}",
-                reason.describe()
-            )),
+            Err(reason) => Err(refused(reason.describe())),
         }
     }
 }
@@ -366,7 +368,7 @@ impl BundledModule {
         library: &Library,
         arrived: ArrivedArchive,
         now: Timestamp,
-    ) -> Result<ApplyOutcome, String> {
+    ) -> Result<ApplyOutcome, EntryRefusal> {
         self.check_tree(library, &arrived)?;
         let Self { package, key, location, origin, claimed_tree, is_accepted } = self;
         let comparison = if is_accepted {
@@ -377,9 +379,9 @@ impl BundledModule {
         // Not `larder accept`: that would ask upstream, but the tree is in the bundle.
         let accept_command = format!("`larder bundle apply` with `--accept {key}`");
         let comparison = comparison.map_err(store_failed)?;
-        library
-            .require_first_seen_tree(&package, &key, &claimed_tree, comparison, &accept_command)
-            .map_err(|e| e.to_string())?;
+        library.require_first_seen_tree(&package, &key, &claimed_tree, comparison, &accept_command).map_err(
+            |error| EntryRefusal { accept: error.waits_for_accept().then(|| key.to_string()), why: error.to_string() },
+        )?;
         library.resolve_tree_alarms(&key);
         let ArrivedArchive { digest, fast, size_bytes, .. } = arrived;
         let archive = StoredArchive::of_tree(claimed_tree.packed.clone(), digest, fast, size_bytes, origin, now);

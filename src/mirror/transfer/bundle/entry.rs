@@ -101,13 +101,27 @@ impl AcceptedEntry {
         library: &Library,
         archive: Option<ArrivedArchive>,
         now: Timestamp,
-    ) -> Result<ApplyOutcome, String> {
+    ) -> Result<ApplyOutcome, EntryRefusal> {
         match (self, archive) {
-            (Self::Document(document), _) => document.commit(library, now),
+            (Self::Document(document), _) => Ok(document.commit(library, now)?),
             (Self::Provider(set), Some(archive)) => set.commit(library, archive, now),
             (Self::Module(module), Some(archive)) => module.commit(library, archive, now),
-            (Self::Provider(_) | Self::Module(_), None) => Err("its manifest names no archive".to_owned()),
+            (Self::Provider(_) | Self::Module(_), None) => Err("its manifest names no archive".to_owned().into()),
         }
+    }
+}
+
+/// A refused entry.
+#[derive(Debug)]
+pub(super) struct EntryRefusal {
+    pub(super) why: String,
+    /// The version that `--accept` may name, if the operator's word is all that it lacks.
+    pub(super) accept: Option<String>,
+}
+
+impl From<String> for EntryRefusal {
+    fn from(why: String) -> Self {
+        Self { why, accept: None }
     }
 }
 
@@ -252,15 +266,10 @@ impl Library {
         Ok(Some(dropped.chain(entries).collect()))
     }
 
-    /// Lists versions that a bundle brought and the cached list does not name. The list may be newer than the bundle.
-    ///
-    /// # Errors
-    /// The disk failed. Some versions may be listed then.
-    pub(super) fn list_imported_entries(&self, manifest: &Manifest, now: Timestamp) -> Result<(), StoreError> {
+    /// The providers and modules of which a bundle has packages, in the canonical spelling.
+    pub(super) fn addresses_of_packages(&self, manifest: &Manifest) -> BTreeSet<Address> {
         let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
-        let addresses: BTreeSet<Address> =
-            archives.map(|(artifact, _)| Address::from(&self.runtime.canonical(artifact))).collect();
-        addresses.iter().try_for_each(|address| self.list_stored_versions(address, None, now))
+        archives.map(|(artifact, _)| Address::from(&self.runtime.canonical(artifact))).collect()
     }
 
     /// Lists stored versions that the cached list does not name. `absent` stands in for a list that is not stored.

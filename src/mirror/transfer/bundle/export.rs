@@ -140,7 +140,7 @@ impl Transfers {
     /// # Errors
     /// The disk failed.
     pub fn inventory(&self, now: Timestamp) -> Result<Inventory, Error> {
-        let mut inventory = Inventory::new(now);
+        let mut inventory = Inventory::new(now).sealed_for(self.runtime.sealed_platforms());
         for named in self.library.store.records.all_named()? {
             match &named {
                 Artifact::Provider(package) => {

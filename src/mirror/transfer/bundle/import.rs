@@ -18,7 +18,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::transfer::bundle::archives::ArrivedArchive;
-use crate::mirror::transfer::bundle::entry::{AcceptedEntry, EntryCriteria, SmallFiles, store_failed};
+use crate::mirror::transfer::bundle::entry::{AcceptedEntry, EntryCriteria, EntryRefusal, SmallFiles, store_failed};
 use crate::mirror::transfer::{EVENT_QUEUE, Spool, TransferStage};
 use crate::mirror::{Connectivity, Library, Transfers};
 use crate::store::StoreError;
@@ -172,10 +172,21 @@ impl Library {
         let mut application =
             BundleApplication { library: self, options, clock, shared, opened, report, read_bytes: 0 };
         let (entries, mut ended) = application.apply_entries(&manifest);
-        if let Err(error) = self.list_imported_entries(&manifest, clock.now()) {
+        // The cached list may be newer than the bundle, and may not name what the bundle brought.
+        let addresses = self.addresses_of_packages(&manifest);
+        let listed = addresses.iter().try_for_each(|address| self.list_stored_versions(address, None, clock.now()));
+        if let Err(error) = listed {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
+        let config = self.runtime.config();
+        let waiting: Result<Vec<_>, _> =
+            addresses.iter().map(|address| self.read_waiting_versions(address, &config)).collect();
+        let waiting = waiting.unwrap_or_else(|error| {
+            let reason = || format!("what was applied cannot be read back: {error}; {}", error.remedy());
+            ended.get_or_insert_with(reason);
+            Vec::new()
+        });
         let (signed_by, trusted) = Receipt::signer(&signature_status);
         let mut receipt = Receipt {
             manifest: digest,
@@ -187,6 +198,8 @@ impl Library {
             ok: false,
             ended,
             entries,
+            platforms: config.required_platforms.platforms().cloned().collect(),
+            waiting: waiting.concat(),
             kept: None,
         };
         let [applied, already, refused, not_reached] = receipt.counts();
@@ -233,11 +246,12 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
             }
             let applied = self.apply_entry(entry, &files).unwrap_or_else(|UnreadableRest(reason)| {
                 ended = Some(format!("{package}: {reason}"));
-                Err(reason)
+                Err(reason.into())
             });
-            let outcome = applied.unwrap_or_else(|why| {
+            let outcome = applied.unwrap_or_else(|EntryRefusal { why, accept }| {
+                let why: String = why.chars().take(MAX_REFUSAL_CHARS).collect();
                 tracing::error!(%package, reason = why, "an entry of a bundle was refused");
-                ApplyOutcome::Refused { why }
+                ApplyOutcome::Refused { why, accept }
             });
             let entry_outcome = EntryOutcome { package, outcome };
             (self.report)(ApplyEvent::Entry(entry_outcome.clone()));
@@ -256,7 +270,7 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
         &mut self,
         entry: &BundleEntry,
         included: &HashSet<FileRole>,
-    ) -> Result<Result<ApplyOutcome, String>, UnreadableRest> {
+    ) -> Result<Result<ApplyOutcome, EntryRefusal>, UnreadableRest> {
         let mut small_files = SmallFiles::default();
         let mut flaw: Option<String> = None;
         for file in entry.files().into_iter().filter(|file| file.role != FileRole::Archive) {
@@ -289,12 +303,11 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
             Some(archive) if matches!(accepted, Ok(Some(_))) => self.stored_archive(&archive).map(Some),
             Some(_) => Ok(None),
         };
-        let outcome = match (accepted, archive) {
-            (Err(reason), Ok(_)) | (_, Err(reason)) => Err(reason),
+        Ok(match (accepted, archive) {
+            (Err(reason), Ok(_)) | (_, Err(reason)) => Err(reason.into()),
             (Ok(None), Ok(_)) => Ok(ApplyOutcome::Held),
             (Ok(Some(entry)), Ok(archive)) => entry.commit(self.library, archive, now),
-        };
-        Ok(outcome.map_err(|reason| reason.chars().take(MAX_REFUSAL_CHARS).collect()))
+        })
     }
 
     /// Reads an archive. Stages it if its entry is accepted; otherwise its bytes are discarded.
