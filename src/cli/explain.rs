@@ -12,13 +12,16 @@ use super::list::proof_text;
 use super::terminal::{
     TextPage, escape_for_terminal, format_age, format_seconds, plural, stdout_has_colour, styled, width_of_stdout,
 };
-use super::{CommonOptions, print_json, print_line};
+use super::{CommonOptions, print_json, print_line, status};
 use crate::address::{Hostname, Platform, WaitingVersion};
 use crate::clock::Timestamp;
+use crate::config::Config;
 use crate::mirror::{AnswerFacts, PackageArchive, StoredCopy, StoredVersion, UpstreamRules};
 use crate::protocol::admin::explain::{
     ExpectedAnswer, ExplainReport, ExplainStep, Rule, StepKind, Verdict, VersionChoice, VersionSummary, explain_path,
 };
+use crate::protocol::admin::verdict::Verdict as StatusVerdict;
+use crate::protocol::admin::{STATUS, StatusReport};
 
 /// The most versions that are shown.
 const MAX_SHOWN: usize = 10;
@@ -30,9 +33,9 @@ const STEP_MARGIN: &str = "           ";
 #[derive(Debug, Args)]
 pub(super) struct Explain {
     /// `[HOST/]NAMESPACE/TYPE[@VERSION]`, `[HOST/]NAMESPACE/NAME/SYSTEM[@VERSION]`, or one of larder's URLs, absolute or as
-    /// a path
+    /// a path [default: all that failed in the last day]
     #[arg(value_name = "ADDRESS|URL")]
-    what: String,
+    what: Option<String>,
     /// The platform of the client [default: that of this machine]
     #[arg(long, value_name = "OS_ARCH", value_parser = Platform::parse)]
     platform: Option<Platform>,
@@ -41,8 +44,9 @@ pub(super) struct Explain {
 impl Explain {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
         let (config, _) = common.load()?;
+        let Some(what) = &self.what else { return print_failures(&config, common.json) };
         let platform = self.platform.unwrap_or_else(Platform::of_this_machine);
-        let path = explain_path(&self.what, Some(&platform));
+        let path = explain_path(what, Some(&platform));
         let report: ExplainReport = ask(&config, async |larder| larder.get(&path).await)?;
         if common.json {
             print_json(&report);
@@ -53,6 +57,24 @@ impl Explain {
         }
         Ok(())
     }
+}
+
+/// Prints the verdict, the alarms and the failed requests of the last day.
+fn print_failures(config: &Config, json: bool) -> anyhow::Result<()> {
+    let report: StatusReport = ask(config, async |larder| larder.get(STATUS).await)?;
+    let failures = report.since_start.as_ref().map_or(&[][..], |since| &since.failures);
+    if json {
+        print_json(&serde_json::json!({ "alarms": report.mirror.alarms, "failures": failures }));
+        return Ok(());
+    }
+    let mut page = TextPage::of_width(width_of_stdout().map(|columns| columns.min(MAX_WIDTH)));
+    let StatusVerdict { title, lines, .. } = StatusVerdict::of(&report);
+    page.group("verdict", &title);
+    lines.iter().for_each(|line| page.item(&line.text, None));
+    status::alarms(&mut page, &report.mirror.alarms);
+    status::failures(&mut page, failures, usize::MAX);
+    print_line(&page.text());
+    Ok(())
 }
 
 /// Renders the report for a terminal of this width.

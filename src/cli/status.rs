@@ -6,7 +6,8 @@ use bytesize::ByteSize;
 
 use super::admin_service::ask;
 use super::terminal::{
-    Column, TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, width_of_stdout,
+    Column, TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, shell_word,
+    width_of_stdout,
 };
 use super::{CommonOptions, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
@@ -14,10 +15,13 @@ use crate::bundle::BundleKeyIds;
 use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, RecurringState};
 use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreFailure, StoreState, UpstreamState};
-use crate::protocol::admin::{STATUS, SinceStart, StatusReport};
+use crate::protocol::admin::verdict::Verdict;
+use crate::protocol::admin::{RecentFailure, STATUS, SinceStart, StatusReport};
 
 /// Maximum number of entries shown of each list.
 const MAX_LISTED: usize = 20;
+/// Maximum number of failed requests shown here; `larder explain` without an address shows more.
+const MAX_SHOWN_FAILURES: usize = 5;
 
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
     let (config, _) = common.load()?;
@@ -45,6 +49,11 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
             )
         }
     };
+    let Verdict { title, lines, .. } = Verdict::of(report);
+    page.group("verdict", &title);
+    lines.iter().for_each(|line| page.item(&line.text, None));
+    alarms(&mut page, &mirror.alarms);
+    failures(&mut page, since.map_or(&[], |since| &since.failures), MAX_SHOWN_FAILURES);
     page.group("larder", &format!("{} {running}", mirror.version));
     store(&mut page, mirror);
     if let Some(since) = since {
@@ -55,7 +64,6 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
     }
     warm_ups(&mut page, &report.warm_ups);
     bundles(&mut page, &report.bundle_keys);
-    alarms(&mut page, &mirror.alarms);
     let archives = plural(mirror.imported.len() as u64, "archive");
     let text = format!("{archives} without signatures: only this mirror's operator vouches for them");
     list_packages(&mut page, "imported", &text, &mirror.imported, host);
@@ -65,6 +73,29 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
         page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
     }
     page.text()
+}
+
+/// The failed requests of the last day: what, for whom, how often, why, and what to do.
+pub(super) fn failures(page: &mut TextPage, failures: &[RecentFailure], shown: usize) {
+    if failures.is_empty() {
+        return;
+    }
+    page.group("failures", &format!("failed requests of the last day, for {}", plural(failures.len() as u64, "URL")));
+    for failure in failures.iter().take(shown) {
+        let RecentFailure { path, subject, status, cause, remedy, client, times, last, is_over, .. } = failure;
+        let what = escape_for_terminal(subject.as_deref().unwrap_or(path));
+        let state = if *is_over { "answered since".to_owned() } else { status.to_string() };
+        page.item(&format!("{what}: {state}"), Some(&escape_for_terminal(cause)));
+        let last = format_timestamp(*last);
+        page.push_with_prefix("    ", &format!("{}, the last for {client} at {last}", plural(*times, "request")));
+        if let Some(remedy) = remedy {
+            page.push_with_prefix("    ", &escape_for_terminal(remedy));
+        }
+        page.command(&format!("larder explain {}", shell_word(path)));
+    }
+    if failures.len() > shown {
+        page.item(&format!("… and {} more (`larder explain` shows them)", failures.len() - shown), None);
+    }
 }
 
 fn store(page: &mut TextPage, mirror: &Status) {
@@ -201,7 +232,7 @@ fn alarm_text(kind: AlarmKind) -> &'static str {
     }
 }
 
-fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
+pub(super) fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
     if alarms.is_empty() {
         return;
     }
@@ -356,6 +387,19 @@ mod tests {
                     upstream("registry.opentofu.org", vec![]),
                     upstream("registry.terraform.io", vec![backoff]),
                 ],
+                failures: vec![RecentFailure {
+                    path: "/registry/registry.terraform.io/v1/providers/hashicorp/aws/6.0.0/download/linux/amd64"
+                        .to_owned(),
+                    subject: Some("the proof set of hashicorp/aws 6.0.0 (linux_amd64)".to_owned()),
+                    status: 502,
+                    cause: "SHA256SUMS is signed by \u{1b}[2J another key".to_owned(),
+                    remedy: Some("not stored, not served; its publisher or registry must mend it".to_owned()),
+                    client: "10.0.0.7".to_owned(),
+                    times: 16,
+                    first: Timestamp(1_795_293_761),
+                    last: Timestamp(1_795_293_770),
+                    is_over: false,
+                }],
             }),
             warm_ups: vec![
                 warm_up(None, Some("0123456789abcdef")),
@@ -373,7 +417,7 @@ mod tests {
         for width in [80, 160] {
             let shown = page(&report_with_every_problem(), &host(), Some(width));
             // Commands to paste are never wrapped.
-            let lines = shown.lines().filter(|line| !line.starts_with("    larder accept"));
+            let lines = shown.lines().filter(|line| !line.starts_with("    larder "));
             let longest = lines.map(|line| line.chars().count()).max().unwrap();
             assert!(longest <= width, "{longest} of {width}:\n{shown}");
             assert!(shown.lines().all(|line| line == line.trim_end()));
@@ -389,6 +433,9 @@ mod tests {
         let shown = page(&report_with_every_problem(), &host(), None);
         for expected in [
             "0.1.0 (running, offline) since 2026-11-21 20:42:41 UTC, for 3 days",
+            "verdict      The store needs you\n  The last archive or document could not be stored.",
+            "16 requests, the last for 10.0.0.7 at 2026-11-21 20:42:50 UTC",
+            "    larder explain /registry/registry.terraform.io/v1/providers/hashicorp/aws/6.0.0/download/linux/amd64\n",
             "NOT KEEPING",
             "No space left on device",
             "free space on the store's disk",

@@ -8,6 +8,7 @@ pub mod admin_tls;
 mod body;
 pub mod clients;
 pub mod connection_slots;
+mod failures;
 mod idle;
 pub mod listener;
 pub mod local_socket;
@@ -37,7 +38,7 @@ use self::listener::Peer;
 use self::requests::{Content, Refusal, RequestOutcome};
 use self::runs::{RunContent, RunRequest};
 use crate::cdn_loop::CdnLoop;
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
 use crate::protocol::route::{Api, Route, RouteKind, is_probe};
 use crate::protocol::run::RunId;
@@ -83,6 +84,7 @@ impl MainListener {
             run: None,
             answer: None,
             sent: (0, false),
+            now: self.clock.now(),
         };
         let (response, outcome) = self.answer(&request, &peer, &client, &mut log).await;
         log.answer = Some((response.status(), outcome));
@@ -119,7 +121,7 @@ impl MainListener {
             client: client.address.into(),
             origin: None,
             accepts_html: page::accepts_html(request.headers()),
-            now: self.clock.now(),
+            now: log.now,
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
         let (route, api) = self.protocols.route(&parsed_request);
@@ -177,10 +179,13 @@ impl MainListener {
                 if let Some(run) = &mut log.run {
                     run.answered_with(RunContent::of(&route));
                 }
+                self.requests.failures().note_answered(path);
                 (response, outcome)
             }
             Err(failure) => {
                 log_failure(request_number, &failure);
+                let (status, now) = (response::failure_status(&failure, api), parsed_request.now);
+                self.requests.failures().record(path, &failure, status, client.address, now);
                 (response::failure(&failure, api), self.record_failure(&failure, api))
             }
         }
@@ -292,6 +297,8 @@ struct RequestLog {
     answer: Option<(StatusCode, RequestOutcome)>,
     /// The body bytes sent, and true if larder truncated the body itself.
     sent: (u64, bool),
+    /// The time of the request.
+    now: Timestamp,
 }
 
 impl Drop for RequestLog {
@@ -304,6 +311,10 @@ impl Drop for RequestLog {
             None => RequestOutcome::Left,
         };
         let end = if *is_truncated { RequestOutcome::Error } else { outcome };
+        if let (true, Some((status, _))) = (*is_truncated, self.answer) {
+            let (_, path) = RunId::split(uri.path());
+            self.requests.failures().record_broken_off(path, status, *client, self.now);
+        }
         self.requests.record_end(*route, end, outcome.body_source(), *bytes);
         if let Some(run) = &mut self.run {
             run.end(end, *bytes);

@@ -12,6 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::failures::RecentFailures;
 use crate::error::Error;
 use crate::jobs::{Traffic, TrafficCount, TrafficSource};
 use crate::labels::labelled_enum;
@@ -176,6 +177,7 @@ struct RequestCounters {
     refused_connections: [Counter; ConnectionRefusal::ALL.len()],
     hit: [Histogram; Content::ALL.len()],
     ages: [Histogram; RouteKind::DOCUMENTS],
+    failures: RecentFailures,
 }
 
 /// Metrics that are not exposed.
@@ -216,7 +218,13 @@ impl RequestMetrics {
                 .map(|reason| counter(&refused_connections, "reason", reason.label())),
             hit: Content::ALL.map(|content| hit.get_or_create_owned(&[("content", content.label())])),
             ages: array::from_fn(|index| ages.get_or_create_owned(&[("route", RouteKind::ALL[index].label())])),
+            failures: RecentFailures::default(),
         }))
+    }
+
+    /// The failures of the last day, for people.
+    pub(super) fn failures(&self) -> &RecentFailures {
+        &self.0.failures
     }
 
     /// Returns the number of the next request, for the log.

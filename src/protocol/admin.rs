@@ -7,6 +7,7 @@ pub mod operation;
 pub mod order;
 pub(crate) mod outcome_lines;
 mod routes;
+pub mod verdict;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -240,6 +241,37 @@ pub struct SinceStart {
     pub fills_under_way: i64,
     /// The state of each upstream.
     pub upstreams: Vec<UpstreamState>,
+    /// The requests of clients that failed in the last day: those that still are, then those that are over, the newest
+    /// first of each; at most 200.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<RecentFailure>,
+}
+
+/// Failed requests of clients for one URL.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecentFailure {
+    /// The path of the URL, for `larder explain`.
+    pub path: String,
+    /// What could not be answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// The status of the last answer.
+    pub status: u16,
+    /// The cause.
+    pub cause: String,
+    /// The remedy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// The address of the client that failed last.
+    pub client: String,
+    /// The number of failed requests.
+    pub times: u64,
+    /// The time of the first, in seconds since 1970.
+    pub first: Timestamp,
+    /// The time of the last, in seconds since 1970.
+    pub last: Timestamp,
+    /// True if the URL was answered since.
+    pub is_over: bool,
 }
 
 #[cfg(test)]

@@ -171,6 +171,9 @@ async fn each_remedy_that_is_printed_makes_the_next_verdict_better_until_init_wo
     outside.shell("larder refresh acme/other@1.2.0").await;
     let (before, advice, explained) = outside.explain("acme/other").await;
     assert_eq!((before, advice.len()), (Verdict::WithAlarm, 1), "{explained}");
+    // Three platforms, and one event.
+    assert_eq!(explained.matches("\n  alarm ").count(), 1, "{explained}");
+    assert!(explained.contains("the same for linux_amd64, windows_amd64"), "{explained}");
     let shown = outside.shell(&advice[0]).await;
     if shown.code != Some(0) {
         let with_evidence = commands_in(&shown.err);

@@ -97,6 +97,45 @@ async fn the_page_shows_what_is_stored_saved_and_asked() {
     assert_eq!(html.matches("<table>").count(), 3, "{html}");
 }
 
+/// Failed requests are the verdict's business: what, for whom, how often, why, and what to do. They are over when the
+/// URL is answered.
+#[tokio::test]
+async fn failed_requests_are_told_until_their_url_is_answered() {
+    let upstream = upstream_with(Provider::new("acme", "null")).await;
+    let clock = Clock::frozen();
+    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
+    install(&larder).await;
+    assert!(readable_text(&open(&larder).await).contains("All is well"));
+    upstream.publish(Provider::new("acme", "null").version("1.3.0"));
+    upstream.fault(Target::Everything, Fault::SignedByAnotherKey);
+    let path = format!("/registry/{HOST}/v1/providers/acme/null/1.3.0/download/linux/amd64");
+    clock.advance(Duration::from_secs(600));
+    larder.versions("null").await.expect(200);
+    for _ in 0..30 {
+        larder.get(&path).await.expect(502);
+    }
+    let text = readable_text(&open(&larder).await);
+    for expected in [
+        "It works, and something needs a look",
+        "30 requests of clients failed in the last day, for 1 URL, and none has succeeded since.",
+        "30 requests in all, the last for 127.0.0.1",
+        "signed by key",
+        "its publisher or registry must mend it",
+        &format!("larder explain '{path}'"),
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    assert!(!text.contains("All is well"), "{text}");
+    let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
+    let failures = &status["since_start"]["failures"];
+    assert_eq!((&failures[0]["times"], &failures[0]["path"]), (&30.into(), &path.clone().into()), "{failures:#}");
+
+    upstream.clear_faults();
+    larder.get(&path).await.expect(200);
+    let text = readable_text(&open(&larder).await);
+    assert!(text.contains("All is well") && text.contains("answered since"), "{text}");
+}
+
 /// Of many archives the page shows the ten largest, and the ten that are unused for the longest time, in order.
 #[tokio::test]
 async fn the_largest_and_the_oldest_archives_are_shown_in_order() {

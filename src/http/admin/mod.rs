@@ -406,6 +406,7 @@ impl Admin {
             upstream_bytes: runtime.upstream_bytes(),
             fills_under_way: runtime.fills_under_way(),
             upstreams: runtime.upstream_states(now),
+            failures: self.requests.failures().list(now),
         }
     }
 }

@@ -17,7 +17,8 @@ use crate::jobs::{LastRun, RecurringState, Traffic, TrafficCount, TrafficHistory
 use crate::mirror::{
     Alarm, LastBundle, NotableArchives, Status, StoreFailure, StoreState, StoredArchiveNames, UpstreamState,
 };
-use crate::protocol::admin::{SinceStart, StatusReport};
+use crate::protocol::admin::verdict::{self, Level, Part, VerdictLine};
+use crate::protocol::admin::{RecentFailure, SinceStart, StatusReport};
 use crate::wording::{escape_invisible, format_seconds, format_timestamp, percent, plural};
 
 const SCRIPT: &str = include_str!("../../../templates/status.js");
@@ -117,6 +118,9 @@ struct StatusPage<'a> {
     more_warm_ups: usize,
     upstreams: Vec<UpstreamView>,
     more_upstreams: usize,
+    failures: Vec<FailureView>,
+    failure_count: String,
+    more_failures: usize,
     missing: Vec<String>,
     missing_count: String,
     more_missing: usize,
@@ -130,10 +134,10 @@ struct StatusPage<'a> {
 struct Verdict {
     class: &'static str,
     title: String,
-    lines: Vec<VerdictLine>,
+    lines: Vec<LinkedLine>,
 }
 
-struct VerdictLine {
+struct LinkedLine {
     text: String,
     /// Link to more; empty without one.
     link: String,
@@ -183,6 +187,35 @@ struct WarmUpView {
     next: String,
 }
 
+/// Failed requests for one URL.
+struct FailureView {
+    what: String,
+    is_over: bool,
+    status: u16,
+    cause: String,
+    remedy: String,
+    /// The count, and the client that failed last.
+    whom: String,
+    last: Moment,
+    command: String,
+}
+
+impl FailureView {
+    fn of(failure: &RecentFailure, now: Timestamp) -> Self {
+        let RecentFailure { path, subject, status, cause, remedy, client, times, last, is_over, .. } = failure;
+        Self {
+            what: shown(subject.as_deref().unwrap_or(path)),
+            is_over: *is_over,
+            status: *status,
+            cause: shown(cause),
+            remedy: shown(remedy.as_deref().unwrap_or_default()),
+            whom: format!("{} in all, the last for {client}", plural(*times, "request")),
+            last: Moment::ago(*last, now),
+            command: format!("larder explain '{}'", shown(path)),
+        }
+    }
+}
+
 struct UpstreamView {
     host: String,
     state: &'static str,
@@ -220,6 +253,7 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
         Err(trouble) => (Vec::new(), Vec::new(), Some(trouble.clone())),
     };
     let upstreams = since_start.as_ref().map_or(&[][..], |since| &since.upstreams);
+    let failures = since_start.as_ref().map_or(&[][..], |since| &since.failures);
     let missing = mirror.missing.iter().map(|package| shown(&package.without(default_host).to_string()));
     let template = StatusPage {
         frame,
@@ -241,6 +275,9 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
         more_warm_ups: warm_ups.len().saturating_sub(MAX_LISTED),
         upstreams: upstreams.iter().take(MAX_LISTED).map(UpstreamView::of).collect(),
         more_upstreams: upstreams.len().saturating_sub(MAX_LISTED),
+        failures: failures.iter().take(MAX_LISTED).map(|failure| FailureView::of(failure, *now)).collect(),
+        failure_count: grouped(failures.len() as u64),
+        more_failures: failures.len().saturating_sub(MAX_LISTED),
         missing: missing.take(MAX_LISTED).collect(),
         missing_count: grouped(mirror.missing.len() as u64),
         more_missing: mirror.missing.len().saturating_sub(MAX_LISTED),
@@ -275,89 +312,25 @@ pub(super) fn token_file(store: &str) -> String {
 impl Verdict {
     /// `base` is the URL of the main listener.
     fn of(report: &StatusReport, base: &str) -> Self {
-        let StatusReport { mirror, since_start, .. } = report;
-        let mut lines = Vec::new();
-        let mut classes = Vec::new();
-        let mut add = |class, text: String, part: &str, link_text| {
-            classes.push(class);
-            lines.push(VerdictLine { text, link: format!("#{part}"), link_text });
-        };
-        match mirror.store_state {
-            StoreState::Ready => {}
-            StoreState::NotKeeping => add(
-                "bad",
-                "The last archive or document could not be stored. What is stored is served.".into(),
-                "store",
-                "Why, and what to do",
-            ),
-            StoreState::ReadOnly => add(
-                "bad",
-                "The store's disk is read-only. What is stored is served, and nothing is added.".into(),
-                "store",
-                "More",
-            ),
-            StoreState::Gone => add(
-                "bad",
-                "The store was removed, replaced, or cannot be read. Nothing of it is served until it is back.".into(),
-                "store",
-                "More",
-            ),
-        }
-        let refused = mirror.alarms.iter().filter(|alarm| alarm.kind.refuses()).count() as u64;
-        let others = mirror.alarms.len() as u64 - refused;
-        if refused > 0 {
-            let text = format!("The new files of {} are refused until you decide.", plural(refused, "version"));
-            add("bad", text, "alarms", "Decide");
-        }
-        if others > 0 {
-            let text = format!("Registries changed what is served: {}.", plural(others, "alarm"));
-            add("warn", text, "alarms", "Look at it");
-        }
-        let left_alone = |upstream: &&UpstreamState| !upstream.left_alone.is_empty();
-        let down = since_start.iter().flat_map(|since| &since.upstreams).filter(left_alone).count() as u64;
-        if down > 0 {
-            let verb = if down == 1 { "does" } else { "do" };
-            add(
-                "warn",
-                format!("{} {verb} not answer as it should. What is stored is served.", plural(down, "upstream")),
-                "upstreams",
-                "Which",
-            );
-        }
-        if !mirror.missing.is_empty() {
-            let text =
-                format!("{} asked for while offline and not stored.", plural(mirror.missing.len() as u64, "package"));
-            add("warn", text, "missing", "Which");
-        }
-        let class = ["bad", "warn"].into_iter().find(|class| classes.contains(class)).unwrap_or("good");
-        let is_unused = mirror.archives == 0 && mirror.documents == 0;
-        if lines.is_empty() {
-            let (text, link, link_text) = match (mirror.offline, is_unused) {
-                (true, _) => ("larder is offline: it serves what is stored, and asks nobody.", "", ""),
-                (false, true) => (
-                    "Nothing is stored yet. What clients install through larder is stored here.",
-                    base,
-                    "Point a client at it",
-                ),
-                (false, false) => (
-                    "The store can be written, every upstream that was asked has answered, and nothing waits for you.",
-                    "",
-                    "",
-                ),
+        let verdict = verdict::Verdict::of(report);
+        let line = |VerdictLine { text, part }: VerdictLine| {
+            let (link, link_text) = match part {
+                Part::Store => ("#store", "Why, and what to do"),
+                Part::Alarms => ("#alarms", "Look at it"),
+                Part::Upstreams => ("#upstreams", "Which"),
+                Part::Failures => ("#failures", "Which, and why"),
+                Part::Missing => ("#missing", "Which"),
+                Part::Clients => (base, "Point a client at it"),
+                Part::None => ("", ""),
             };
-            lines.push(VerdictLine { text: text.to_owned(), link: link.to_owned(), link_text });
-        }
-        let title = match (class, refused, is_unused) {
-            ("bad", 1.., _) if mirror.store_state == StoreState::Ready => match refused {
-                1 => "A version waits for your decision".to_owned(),
-                many => format!("{many} versions wait for your decision"),
-            },
-            ("bad", ..) => "The store needs you".to_owned(),
-            ("warn", ..) => "It works, and something needs a look".to_owned(),
-            (_, _, true) => "Ready".to_owned(),
-            _ => "All is well".to_owned(),
+            LinkedLine { text, link: link.to_owned(), link_text }
         };
-        Self { class, title, lines }
+        let class = match verdict.level {
+            Level::Good => "good",
+            Level::Warn => "warn",
+            Level::Bad => "bad",
+        };
+        Self { class, title: verdict.title, lines: verdict.lines.into_iter().map(line).collect() }
     }
 }
 

@@ -337,17 +337,33 @@ impl Alarms {
         subjects.filter(|subject| is_meant(subject)).cloned().collect()
     }
 
-    /// All alarms, each with the command that resolves it while larder has this connectivity.
+    /// All alarms, each with the command that resolves it while larder has this connectivity. What was found for several
+    /// platforms of a version is one alarm: one event, and one decision.
     pub(in crate::mirror) fn all(&self, link: Connectivity) -> Vec<Alarm> {
         let raised = self.raised.lock();
-        let alarms = raised.iter().flat_map(|(address, entry)| {
-            entry.alarms.iter().map(move |(subject, RaisedAlarm { alarm, .. })| Alarm {
-                resolve: alarm.kind.resolve_command(address, &alarm.version, link),
-                evidence: entry.evidence_of(address, subject).filter(|_| link != Connectivity::Offline),
-                ..alarm.clone()
-            })
-        });
-        alarms.collect()
+        let mut all = Vec::new();
+        for (address, entry) in &*raised {
+            let mut alarms = entry.alarms.iter().peekable();
+            while let Some((subject, RaisedAlarm { alarm, .. })) = alarms.next() {
+                let mut merged = Alarm {
+                    resolve: alarm.kind.resolve_command(address, &alarm.version, link),
+                    evidence: entry.evidence_of(address, subject).filter(|_| link != Connectivity::Offline),
+                    ..alarm.clone()
+                };
+                let mut others = Vec::new();
+                while let Some((of, other)) = alarms.next_if(|(other, _)| subject.is_same_event(other)) {
+                    if let AlarmPart::Platform(platform) = &of.part {
+                        others.push(platform.to_string());
+                    }
+                    merged.since = merged.since.min(other.alarm.since);
+                }
+                if !others.is_empty() {
+                    merged.detail = format!("{}; the same for {}", merged.detail, others.join(", "));
+                }
+                all.push(merged);
+            }
+        }
+        all
     }
 
     /// Changes the alarms of an address and saves them if `change` returns true.
@@ -510,6 +526,12 @@ pub(in crate::mirror) enum AlarmPart {
 }
 
 impl AlarmSubject {
+    /// True if the alarms are about one finding for two platforms of a version.
+    fn is_same_event(&self, other: &Self) -> bool {
+        let is_of_platform = |subject: &Self| matches!(subject.part, AlarmPart::Platform(_));
+        self.kind == other.kind && self.version == other.version && is_of_platform(self) && is_of_platform(other)
+    }
+
     /// True if an `accept` of this scope that ends the alarm decides about the set of this package and signer.
     pub(in crate::mirror) fn is_about(&self, package: &Package, key: Option<&str>, scope: AcceptScope) -> bool {
         if self.version != package.version || (scope == AcceptScope::Provider && self.kind.concerns_provider()) {
