@@ -144,12 +144,14 @@ fn print_summary(report: Option<&RunReport>, took: Duration, common: &CommonOpti
             &json!({ "run": report.map(RunReport::summary), "seconds": (seconds * 1000.0).round() / 1000.0 }),
         );
     }
+    let failures = report.map(|report| report.summary().failures).unwrap_or_default();
+    failures.iter().for_each(|reason| print_error(&format!("failed: {reason}")));
     let counts = report.map_or_else(|| "done, not counted".to_owned(), |report| summary(&report.summary()));
     print_error(&format!("{counts}; {seconds:.1} s"));
 }
 
 fn summary(summary: &RunSummary) -> String {
-    let RunSummary { packages, documents, stale, failed } = summary;
+    let RunSummary { packages, documents, stale, failed, .. } = summary;
     let mut text = match (total(packages), total(documents)) {
         (0, 0) if *failed == 0 => "the client asked for nothing".to_owned(),
         (0, _) => "no packages".to_owned(),

@@ -186,6 +186,9 @@ impl MainListener {
                 log_failure(request_number, &failure);
                 let (status, now) = (response::failure_status(&failure, api), parsed_request.now);
                 self.requests.failures().record(path, &failure, status, client.address, now);
+                if let Some(run) = &mut log.run {
+                    run.failed_with(path, &failure);
+                }
                 (response::failure(&failure, api), self.record_failure(&failure, api))
             }
         }
@@ -314,6 +317,9 @@ impl Drop for RequestLog {
         if let (true, Some((status, _))) = (*is_truncated, self.answer) {
             let (_, path) = RunId::split(uri.path());
             self.requests.failures().record_broken_off(path, status, *client, self.now);
+            if let Some(run) = &mut self.run {
+                run.broke_off(path);
+            }
         }
         self.requests.record_end(*route, end, outcome.body_source(), *bytes);
         if let Some(run) = &mut self.run {

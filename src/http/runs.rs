@@ -9,6 +9,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::requests::{RequestOutcome, Source};
+use crate::error::{Error, safe_text};
+use crate::protocol::RequestFailure;
 use crate::protocol::route::{Route, RouteSubject};
 use crate::protocol::run::{FileKind, FileSource, RunId, RunReport, SentFile};
 
@@ -124,6 +126,22 @@ impl RunRequest {
     /// Notes the content of the answer.
     pub(super) fn answered_with(&mut self, content: Option<RunContent>) {
         self.content = content;
+    }
+
+    /// Notes why the request failed. What does not exist is no failure.
+    pub(super) fn failed_with(&mut self, path: &str, failure: &RequestFailure) {
+        let RequestFailure::Mirror(error) = failure else { return };
+        if !matches!(error, Error::NotFound(_) | Error::UnknownHost(_)) {
+            let reason = safe_text(&error.explain().to_string());
+            self.counts.state.lock().report.add_failure(path.to_owned(), reason);
+        }
+    }
+
+    /// Notes that the body broke off.
+    pub(super) fn broke_off(&mut self, path: &str) {
+        let reason =
+            format!("{path}: it could not be fetched or verified to its end; `larder explain {path}` says why");
+        self.counts.state.lock().report.add_failure(path.to_owned(), reason);
     }
 
     /// Counts the request: its outcome, and the body bytes that were sent.

@@ -141,7 +141,13 @@ pub struct RunReport {
     pub files: BTreeMap<String, SentFile>,
     /// Requests without an answer, or with one that broke off.
     pub failed: u64,
+    /// The reasons, by path below the run; at most [`MAX_RUN_FAILURES`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failures: BTreeMap<String, String>,
 }
+
+/// The most failed requests of a run whose reasons are told.
+pub const MAX_RUN_FAILURES: usize = 32;
 
 /// A file that a run was sent, in one answer or more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -198,16 +204,28 @@ impl RunReport {
         }
     }
 
+    /// Adds the reason of a failed request: the subject, the cause and the remedy in one sentence.
+    pub fn add_failure(&mut self, path: String, reason: String) {
+        if self.failures.len() < MAX_RUN_FAILURES || self.failures.contains_key(&path) {
+            self.failures.insert(path, reason);
+        }
+    }
+
     /// Adds what a later larder sent the same run.
     pub fn and(mut self, later: Self) -> Self {
         later.files.into_iter().for_each(|(path, sent)| self.add(path, sent));
+        later.failures.into_iter().for_each(|(path, reason)| self.add_failure(path, reason));
         self.failed += later.failed;
         self
     }
 
     /// Counts the files by their source.
     pub fn summary(&self) -> RunSummary {
-        let mut summary = RunSummary { failed: self.failed, ..RunSummary::default() };
+        // A URL that was answered at last is no failure of the run.
+        let lasting = self.failures.iter().filter(|(path, _)| !self.files.contains_key(*path));
+        let failures: BTreeSet<String> = lasting.map(|(_, reason)| reason.clone()).collect();
+        let failures = failures.into_iter().collect();
+        let mut summary = RunSummary { failed: self.failed, failures, ..RunSummary::default() };
         for file in self.files.values() {
             let sources = match file.kind {
                 FileKind::Provider | FileKind::Module(_) => &mut summary.packages,
@@ -246,6 +264,8 @@ pub struct RunSummary {
     pub stale: BTreeSet<String>,
     /// Requests without an answer, or with one that broke off.
     pub failed: u64,
+    /// Why requests failed that were not answered later, each reason once.
+    pub failures: Vec<String>,
 }
 
 /// Files by their source.

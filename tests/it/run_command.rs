@@ -15,7 +15,7 @@ use crate::support::process::{CapturedOutput, KillOnDrop, Process, run, spawn_ca
 use crate::support::run_setup::{INIT, RunSetup};
 use crate::support::terraform::host_override;
 use crate::support::until;
-use crate::support::upstream::{FakeUpstream, Module, Provider, RecordedRequest, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Module, Provider, RecordedRequest, Target};
 
 const SIZE: usize = 200_000;
 
@@ -681,6 +681,36 @@ async fn a_running_larder_is_used() {
     let output = setup.run(&["--offline"], &["true"]).await;
     assert!(output.code == Some(1) && output.err.contains("--offline does not change that"), "{output:?}");
     assert_eq!(larder.terminate().await, Some(0));
+}
+
+/// The client says "bad response code: 502" of a refused archive and no more: the end of the run names the cause and the
+/// remedy, with a larder of its own and with one that runs already.
+#[tokio::test]
+async fn the_end_of_a_run_says_why_a_package_was_refused() {
+    let upstream = upstream().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    upstream.fault(Target::Archive, Fault::WrongBytes);
+    let expected = |err: &str| {
+        let failed: Vec<&str> = err.lines().filter(|line| line.starts_with("larder: failed: ")).collect();
+        assert_eq!(failed.len(), 1, "{err}");
+        for part in ["acme/null", "1.2.0", "SHA-256", "its publisher or registry must mend it"] {
+            assert!(failed[0].contains(part), "{part}: {err}");
+        }
+    };
+    let output = setup.require(&["acme/null"]).run(&[], &INIT).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    expected(&output.err);
+    let config = setup.read("home/config/larder/mirror.toml");
+    let upstream_section = &config[config.find("[[upstream]]").unwrap()..];
+    let listeners = "[server]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"\n";
+    let served = format!("{listeners}[store]\npath = {:?}\n{upstream_section}", setup.store());
+    let larder = Process::serve(&served, &setup.path("home")).unwrap_or_else(|error| panic!("{error:?}"));
+    let output = setup.require(&["acme/null"]).run(&[], &INIT).await;
+    expected(&output.err);
+    upstream.clear_faults();
+    let err = setup.require(&["acme/null"]).init(&[]).await;
+    assert!(!err.contains("larder: failed"), "{err}");
+    larder.terminate_promptly().await;
 }
 
 /// However many ids others make up, the files of a run whose client still downloads are counted.
