@@ -85,6 +85,7 @@ mod rehash;
 mod reload;
 mod request_variety;
 mod requirements_client;
+mod restore;
 mod resume;
 mod run_command;
 mod sealed;
