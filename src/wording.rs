@@ -30,6 +30,15 @@ pub(crate) fn percent(part: u64, total: u64) -> Option<u64> {
     u64::try_from(u128::from(part) * 100 / u128::from(total.max(1))).ok().filter(|_| total > 0)
 }
 
+/// A word of a command to paste, quoted for a shell where it must be, without control characters.
+pub(crate) fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@=+,%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => escape_invisible(&format!("'{}'", word.replace('\'', r"'\''"))),
+    }
+}
+
 /// Escapes control and bidirectional characters, so that foreign text can neither control a terminal nor look like other
 /// text.
 pub(crate) fn escape_invisible(text: &str) -> String {
@@ -73,6 +82,15 @@ mod tests {
         assert_eq!(escaped, "\"a\\u202eb\\ufeff\\u061c\\té\"");
         assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), text);
         assert!(matches!(escape_format_characters("plain\n\u{1b}[1m"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_word_of_a_command_cannot_become_another_command() {
+        assert_eq!(shell_word("/registry/a.example/v1-x_y/1.0.0+b"), "/registry/a.example/v1-x_y/1.0.0+b");
+        assert_eq!(shell_word("/x';id;'.zip"), r"'/x'\'';id;'\''.zip'");
+        assert_eq!(shell_word("$(id)"), "'$(id)'");
+        assert_eq!(shell_word(""), "''");
+        assert_eq!(shell_word("a\u{1b}b"), "'a\\u{1b}b'");
     }
 
     #[test]

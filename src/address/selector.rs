@@ -140,6 +140,9 @@ impl<A: fmt::Display> Selection<A> {
             Versions::Exactly(_) => {
                 format!("{self} is none of the {listed_count} versions that are listed, so no client would ask for it")
             }
+            Versions::Matching(_) | Versions::MatchingModule(_) if listed_count == 1 => {
+                format!("the one listed version does not match {self}")
+            }
             Versions::Matching(_) | Versions::MatchingModule(_) => {
                 format!("none of the {listed_count} listed versions matches {self}")
             }

@@ -434,7 +434,7 @@ fn receipt_text(receipt: &Receipt, host: &Hostname, bundle: &str, width: Option<
             let name = receipt_path.rsplit('/').next().unwrap_or(receipt_path);
             page.push_with_prefix(
                 "to do    ",
-                "carry the receipt out, make a bundle of the rest, and carry that here:",
+                "carry the receipt out, make a bundle of what it waits for, and carry that here:",
             );
             page.command(&format!("larder bundle create rest.tar --for {}", shell_word(name)));
             page.command("larder bundle apply rest.tar");

@@ -9,7 +9,8 @@ use clap::{Args, ValueHint};
 use serde_json::{Map, Value};
 
 use super::print_error;
-use crate::address::{Hostname, Platform, WaitingVersion};
+use super::terminal::escape_for_terminal;
+use crate::address::{Hostname, PackageRef, PackageSelector, Platform, WaitingVersion};
 use crate::bundle::Receipt;
 use crate::jobs::{Plan, PlanState, PlannedItem};
 use crate::protocol::admin::order::{AddressFor, AddressRequest, NamedText, OrderRequest};
@@ -124,6 +125,11 @@ impl OrderOptions {
         order.platforms.extend(own.iter().map(ToString::to_string));
         if !self.platforms.is_empty() {
             order.platforms = self.platforms.iter().map(ToString::to_string).collect();
+            for request in &mut order.what {
+                if let AddressRequest::For(AddressFor { platforms, .. }) = request {
+                    platforms.clear();
+                }
+            }
         }
         Ok(order)
     }
@@ -131,6 +137,10 @@ impl OrderOptions {
 
 /// The platforms that an order is for, for people. Not told before, a person learns only inside that theirs is not there.
 pub(super) fn platforms_text(order: &OrderRequest) -> String {
+    escape_for_terminal(&platforms_in(order))
+}
+
+fn platforms_in(order: &OrderRequest) -> String {
     let own = |request: &AddressRequest| match request {
         AddressRequest::For(AddressFor { platforms, .. }) => platforms.clone(),
         AddressRequest::Text(_) => Vec::new(),
@@ -178,11 +188,12 @@ fn order_in_file(bytes: &[u8]) -> Result<OrderRequest, String> {
 }
 
 /// The packages of a plan that can be had. Of an offline larder, those that are not stored there.
-fn order_of_plan(plan: &Plan) -> OrderRequest {
+pub(super) fn order_of_plan(plan: &Plan) -> OrderRequest {
     let is_ordered = |item: &&PlannedItem| match item.state {
         PlanState::Stored { .. } => !plan.offline,
         PlanState::ToFetch { .. } | PlanState::Unknown { .. } => true,
-        PlanState::Unavailable { .. } => false,
+        // What no stored list names, a newer list may.
+        PlanState::Unavailable { .. } => plan.offline && is_address(&item.package),
     };
     let mut platforms_by_address: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for PlannedItem { package, .. } in plan.items.iter().filter(is_ordered) {
@@ -200,6 +211,13 @@ fn order_of_plan(plan: &Plan) -> OrderRequest {
         platforms: plan.platforms.iter().map(ToString::to_string).collect(),
         ..OrderRequest::default()
     }
+}
+
+/// True for the address of a provider or a module with a version or a constraint.
+fn is_address(package: &PackageRef) -> bool {
+    let host = Hostname::parse(ClientKind::Terraform.default_host());
+    let text = package.version.as_ref().map(|version| format!("{}@{version}", package.address));
+    host.ok().zip(text).is_some_and(|(host, text)| PackageSelector::parse(&text, &host).is_ok())
 }
 
 /// What the larder that applied a bundle still waits for, and its platforms for whatever else is ordered.

@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 use clap::Args;
 
 use super::admin_service::ask;
-use super::order::OrderArgs;
+use super::order::{OrderArgs, order_of_plan};
 use super::terminal::{Column, TextPage, escape_for_terminal, plural, shell_word, width_of_stdout};
 use super::{CommonOptions, print_json, print_line};
 use crate::address::Hostname;
@@ -29,7 +29,17 @@ impl PlanCommand {
         if common.json {
             print_json(&plan);
         } else {
-            print_line(&page(&plan, &config.default_host(), self.verbose, &this_command(), width_of_stdout()));
+            let config_option =
+                common.config.as_ref().map(|file| format!(" --config {}", shell_word(&file.display().to_string())));
+            let config_option = config_option.unwrap_or_default();
+            print_line(&page(
+                &plan,
+                &config.default_host(),
+                self.verbose,
+                &this_command(),
+                &config_option,
+                width_of_stdout(),
+            ));
         }
         Ok(plan.ready)
     }
@@ -38,7 +48,7 @@ impl PlanCommand {
 /// Maximum number of places listed per item.
 const MAX_PLACES: usize = 3;
 
-fn page(plan: &Plan, host: &Hostname, verbose: bool, command: &str, width: Option<usize>) -> String {
+fn page(plan: &Plan, host: &Hostname, verbose: bool, command: &str, config: &str, width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     let matching =
         |predicate: fn(&PlanState) -> bool| plan.items.iter().filter(|item| predicate(&item.state)).collect::<Vec<_>>();
@@ -65,11 +75,13 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, command: &str, width: Optio
     }
     page.push(String::new());
     page.push_with_prefix("", verdict(plan));
-    if plan.offline && counts.to_fetch > 0 {
+    if plan.offline && !order_of_plan(plan).what.is_empty() {
         page.group("to do", "with upstream access, make a bundle of what is needed, and carry it here:");
         page.command(&format!("{command} --json > plan.json"));
-        page.command("larder bundle create plan.tar --for plan.json");
-        page.command("larder bundle apply plan.tar");
+        // What no stored list names may exist nowhere.
+        let partial = if counts.unavailable > 0 { " --partial" } else { "" };
+        page.command(&format!("larder bundle create plan.tar --for plan.json{partial}"));
+        page.command(&format!("larder bundle apply plan.tar{config}"));
     }
     page.text()
 }
@@ -160,6 +172,7 @@ fn verdict(plan: &Plan) -> &'static str {
             "`init` will fail offline; `larder warm` with the same arguments fetches the missing items"
         }
         (false, 0, true) => "`init` will fail: items are missing",
+        (false, _, true) => "`init` will fail: see the unavailable items; what no stored list names, a newer list may",
         (false, ..) => "`init` will fail offline even after `larder warm`; see the unavailable items",
     }
 }
@@ -219,7 +232,7 @@ mod tests {
     fn a_plan_fits_the_terminal_and_ends_with_the_verdict() {
         for width in [80, 160] {
             for verbose in [false, true] {
-                let text = page(&plan(), &host(), verbose, "larder plan x", Some(width));
+                let text = page(&plan(), &host(), verbose, "larder plan x", "", Some(width));
                 assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
                 assert!(text.lines().last().unwrap().contains("see the unavailable items") || width == 80, "{text}");
                 assert_eq!(text.contains("  hashicorp/aws 5.31.0 (linux_amd64) "), verbose, "{text}");
@@ -232,7 +245,7 @@ mod tests {
             items: Vec::new(),
             ..plan()
         };
-        assert!(page(&ready, &host(), false, "larder plan x", Some(80)).ends_with("`init` will work offline"));
+        assert!(page(&ready, &host(), false, "larder plan x", "", Some(80)).ends_with("`init` will work offline"));
     }
 
     #[test]
@@ -240,7 +253,7 @@ mod tests {
         let mut plan = plan();
         plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
         plan.items[3].required_by = vec!["\u{9b}main.tf:1".to_owned()];
-        let text = page(&plan, &host(), true, "larder plan x", None);
+        let text = page(&plan, &host(), true, "larder plan x", "", None);
         assert!(!text.contains(|c: char| c != '\n' && !super::super::terminal::is_plain(c)), "{text:?}");
     }
 }

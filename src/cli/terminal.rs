@@ -17,22 +17,13 @@ use crate::wording::escape_format_characters;
 #[cfg(test)]
 pub(super) use crate::wording::is_plain;
 pub(super) use crate::wording::{
-    escape_invisible as escape_for_terminal, format_seconds, format_timestamp, percent, plural,
+    escape_invisible as escape_for_terminal, format_seconds, format_timestamp, percent, plural, shell_word,
 };
 
 /// Wrapping to fewer columns would not help a reader.
 const MIN_WIDTH: usize = 40;
 /// Column where the text after a label begins.
 const LABEL_WIDTH: usize = 13;
-
-/// A word of a command to paste, quoted for a shell where it must be, without control characters.
-pub(super) fn shell_word(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@=+,%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => escape_for_terminal(&format!("'{}'", word.replace('\'', r"'\''"))),
-    }
-}
 
 /// Width of standard output; `None` where it is not a terminal, and text is not wrapped.
 pub(super) fn width_of_stdout() -> Option<usize> {

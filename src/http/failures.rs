@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -13,18 +13,19 @@ use crate::clock::Timestamp;
 use crate::error::{Error, Explanation, safe_text};
 use crate::protocol::RequestFailure;
 use crate::protocol::admin::RecentFailure;
+use crate::wording::shell_word;
 
 /// The most failures that are remembered, and the time for which.
 const MAX_FAILURES: usize = 200;
 const REMEMBERED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 /// The most bytes of a path that is remembered. Clients' own paths are shorter.
-const MAX_PATH_BYTES: usize = 1024;
+pub(super) const MAX_PATH_BYTES: usize = 1024;
 
 /// The failures, by path.
 #[derive(Debug, Default)]
 pub(super) struct RecentFailures {
-    /// False while none is remembered, so that a good answer costs one load.
-    are_any: AtomicBool,
+    /// The number of those that are not over, so that a good answer costs one load where there are none.
+    open: AtomicUsize,
     by_path: Mutex<BTreeMap<String, RecentFailure>>,
 }
 
@@ -45,7 +46,11 @@ impl RecentFailures {
             | Error::Offline(_)
             | Error::WaitsForPlatforms(_)
             | Error::Sealed(_)
-            | Error::WouldAsk(_) => {}
+            | Error::WouldAsk(_)
+            // A limit of a moment, or a client's own doing.
+            | Error::Busy { .. }
+            | Error::TooManyUnattendedFills { .. }
+            | Error::Looped => {}
             error if status != StatusCode::NOT_FOUND => self.add(path, &error.explain(), status, client, now),
             _ => {}
         }
@@ -54,7 +59,7 @@ impl RecentFailures {
     /// Records an answer whose body broke off.
     pub(super) fn record_broken_off(&self, path: &str, status: StatusCode, client: IpAddr, now: Timestamp) {
         let cause = Explanation::of("the body broke off, because it could not be fetched or verified to its end");
-        let explained = cause.remedied_by(format!("`larder explain {path}` says why"));
+        let explained = cause.remedied_by(format!("`larder explain {}` says why", shell_word(path)));
         self.add(path, &explained, status, client, now);
     }
 
@@ -63,7 +68,6 @@ impl RecentFailures {
             return;
         }
         let mut by_path = self.by_path.lock();
-        self.are_any.store(true, Ordering::Relaxed);
         by_path.retain(|_, failure| now.since(failure.last) < REMEMBERED_FOR);
         if !by_path.contains_key(path) && by_path.len() >= MAX_FAILURES {
             let oldest = by_path.iter().min_by_key(|(_, failure)| failure.last).map(|(path, _)| path.clone());
@@ -84,22 +88,31 @@ impl RecentFailures {
             is_over: false,
         };
         by_path.insert(path.to_owned(), failure);
+        self.count_open(&by_path);
+    }
+
+    fn count_open(&self, by_path: &BTreeMap<String, RecentFailure>) {
+        self.open.store(by_path.values().filter(|failure| !failure.is_over).count(), Ordering::Relaxed);
     }
 
     /// Notes that a path was answered.
     pub(super) fn note_answered(&self, path: &str) {
-        if self.are_any.load(Ordering::Relaxed)
-            && let Some(failure) = self.by_path.lock().get_mut(path)
-        {
+        if self.open.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut by_path = self.by_path.lock();
+        if let Some(failure) = by_path.get_mut(path) {
             failure.is_over = true;
+            self.count_open(&by_path);
         }
     }
 
     /// The failures of the last day: those that still are, then those that are over, the newest first of each.
     pub(super) fn list(&self, now: Timestamp) -> Vec<RecentFailure> {
-        let by_path = self.by_path.lock();
-        let recent = by_path.values().filter(|failure| now.since(failure.last) < REMEMBERED_FOR);
-        let mut listed: Vec<RecentFailure> = recent.cloned().collect();
+        let mut by_path = self.by_path.lock();
+        by_path.retain(|_, failure| now.since(failure.last) < REMEMBERED_FOR);
+        self.count_open(&by_path);
+        let mut listed: Vec<RecentFailure> = by_path.values().cloned().collect();
         listed.sort_by_key(|failure| (failure.is_over, std::cmp::Reverse(failure.last)));
         listed
     }

@@ -179,13 +179,18 @@ impl MainListener {
                 if let Some(run) = &mut log.run {
                     run.answered_with(RunContent::of(&route));
                 }
-                self.requests.failures().note_answered(path);
+                // A path with a query is one of many pages.
+                if parsed_request.query.is_none() {
+                    self.requests.failures().note_answered(path);
+                }
                 (response, outcome)
             }
             Err(failure) => {
                 log_failure(request_number, &failure);
                 let (status, now) = (response::failure_status(&failure, api), parsed_request.now);
-                self.requests.failures().record(path, &failure, status, client.address, now);
+                if parsed_request.query.is_none() {
+                    self.requests.failures().record(path, &failure, status, client.address, now);
+                }
                 if let Some(run) = &mut log.run {
                     run.failed_with(path, &failure);
                 }

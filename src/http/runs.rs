@@ -8,11 +8,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::failures::MAX_PATH_BYTES;
 use super::requests::{RequestOutcome, Source};
 use crate::error::{Error, safe_text};
 use crate::protocol::RequestFailure;
 use crate::protocol::route::{Route, RouteSubject};
 use crate::protocol::run::{FileKind, FileSource, RunId, RunReport, SentFile};
+use crate::wording::shell_word;
 
 /// Runs whose counts are kept; a further one replaces the oldest that has no request in flight.
 const MAX_RUNS: usize = 64;
@@ -133,15 +135,20 @@ impl RunRequest {
         let RequestFailure::Mirror(error) = failure else { return };
         if !matches!(error, Error::NotFound(_) | Error::UnknownHost(_)) {
             let reason = safe_text(&error.explain().to_string());
-            self.counts.state.lock().report.add_failure(path.to_owned(), reason);
+            self.add_failure(path, reason);
         }
     }
 
     /// Notes that the body broke off.
     pub(super) fn broke_off(&mut self, path: &str) {
-        let reason =
-            format!("{path}: it could not be fetched or verified to its end; `larder explain {path}` says why");
-        self.counts.state.lock().report.add_failure(path.to_owned(), reason);
+        let command = format!("larder explain {}", shell_word(path));
+        self.add_failure(path, format!("a body broke off before its end; `{command}` says why"));
+    }
+
+    fn add_failure(&self, path: &str, reason: String) {
+        if path.len() <= MAX_PATH_BYTES {
+            self.counts.state.lock().report.add_failure(path.to_owned(), reason);
+        }
     }
 
     /// Counts the request: its outcome, and the body bytes that were sent.

@@ -26,6 +26,7 @@ use crate::mirror::{
 };
 use crate::upstream::pages::PagePath;
 use crate::upstream::providers::VersionList;
+use crate::wording::shell_word;
 
 /// The most versions of each kind in a report.
 const MAX_VERSIONS: usize = 100;
@@ -60,6 +61,8 @@ struct Subject {
     host: Hostname,
     address: Option<Address>,
     version: Option<Version>,
+    /// The address and the constraint in question.
+    asked: Option<String>,
     /// The origin of the version.
     choice: Option<VersionChoice>,
     /// The platform of a provider's package.
@@ -116,7 +119,7 @@ impl Protocols {
             ExplainSubject::Address(selector) => {
                 let subject = explanation.subject_of(selector, platform).await;
                 // Boxed: the compiler takes minutes over the nested futures.
-                let waiting = Box::pin(explanation.waiting_version(selector, subject.version.as_ref())).await?;
+                let waiting = Box::pin(explanation.waiting_version(selector, &subject)).await?;
                 explanation.report(subject, waiting).await
             }
             ExplainSubject::Url(given) => match self.route_of_url(given) {
@@ -162,6 +165,7 @@ impl ExplainContext<'_> {
         let mut subject = Subject {
             host: address.host().clone(),
             version: None,
+            asked: Some(selector.to_string()),
             choice: None,
             platform: matches!(address, Address::Provider(_)).then_some(platform),
             requested: None,
@@ -194,6 +198,7 @@ impl ExplainContext<'_> {
             host: address.host().clone(),
             address: Some(address),
             version,
+            asked: None,
             choice: None,
             platform,
             requested: Some(route.clone()),
@@ -236,24 +241,37 @@ impl ExplainContext<'_> {
 
     fn subject_without_address(&self, host: &Hostname, route: &Route) -> Subject {
         let requested = Some(route.clone());
-        Subject { host: host.clone(), address: None, version: None, choice: None, platform: None, requested }
+        Subject {
+            host: host.clone(),
+            address: None,
+            version: None,
+            asked: None,
+            choice: None,
+            platform: None,
+            requested,
+        }
     }
 
     async fn client_versions(&self, address: &Address) -> Result<VersionList, Error> {
         Ok(self.protocols.mirror.offline.client_versions(address, self.call).await?.value)
     }
 
-    /// The stored version that waits for sealed platforms: the one in question, or the one that a client would choose.
+    /// The stored version that waits for sealed platforms: the one in question, or the one that a client would choose if it
+    /// were listed.
     async fn waiting_version(
         &self,
         selector: &PackageSelector,
-        version: Option<&Version>,
+        subject: &Subject,
     ) -> Result<Option<WaitingVersion>, Error> {
         let PackageSelector::Provider(selection) = selector else { return Ok(None) };
         let address = Address::from(&selection.of);
         let waiting = self.protocols.mirror.offline.waiting_versions(&address, self.call).await?;
         let versions: Vec<&Version> = waiting.iter().map(|waiting| &waiting.version).collect();
-        let version = version.or_else(|| selection.choose(&versions).ok()).cloned();
+        let version = match (&subject.version, &subject.choice) {
+            (Some(version), Some(VersionChoice::Request)) => Some(version),
+            (listed, _) => selection.choose(&versions).ok().filter(|newest| Some(*newest) > listed.as_ref()),
+        };
+        let version = version.cloned();
         Ok(waiting.into_iter().find(|waiting| Some(&waiting.version) == version.as_ref()))
     }
 
@@ -632,11 +650,20 @@ fn advice(
             with_command("carry it here, and apply it:", "larder bundle apply carry.tar".to_owned()),
         ]
     };
+    let is_in_question = |version: &Version| subject.version.as_ref().is_none_or(|chosen| chosen == version);
     if let Some(WaitingVersion { provider, version, waits_for, .. }) = waiting
         && (is_refused || step.rule == Rule::NotListed)
+        && is_in_question(version)
     {
         let platforms: String = waits_for.iter().map(|platform| format!(" --platform {platform}")).collect();
         advice.extend(bring(&format!("{provider}@{version}{platforms}")));
+        return advice;
+    }
+    if let (Some(VersionChoice::None { .. }), Some(asked)) = (&subject.choice, &subject.asked)
+        && rules.is_some_and(|rules| rules.offline)
+    {
+        let platform = subject.platform.as_ref().map(|platform| format!(" --platform {platform}"));
+        advice.extend(bring(&format!("{}{}", shell_word(asked), platform.unwrap_or_default())));
         return advice;
     }
     match step.rule {

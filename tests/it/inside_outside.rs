@@ -165,6 +165,17 @@ async fn each_remedy_that_is_printed_makes_the_next_verdict_better_until_init_wo
     do_as_told(&commands_in(&applied), &outside, &inside).await;
     assert_eq!(inside.explain("acme/other").await.0, Verdict::Served);
 
+    // What no stored list names may be in a newer one, and a person's platforms are those of the whole order.
+    let (verdict, advice, text) = inside.explain("acme/null@~> 9.0").await;
+    assert_eq!((verdict, advice.len()), (Verdict::Refused, 2), "{text}");
+    assert!(advice[0].contains("--for 'registry.terraform.io/acme/null@~> 9.0'"), "{text}");
+    let plan = inside.shell("larder plan 'acme/null@~> 9.0'").await;
+    assert!(plan.out.contains("larder bundle create plan.tar --for plan.json --partial"), "{plan:?}");
+    let order = r#"{"what": [{"address": "acme/null@1.2.0", "platforms": ["linux_amd64"]}]}"#;
+    std::fs::write(outside.folder().join("order.json"), order).unwrap();
+    let created = outside.succeeds("larder bundle create x.tar --for order.json --platform windows_amd64").await;
+    assert!(created.starts_with("for windows_amd64\n") && created.contains("(windows_amd64)"), "{created}");
+
     // A provider is published again, by a key that never signed it.
     let key = SigningKey::new_key();
     upstream.publish(provider("other").size(40_000).signed_by(&key));

@@ -117,11 +117,11 @@ async fn failed_requests_are_told_until_their_url_is_answered() {
     let text = readable_text(&open(&larder).await);
     for expected in [
         "It works, and something needs a look",
-        "30 requests of clients failed in the last day, for 1 URL, and none has succeeded since.",
+        "30 requests of clients failed, the last within the hour, for 1 URL that larder has not answered since.",
         "30 requests in all, the last for 127.0.0.1",
         "signed by key",
         "its publisher or registry must mend it",
-        &format!("larder explain '{path}'"),
+        &format!("larder explain {path}"),
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -130,7 +130,15 @@ async fn failed_requests_are_told_until_their_url_is_answered() {
     let failures = &status["since_start"]["failures"];
     assert_eq!((&failures[0]["times"], &failures[0]["path"]), (&30.into(), &path.clone().into()), "{failures:#}");
 
+    // A path is a client's text, and the command beside it is for a shell.
+    upstream.fault(Target::Everything, Fault::Status(500));
+    let archive = format!("/archive/{HOST}/providers/acme/null/1.3.0/linux_amd64/aaaaaaaaaaaaaaaa/x';id;'.zip");
+    larder.get(&archive).await.expect(502);
+    let text = readable_text(&open(&larder).await);
+    assert!(text.contains(r"/x'\'';id;'\''.zip'"), "{text}");
+
     upstream.clear_faults();
+    larder.clock.advance(Duration::from_secs(3600));
     larder.get(&path).await.expect(200);
     let text = readable_text(&open(&larder).await);
     assert!(text.contains("All is well") && text.contains("answered since"), "{text}");

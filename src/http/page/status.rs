@@ -19,7 +19,7 @@ use crate::mirror::{
 };
 use crate::protocol::admin::verdict::{self, Level, Part, VerdictLine};
 use crate::protocol::admin::{RecentFailure, SinceStart, StatusReport};
-use crate::wording::{escape_invisible, format_seconds, format_timestamp, percent, plural};
+use crate::wording::{escape_invisible, format_seconds, format_timestamp, percent, plural, shell_word};
 
 const SCRIPT: &str = include_str!("../../../templates/status.js");
 
@@ -211,7 +211,7 @@ impl FailureView {
             remedy: shown(remedy.as_deref().unwrap_or_default()),
             whom: format!("{} in all, the last for {client}", plural(*times, "request")),
             last: Moment::ago(*last, now),
-            command: format!("larder explain '{}'", shown(path)),
+            command: format!("larder explain {}", shown(&shell_word(path))),
         }
     }
 }

@@ -350,16 +350,22 @@ impl Alarms {
                     evidence: entry.evidence_of(address, subject).filter(|_| link != Connectivity::Offline),
                     ..alarm.clone()
                 };
-                let mut others = Vec::new();
+                let (mut others, mut details) = (Vec::new(), Vec::new());
                 while let Some((of, other)) = alarms.next_if(|(other, _)| subject.is_same_event(other)) {
-                    if let AlarmPart::Platform(platform) = &of.part {
-                        others.push(platform.to_string());
+                    match (&subject.part, &of.part) {
+                        (AlarmPart::Platform(first), AlarmPart::Platform(platform))
+                            if is_same_but_for(&alarm.detail, &other.alarm.detail, [first, platform]) =>
+                        {
+                            others.push(platform.to_string());
+                        }
+                        _ => details.push(other.alarm.detail.clone()),
                     }
                     merged.since = merged.since.min(other.alarm.since);
                 }
                 if !others.is_empty() {
                     merged.detail = format!("{}; the same for {}", merged.detail, others.join(", "));
                 }
+                details.iter().for_each(|detail| merged.detail = format!("{}; {detail}", merged.detail));
                 all.push(merged);
             }
         }
@@ -523,6 +529,12 @@ pub(in crate::mirror) enum AlarmPart {
     Platform(Platform),
     /// The key with this fingerprint.
     Key(String),
+}
+
+/// True for two details that differ only in the platform that each begins with.
+fn is_same_but_for(one: &str, other: &str, platforms: [&Platform; 2]) -> bool {
+    let [first, second] = platforms.map(ToString::to_string);
+    one.replacen(&first, "", 1) == other.replacen(&second, "", 1)
 }
 
 impl AlarmSubject {

@@ -4,6 +4,9 @@ use super::{RecentFailure, StatusReport};
 use crate::mirror::{Status, StoreState, UpstreamState};
 use crate::wording::plural;
 
+/// The time for which a failed request counts.
+const RECENT_SECONDS: u64 = 60 * 60;
+
 /// The verdict about a larder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
@@ -77,11 +80,14 @@ impl Verdict {
             add(Level::Warn, text, Part::Alarms);
         }
         let failures: &[RecentFailure] = since_start.as_ref().map_or(&[], |since| &since.failures);
-        let lasting: Vec<&RecentFailure> = failures.iter().filter(|failure| !failure.is_over).collect();
+        let now = since_start.as_ref().map_or(0, |since| since.started.0.saturating_add(since.seconds));
+        let is_recent = |failure: &&RecentFailure| failure.last.0.saturating_add(RECENT_SECONDS) > now;
+        let lasting: Vec<&RecentFailure> =
+            failures.iter().filter(|failure| !failure.is_over).filter(is_recent).collect();
         if !lasting.is_empty() {
             let times = lasting.iter().fold(0, |times: u64, failure| times.saturating_add(failure.times));
             let text = format!(
-                "{} of clients failed in the last day, for {}, and none has succeeded since.",
+                "{} of clients failed, the last within the hour, for {} that larder has not answered since.",
                 plural(times, "request"),
                 plural(lasting.len() as u64, "URL")
             );
@@ -96,8 +102,10 @@ impl Verdict {
             add(Level::Warn, text, Part::Upstreams);
         }
         if !mirror.missing.is_empty() {
+            let number = mirror.missing.len() as u64;
+            let (asked, stored) = if number == 1 { ("was", "is") } else { ("were", "are") };
             let text =
-                format!("{} asked for while offline and not stored.", plural(mirror.missing.len() as u64, "package"));
+                format!("{} {asked} asked for while offline and {stored} not stored.", plural(number, "package"));
             add(Level::Warn, text, Part::Missing);
         }
         if lines.is_empty() {

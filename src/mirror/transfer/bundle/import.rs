@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::address::{Hostname, PackageSelector};
+use crate::address::{Artifact, Hostname, PackageSelector, WaitingVersion};
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome, FileRole,
     Manifest, Receipt,
@@ -154,6 +154,14 @@ impl Transfers {
     }
 }
 
+/// True if a bundle has a package of this version.
+fn is_in_bundle(waiting: &WaitingVersion, manifest: &Manifest) -> bool {
+    manifest.entries.iter().filter_map(BundleEntry::package_archive).any(|(artifact, _)| match artifact {
+        Artifact::Provider(package) => package.provider == waiting.provider && package.version == waiting.version,
+        Artifact::Module(_) => false,
+    })
+}
+
 impl Library {
     fn apply_bundle<R: Read>(
         &self,
@@ -199,7 +207,7 @@ impl Library {
             ended,
             entries,
             platforms: config.required_platforms.platforms().cloned().collect(),
-            waiting: waiting.concat(),
+            waiting: waiting.into_iter().flatten().filter(|waiting| is_in_bundle(waiting, &manifest)).collect(),
             kept: None,
         };
         let [applied, already, refused, not_reached] = receipt.counts();
