@@ -337,36 +337,23 @@ impl Alarms {
         subjects.filter(|subject| is_meant(subject)).cloned().collect()
     }
 
-    /// All alarms, each with the command that resolves it while larder has this connectivity. What was found for several
+    /// All alarms, each with the command that resolves it while larder has this connectivity. A finding for several
     /// platforms of a version is one alarm: one event, and one decision.
     pub(in crate::mirror) fn all(&self, link: Connectivity) -> Vec<Alarm> {
         let raised = self.raised.lock();
         let mut all = Vec::new();
         for (address, entry) in &*raised {
-            let mut alarms = entry.alarms.iter().peekable();
-            while let Some((subject, RaisedAlarm { alarm, .. })) = alarms.next() {
-                let mut merged = Alarm {
+            let alarms: Vec<(&AlarmSubject, &Alarm)> =
+                entry.alarms.iter().map(|(subject, raised)| (subject, &raised.alarm)).collect();
+            for event in alarms.chunk_by(|(one, _), (other, _)| one.is_same_event(other)) {
+                let [(subject, alarm), ..] = event else { continue };
+                all.push(Alarm {
+                    detail: detail_of(event),
+                    since: event.iter().map(|(_, alarm)| alarm.since).min().unwrap_or(alarm.since),
                     resolve: alarm.kind.resolve_command(address, &alarm.version, link),
                     evidence: entry.evidence_of(address, subject).filter(|_| link != Connectivity::Offline),
-                    ..alarm.clone()
-                };
-                let (mut others, mut details) = (Vec::new(), Vec::new());
-                while let Some((of, other)) = alarms.next_if(|(other, _)| subject.is_same_event(other)) {
-                    match (&subject.part, &of.part) {
-                        (AlarmPart::Platform(first), AlarmPart::Platform(platform))
-                            if is_same_but_for(&alarm.detail, &other.alarm.detail, [first, platform]) =>
-                        {
-                            others.push(platform.to_string());
-                        }
-                        _ => details.push(other.alarm.detail.clone()),
-                    }
-                    merged.since = merged.since.min(other.alarm.since);
-                }
-                if !others.is_empty() {
-                    merged.detail = format!("{}; the same for {}", merged.detail, others.join(", "));
-                }
-                details.iter().for_each(|detail| merged.detail = format!("{}; {detail}", merged.detail));
-                all.push(merged);
+                    ..(*alarm).clone()
+                });
             }
         }
         all
@@ -531,10 +518,30 @@ pub(in crate::mirror) enum AlarmPart {
     Key(String),
 }
 
-/// True for two details that differ only in the platform that each begins with.
-fn is_same_but_for(one: &str, other: &str, platforms: [&Platform; 2]) -> bool {
-    let [first, second] = platforms.map(ToString::to_string);
-    one.replacen(&first, "", 1) == other.replacen(&second, "", 1)
+/// The detail of an event. Further platforms are named where their findings are the same, and have their own text where
+/// they differ.
+fn detail_of(event: &[(&AlarmSubject, &Alarm)]) -> String {
+    // The platform is named once, before the file and the digests.
+    let without_platform = |(subject, alarm): &(&AlarmSubject, &Alarm)| match &subject.part {
+        AlarmPart::Platform(platform) => alarm.detail.replacen(&platform.to_string(), "", 1),
+        AlarmPart::Version | AlarmPart::Key(_) => alarm.detail.clone(),
+    };
+    let [first, others @ ..] = event else { return String::new() };
+    let (same, different): (Vec<_>, Vec<_>) =
+        others.iter().partition(|other| without_platform(other) == without_platform(first));
+    let mut detail = first.1.detail.clone();
+    let platforms: Vec<String> = same
+        .iter()
+        .filter_map(|(subject, _)| match &subject.part {
+            AlarmPart::Platform(platform) => Some(platform.to_string()),
+            AlarmPart::Version | AlarmPart::Key(_) => None,
+        })
+        .collect();
+    if !platforms.is_empty() {
+        detail.push_str(&format!("; the same for {}", platforms.join(", ")));
+    }
+    different.iter().for_each(|(_, alarm)| detail.push_str(&format!("; {}", alarm.detail)));
+    detail
 }
 
 impl AlarmSubject {
