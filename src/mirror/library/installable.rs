@@ -107,12 +107,25 @@ impl Library {
         address: &Address,
         config: &RuntimeConfig,
     ) -> Result<Vec<WaitingVersion>, StoreError> {
-        let required = &config.required_platforms;
-        if self.runtime.connectivity() == Connectivity::Online || required.platforms().next().is_none() {
+        if self.runtime.connectivity() == Connectivity::Online || config.required_platforms.platforms().next().is_none()
+        {
             return Ok(Vec::new());
         }
         let stored = default_if_store_unavailable(self.read_stored_versions(address, config))?;
-        Ok(required.waiting(address, &stored).collect())
+        Ok(self.waiting_among(address, &stored, config))
+    }
+
+    /// The versions among the stored ones of an address that larder does not list, as [`Self::read_waiting_versions`].
+    pub(in crate::mirror) fn waiting_among(
+        &self,
+        address: &Address,
+        stored: &StoredVersions,
+        config: &RuntimeConfig,
+    ) -> Vec<WaitingVersion> {
+        match self.runtime.connectivity() {
+            Connectivity::Online => Vec::new(),
+            Connectivity::Offline => config.required_platforms.waiting(address, stored).collect(),
+        }
     }
 
     /// True if the package can be installed: its set and that set's archive are stored.

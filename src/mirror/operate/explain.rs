@@ -285,7 +285,7 @@ impl Library {
         config: &RuntimeConfig,
     ) -> Result<Vec<StoredVersion>, StoreError> {
         let stored: StoredVersions = default_if_store_unavailable(self.read_stored_versions(address, config))?;
-        let waiting = self.read_waiting_versions(address, config)?.into_iter();
+        let waiting = self.waiting_among(address, &stored, config).into_iter();
         let waiting: BTreeMap<Version, BTreeSet<Platform>> =
             waiting.map(|waiting| (waiting.version, waiting.waits_for)).collect();
         let names = |platforms: &BTreeSet<Platform>| platforms.iter().map(ToString::to_string).collect();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::address::{Artifact, Hostname, PackageSelector, WaitingVersion};
+use crate::address::{Artifact, Hostname, PackageSelector, ProviderAddress, Version, WaitingVersion};
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome, FileRole,
     Manifest, Receipt,
@@ -154,12 +154,14 @@ impl Transfers {
     }
 }
 
-/// True if a bundle has a package of this version.
-fn is_in_bundle(waiting: &WaitingVersion, manifest: &Manifest) -> bool {
-    manifest.entries.iter().filter_map(BundleEntry::package_archive).any(|(artifact, _)| match artifact {
-        Artifact::Provider(package) => package.provider == waiting.provider && package.version == waiting.version,
-        Artifact::Module(_) => false,
-    })
+/// The versions of providers of which a bundle has packages.
+fn provider_versions(manifest: &Manifest) -> BTreeSet<(ProviderAddress, Version)> {
+    let packages = manifest.entries.iter().filter_map(BundleEntry::package_archive);
+    let versions = packages.filter_map(|(artifact, _)| match artifact {
+        Artifact::Provider(package) => Some((package.provider, package.version)),
+        Artifact::Module(_) => None,
+    });
+    versions.collect()
 }
 
 impl Library {
@@ -191,10 +193,13 @@ impl Library {
         let waiting: Result<Vec<_>, _> =
             addresses.iter().map(|address| self.read_waiting_versions(address, &config)).collect();
         let waiting = waiting.unwrap_or_else(|error| {
-            let reason = || format!("what was applied cannot be read back: {error}; {}", error.remedy());
+            let reason = || format!("the applied packages cannot be read back: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
             Vec::new()
         });
+        let brought = provider_versions(&manifest);
+        let is_brought =
+            |waiting: &WaitingVersion| brought.contains(&(waiting.provider.clone(), waiting.version.clone()));
         let (signed_by, trusted) = Receipt::signer(&signature_status);
         let mut receipt = Receipt {
             manifest: digest,
@@ -207,7 +212,7 @@ impl Library {
             ended,
             entries,
             platforms: config.required_platforms.platforms().cloned().collect(),
-            waiting: waiting.into_iter().flatten().filter(|waiting| is_in_bundle(waiting, &manifest)).collect(),
+            waiting: waiting.into_iter().flatten().filter(is_brought).collect(),
             kept: None,
         };
         let [applied, already, refused, not_reached] = receipt.counts();
