@@ -20,7 +20,6 @@ use crate::mirror::{AnswerFacts, PackageArchive, StoredCopy, StoredVersion, Upst
 use crate::protocol::admin::explain::{
     ExpectedAnswer, ExplainReport, ExplainStep, Rule, StepKind, Verdict, VersionChoice, VersionSummary, explain_path,
 };
-use crate::protocol::admin::verdict::Verdict as StatusVerdict;
 use crate::protocol::admin::{STATUS, StatusReport};
 
 /// The most versions that are shown.
@@ -62,17 +61,13 @@ impl Explain {
 /// Prints the verdict, the alarms and the failed requests of the last day.
 fn print_failures(config: &Config, json: bool) -> anyhow::Result<()> {
     let report: StatusReport = ask(config, async |larder| larder.get(STATUS).await)?;
-    let failures = report.since_start.as_ref().map_or(&[][..], |since| &since.failures);
     if json {
+        let failures = report.since_start.as_ref().map_or(&[][..], |since| &since.failures);
         print_json(&serde_json::json!({ "alarms": report.mirror.alarms, "failures": failures }));
         return Ok(());
     }
     let mut page = TextPage::of_width(width_of_stdout().map(|columns| columns.min(MAX_WIDTH)));
-    let StatusVerdict { title, lines, .. } = StatusVerdict::of(&report);
-    page.group("verdict", &title);
-    lines.iter().for_each(|line| page.item(&line.text, None));
-    status::alarms(&mut page, &report.mirror.alarms);
-    status::failures(&mut page, failures, usize::MAX);
+    status::findings(&mut page, &report, usize::MAX);
     print_line(&page.text());
     Ok(())
 }

@@ -49,11 +49,7 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
             )
         }
     };
-    let Verdict { title, lines, .. } = Verdict::of(report);
-    page.group("verdict", &title);
-    lines.iter().for_each(|line| page.item(&line.text, None));
-    alarms(&mut page, &mirror.alarms);
-    failures(&mut page, since.map_or(&[], |since| &since.failures), MAX_SHOWN_FAILURES);
+    findings(&mut page, report, MAX_SHOWN_FAILURES);
     page.group("larder", &format!("{} {running}", mirror.version));
     store(&mut page, mirror);
     if let Some(since) = since {
@@ -75,8 +71,17 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
     page.text()
 }
 
-/// The failed requests of the last day: what, for whom, how often, why, and what to do.
-pub(super) fn failures(page: &mut TextPage, failures: &[RecentFailure], shown: usize) {
+/// The verdict, the alarms, and at most this many failed requests.
+pub(super) fn findings(page: &mut TextPage, report: &StatusReport, shown: usize) {
+    let Verdict { title, lines, .. } = Verdict::of(report);
+    page.group("verdict", &title);
+    lines.iter().for_each(|line| page.item(&line.text, None));
+    alarms(page, &report.mirror.alarms);
+    failures(page, report.since_start.as_ref().map_or(&[], |since| &since.failures), shown);
+}
+
+/// The failed requests of the last day, each with its cause, remedy, client and count.
+fn failures(page: &mut TextPage, failures: &[RecentFailure], shown: usize) {
     if failures.is_empty() {
         return;
     }
@@ -232,7 +237,7 @@ fn alarm_text(kind: AlarmKind) -> &'static str {
     }
 }
 
-pub(super) fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
+fn alarms(page: &mut TextPage, alarms: &[Alarm]) {
     if alarms.is_empty() {
         return;
     }
