@@ -78,7 +78,7 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, command: &str, config: &str
     if plan.offline && !order_of_plan(plan).what.is_empty() {
         page.group("to do", "with upstream access, make a bundle of what is needed, and carry it here:");
         page.command(&format!("{command} --json > plan.json"));
-        // What no stored list names may exist nowhere.
+        // A version that no stored list names may exist nowhere.
         let partial = if counts.unavailable > 0 { " --partial" } else { "" };
         page.command(&format!("larder bundle create plan.tar --for plan.json{partial}"));
         page.command(&format!("larder bundle apply plan.tar{config}"));
@@ -172,7 +172,9 @@ fn verdict(plan: &Plan) -> &'static str {
             "`init` will fail offline; `larder warm` with the same arguments fetches the missing items"
         }
         (false, 0, true) => "`init` will fail: items are missing",
-        (false, _, true) => "`init` will fail: see the unavailable items; what no stored list names, a newer list may",
+        (false, _, true) => {
+            "`init` will fail: see the unavailable items; a newer list may name what the stored ones lack"
+        }
         (false, ..) => "`init` will fail offline even after `larder warm`; see the unavailable items",
     }
 }

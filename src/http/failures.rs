@@ -1,4 +1,4 @@
-//! The requests of clients that failed lately: what, for whom, how often, why, and what to do. A bounded list in memory,
+//! The failed requests of clients, each with its cause, remedy, client and count. A bounded list in memory,
 //! for people; the metrics count everything.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub(super) struct RecentFailures {
 }
 
 impl RecentFailures {
-    /// Records a failed request. What does not exist, and what is missing while offline, is no failure: `missing` lists it.
+    /// Records a failed request. A 404 is an answer, and `missing` lists the packages that are not there while offline.
     pub(super) fn record(
         &self,
         path: &str,
@@ -40,9 +40,11 @@ impl RecentFailures {
         now: Timestamp,
     ) {
         let RequestFailure::Mirror(error) = failure else { return };
+        if status == StatusCode::NOT_FOUND {
+            return;
+        }
         match error {
-            Error::NotFound(_)
-            | Error::UnknownHost(_)
+            Error::UnknownHost(_)
             | Error::Offline(_)
             | Error::WaitsForPlatforms(_)
             | Error::Sealed(_)
@@ -51,8 +53,7 @@ impl RecentFailures {
             | Error::Busy { .. }
             | Error::TooManyUnattendedFills { .. }
             | Error::Looped => {}
-            error if status != StatusCode::NOT_FOUND => self.add(path, &error.explain(), status, client, now),
-            _ => {}
+            error => self.add(path, &error.explain(), status, client, now),
         }
     }
 

@@ -130,7 +130,7 @@ impl RunRequest {
         self.content = content;
     }
 
-    /// Notes why the request failed. What does not exist is no failure.
+    /// Notes why the request failed. A 404 is an answer, and no failure.
     pub(super) fn failed_with(&mut self, path: &str, failure: &RequestFailure) {
         let RequestFailure::Mirror(error) = failure else { return };
         if !matches!(error, Error::NotFound(_) | Error::UnknownHost(_)) {

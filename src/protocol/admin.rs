@@ -252,7 +252,7 @@ pub struct SinceStart {
 pub struct RecentFailure {
     /// The path of the URL, for `larder explain`.
     pub path: String,
-    /// What could not be answered.
+    /// The item that could not be answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
     /// The status of the last answer.

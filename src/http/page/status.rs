@@ -211,7 +211,8 @@ impl FailureView {
             remedy: shown(remedy.as_deref().unwrap_or_default()),
             whom: format!("{} in all, the last for {client}", plural(*times, "request")),
             last: Moment::ago(*last, now),
-            command: format!("larder explain {}", shown(&shell_word(path))),
+            // Whole: a shortened command would be another one.
+            command: format!("larder explain {}", shell_word(path)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The first thing that a person reads of a status: one line, and what it rests on. The page and the command have the same.
+//! The first thing that a person reads of a status: a verdict and its reasons, the same on the page and in the command.
 
 use super::{RecentFailure, StatusReport};
 use crate::mirror::{Status, StoreState, UpstreamState};
@@ -18,7 +18,7 @@ pub struct Verdict {
     pub lines: Vec<VerdictLine>,
 }
 
-/// How much a person is needed; the worst last.
+/// The need for a person, the greatest last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Not at all.
@@ -49,7 +49,7 @@ pub enum Part {
     Upstreams,
     /// The failed requests.
     Failures,
-    /// What was asked for while offline.
+    /// The packages requested while offline.
     Missing,
     /// The URL for clients.
     Clients,
