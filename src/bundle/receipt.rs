@@ -91,7 +91,7 @@ pub struct Receipt {
     pub entries: Vec<EntryOutcome>,
     /// The sealed platforms of the larder that applied it (`[network] sealed_platforms`); absent where any will do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub platforms: Vec<Platform>,
+    pub sealed_platforms: Vec<Platform>,
     /// The versions of the bundle's providers that clients do not get yet, because they wait for sealed platforms.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingVersion>,

@@ -19,8 +19,8 @@ use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
 use super::admin_service::{StoreNeed, parse, running_larder, with_larder};
 use super::order::{OrderFor, platforms_text};
 use super::terminal::{
-    TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, shell_word, through_pipe,
-    width_of_stdout,
+    TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, shell_word, this_command,
+    through_pipe, width_of_stdout,
 };
 use super::warm::{WarmOutput, warm_and};
 use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
@@ -317,7 +317,7 @@ impl Apply {
             {
                 require_trusted_key_loaded(&config, key).await?;
             }
-            apply_source(&config, &source, bundle_name.to_string(), &query, common.json).await
+            apply_source(&config, &source, &query, common).await
         })
     }
 }
@@ -325,14 +325,14 @@ impl Apply {
 async fn apply_source(
     config: &Config,
     source: &BundleSource,
-    bundle: String,
     query: &str,
-    json: bool,
+    common: &CommonOptions,
 ) -> anyhow::Result<bool> {
     let _file_size_signal = catch_file_size_signal()?;
     let progress = TerminalLines::of_transfer("applying", Some(source.bytes()?));
-    let mut report =
-        ApplyReporter { json, host: config.default_host(), bundle, bar: progress.bar.clone(), receipt: None };
+    let commands = ApplyCommands { this: this_command(), options: common.as_given() };
+    let (json, host, bar) = (common.json, config.default_host(), progress.bar.clone());
+    let mut report = ApplyReporter { json, host, commands, bar, receipt: None };
     let applied = with_larder(config, StoreNeed::Any, async |larder| {
         Ok(larder.upload(&format!("{APPLY}{query}"), TAR, source.open()?, |step| report.show(step)).await?)
     });
@@ -346,10 +346,17 @@ async fn apply_source(
 struct ApplyReporter {
     json: bool,
     host: Hostname,
-    /// The bundle as the person named it.
-    bundle: String,
+    commands: ApplyCommands,
     bar: ProgressBar,
     receipt: Option<Receipt>,
+}
+
+/// The commands that a receipt advises.
+struct ApplyCommands {
+    /// The one that runs.
+    this: String,
+    /// Its options that choose the larder.
+    options: String,
 }
 
 impl ApplyReporter {
@@ -374,7 +381,7 @@ impl ApplyReporter {
             anyhow!("larder stopped before the bundle was applied; applied items stay; apply it again for the rest")
         })?;
         if !self.json {
-            print_line(&receipt_text(&receipt, &self.host, &self.bundle, width_of_stdout()));
+            print_line(&receipt_text(&receipt, &self.host, &self.commands, width_of_stdout()));
         }
         if let Some(ended) = &receipt.ended {
             print_error(ended);
@@ -398,7 +405,7 @@ fn entry_line(entry: &EntryOutcome, host: &Hostname, width: Option<usize>) -> St
 }
 
 /// Renders the receipt.
-fn receipt_text(receipt: &Receipt, host: &Hostname, bundle: &str, width: Option<usize>) -> String {
+fn receipt_text(receipt: &Receipt, host: &Hostname, commands: &ApplyCommands, width: Option<usize>) -> String {
     let [applied, stored, refused, not_reached] = receipt.counts();
     let mut page = TextPage::of_width(width);
     let mut counts = vec![format!("{applied} applied"), format!("{stored} already stored")];
@@ -437,7 +444,7 @@ fn receipt_text(receipt: &Receipt, host: &Hostname, bundle: &str, width: Option<
                 "carry the receipt out, make a bundle of what it waits for, and carry that here:",
             );
             page.command(&format!("larder bundle create rest.tar --for {}", shell_word(name)));
-            page.command("larder bundle apply rest.tar");
+            page.command(&format!("larder bundle apply rest.tar{}", commands.options));
         }
     }
     let accept: BTreeSet<&String> = receipt
@@ -451,7 +458,7 @@ fn receipt_text(receipt: &Receipt, host: &Hostname, bundle: &str, width: Option<
     if !accept.is_empty() {
         let options: String = accept.iter().map(|version| format!(" --accept {}", shell_word(version))).collect();
         page.push_with_prefix("to do    ", "if their publishers released what was refused:");
-        page.command(&format!("larder bundle apply {}{options}", shell_word(bundle)));
+        page.command(&format!("{}{options}", commands.this));
     }
     page.text()
 }
@@ -491,11 +498,13 @@ mod tests {
             ok: false,
             ended: None,
             entries: vec![entry],
-            platforms: Vec::new(),
+            sealed_platforms: Vec::new(),
             waiting: vec![waiting],
             kept: Some(receipt_path.clone()),
         };
-        let text = receipt_text(&receipt, &host, "my bundle.tar", Some(80));
+        let this = "larder bundle apply 'my bundle.tar' --unsigned".to_owned();
+        let commands = ApplyCommands { this, options: " --config in.toml".to_owned() };
+        let text = receipt_text(&receipt, &host, &commands, Some(80));
         assert!(text.starts_with("0 applied, 0 already stored, 1 refused\n"), "{text}");
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let waits = "waits hashicorp/null 3.2.2: stored for linux_amd64, waits for darwin_arm64 and windows_amd64;";
@@ -504,8 +513,8 @@ mod tests {
         for line in [
             receipt_path.as_str(),
             "larder bundle create rest.tar --for one.json",
-            "larder bundle apply rest.tar",
-            "larder bundle apply 'my bundle.tar' --accept registry.example/hashicorp/x@1.2.0",
+            "larder bundle apply rest.tar --config in.toml",
+            "larder bundle apply 'my bundle.tar' --unsigned --accept registry.example/hashicorp/x@1.2.0",
         ] {
             assert!(text.contains(&format!("\n    {line}\n")) || text.ends_with(line), "{line}: {text}");
         }

@@ -33,7 +33,7 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
-use self::terminal::{escape_for_terminal, with_bars_hidden};
+use self::terminal::{escape_for_terminal, shell_word, with_bars_hidden};
 use crate::app::StartError;
 use crate::config::{self, Config, Diagnostic, Problems};
 use crate::dated_json;
@@ -161,6 +161,15 @@ impl CommonOptions {
             config.store.path.clone_from(store);
         }
         Ok((config, warnings))
+    }
+
+    /// The options of this command line that choose the larder, for a command to paste.
+    fn as_given(&self) -> String {
+        let path = |name: &str, path: &Option<PathBuf>| {
+            path.as_ref().map(|path| format!(" --{name} {}", shell_word(&path.display().to_string())))
+        };
+        let admin = self.admin_listen.map(|address| format!(" --admin-listen {address}"));
+        [path("config", &self.config), admin, path("store", &self.store)].into_iter().flatten().collect()
     }
 
     /// The options that another command needs to find the same larder. Without overrides the configuration says it all, and

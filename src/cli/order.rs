@@ -1,7 +1,7 @@
 //! Arguments that form an order: addresses, lock files, folders, tars, and the JSON of `larder missing`, `larder plan` and
 //! receipts of bundles.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
@@ -121,15 +121,16 @@ impl OrderOptions {
             }
             order.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
         }
-        let own: &[Platform] = if order.platforms.is_empty() { default_platforms } else { &[] };
-        order.platforms.extend(own.iter().map(ToString::to_string));
+        let texts = |platforms: &[Platform]| platforms.iter().map(ToString::to_string).collect();
         if !self.platforms.is_empty() {
-            order.platforms = self.platforms.iter().map(ToString::to_string).collect();
+            order.platforms = texts(&self.platforms);
             for request in &mut order.what {
                 if let AddressRequest::For(AddressFor { platforms, .. }) = request {
                     platforms.clear();
                 }
             }
+        } else if order.platforms.is_empty() {
+            order.platforms = texts(default_platforms);
         }
         Ok(order)
     }
@@ -137,51 +138,41 @@ impl OrderOptions {
 
 /// The platforms that an order is for, for people. Not told before, a person learns only inside that theirs is not there.
 pub(super) fn platforms_text(order: &OrderRequest) -> String {
-    escape_for_terminal(&platforms_in(order))
-}
-
-fn platforms_in(order: &OrderRequest) -> String {
     let own = |request: &AddressRequest| match request {
         AddressRequest::For(AddressFor { platforms, .. }) => platforms.clone(),
         AddressRequest::Text(_) => Vec::new(),
     };
-    let have_own = order.lock_files.is_empty()
+    let all_have_own = order.lock_files.is_empty()
         && order.files.is_empty()
         && order.what.iter().all(|request| !own(request).is_empty());
     let mut platforms: BTreeSet<String> = order.what.iter().flat_map(own).collect();
-    if !have_own {
+    let mut note = "";
+    if !all_have_own && order.platforms.is_empty() {
+        platforms.insert(Platform::of_this_machine().to_string());
+        note = ": this machine's, as no other is named (--platform)";
+    } else if !all_have_own {
         platforms.extend(order.platforms.iter().cloned());
     }
-    match (have_own, order.platforms.is_empty()) {
-        (false, true) => {
-            platforms.insert(Platform::of_this_machine().to_string());
-            format!(
-                "{}: this machine's, as no other is named (--platform)",
-                platforms.into_iter().collect::<Vec<_>>().join(", ")
-            )
-        }
-        _ => platforms.into_iter().collect::<Vec<_>>().join(", "),
-    }
+    let platforms: Vec<String> = platforms.into_iter().collect();
+    // The platforms of a file are a stranger's text.
+    escape_for_terminal(&format!("{}{note}", platforms.join(", ")))
 }
 
 /// The order in a JSON file that larder printed: `larder missing --json`, `larder plan --json`, or a receipt of `larder
 /// bundle apply`.
 fn order_in_file(bytes: &[u8]) -> Result<OrderRequest, String> {
-    let is_object_with = |names: &[&str]| {
-        serde_json::from_slice::<Map<String, Value>>(bytes)
-            .is_ok_and(|object| names.iter().all(|name| object.contains_key(*name)))
-    };
-    if is_object_with(&["ready", "items"]) {
-        let plan: Plan = serde_json::from_slice(bytes).map_err(|bad| format!("it is not a plan of larder: {bad}"))?;
+    let Ok(object) = serde_json::from_slice::<Map<String, Value>>(bytes) else { return OrderRequest::read(bytes) };
+    let has = |names: [&str; 2]| names.iter().all(|name| object.contains_key(*name));
+    if has(["ready", "items"]) {
+        let plan: Plan = serde_json::from_value(Value::Object(object)).map_err(|bad| format!("a bad plan: {bad}"))?;
         let order = order_of_plan(&plan);
         return match order.what.is_empty() {
             true => Err("this plan lacks nothing that a larder could fetch".to_owned()),
             false => Ok(order),
         };
     }
-    if is_object_with(&["manifest", "entries"]) {
-        let receipt: Receipt =
-            serde_json::from_slice(bytes).map_err(|bad| format!("it is not a receipt of larder: {bad}"))?;
+    if has(["manifest", "entries"]) {
+        let receipt = serde_json::from_value(Value::Object(object)).map_err(|bad| format!("a bad receipt: {bad}"))?;
         return Ok(order_of_receipt(&receipt));
     }
     OrderRequest::read(bytes)
@@ -192,25 +183,18 @@ pub(super) fn order_of_plan(plan: &Plan) -> OrderRequest {
     let is_ordered = |item: &&PlannedItem| match item.state {
         PlanState::Stored { .. } => !plan.offline,
         PlanState::ToFetch { .. } | PlanState::Unknown { .. } => true,
-        // What no stored list names, a newer list may.
+        // A newer list may name it.
         PlanState::Unavailable { .. } => plan.offline && is_address(&item.package),
     };
-    let mut platforms_by_address: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for PlannedItem { package, .. } in plan.items.iter().filter(is_ordered) {
+    let request = |PlannedItem { package, .. }: &PlannedItem| {
         let address = match &package.version {
             Some(version) => format!("{}@{version}", package.address),
             None => package.address.clone(),
         };
-        platforms_by_address.entry(address).or_default().extend(package.platform.clone());
-    }
-    let request = |(address, platforms): (String, BTreeSet<String>)| {
-        AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().collect() })
+        (address, package.platform.iter().cloned().collect())
     };
-    OrderRequest {
-        what: platforms_by_address.into_iter().map(request).collect(),
-        platforms: plan.platforms.iter().map(ToString::to_string).collect(),
-        ..OrderRequest::default()
-    }
+    let platforms = plan.platforms.iter().map(ToString::to_string).collect();
+    OrderRequest { platforms, ..OrderRequest::of_addresses(plan.items.iter().filter(is_ordered).map(request)) }
 }
 
 /// True for the address of a provider or a module with a version or a constraint.
@@ -220,16 +204,12 @@ fn is_address(package: &PackageRef) -> bool {
     host.ok().zip(text).is_some_and(|(host, text)| PackageSelector::parse(&text, &host).is_ok())
 }
 
-/// What the larder that applied a bundle still waits for, and its platforms for whatever else is ordered.
+/// The versions of a receipt that wait for platforms. Whatever else is ordered is for the receipt's platforms.
 fn order_of_receipt(receipt: &Receipt) -> OrderRequest {
-    let texts = |platforms: &mut dyn Iterator<Item = &Platform>| platforms.map(ToString::to_string).collect();
     let request = |waiting: &WaitingVersion| {
-        let address = format!("{}@{}", waiting.provider, waiting.version);
-        AddressRequest::For(AddressFor { address, platforms: texts(&mut waiting.waits_for.iter()) })
+        let platforms = waiting.waits_for.iter().map(ToString::to_string).collect();
+        (format!("{}@{}", waiting.provider, waiting.version), platforms)
     };
-    OrderRequest {
-        what: receipt.waiting.iter().map(request).collect(),
-        platforms: texts(&mut receipt.platforms.iter()),
-        ..OrderRequest::default()
-    }
+    let platforms = receipt.sealed_platforms.iter().map(ToString::to_string).collect();
+    OrderRequest { platforms, ..OrderRequest::of_addresses(receipt.waiting.iter().map(request)) }
 }

@@ -5,7 +5,7 @@ use clap::Args;
 
 use super::admin_service::ask;
 use super::order::{OrderArgs, order_of_plan};
-use super::terminal::{Column, TextPage, escape_for_terminal, plural, shell_word, width_of_stdout};
+use super::terminal::{Column, TextPage, escape_for_terminal, plural, this_command, width_of_stdout};
 use super::{CommonOptions, print_json, print_line};
 use crate::address::Hostname;
 use crate::jobs::{Installs, Plan, PlanState, PlannedItem};
@@ -29,17 +29,8 @@ impl PlanCommand {
         if common.json {
             print_json(&plan);
         } else {
-            let config_option =
-                common.config.as_ref().map(|file| format!(" --config {}", shell_word(&file.display().to_string())));
-            let config_option = config_option.unwrap_or_default();
-            print_line(&page(
-                &plan,
-                &config.default_host(),
-                self.verbose,
-                &this_command(),
-                &config_option,
-                width_of_stdout(),
-            ));
+            let to_do = to_do(&plan, common);
+            print_line(&page(&plan, &config.default_host(), self.verbose, &to_do, width_of_stdout()));
         }
         Ok(plan.ready)
     }
@@ -48,7 +39,7 @@ impl PlanCommand {
 /// Maximum number of places listed per item.
 const MAX_PLACES: usize = 3;
 
-fn page(plan: &Plan, host: &Hostname, verbose: bool, command: &str, config: &str, width: Option<usize>) -> String {
+fn page(plan: &Plan, host: &Hostname, verbose: bool, to_do: &[String], width: Option<usize>) -> String {
     let mut page = TextPage::of_width(width);
     let matching =
         |predicate: fn(&PlanState) -> bool| plan.items.iter().filter(|item| predicate(&item.state)).collect::<Vec<_>>();
@@ -75,22 +66,25 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, command: &str, config: &str
     }
     page.push(String::new());
     page.push_with_prefix("", verdict(plan));
-    if plan.offline && !order_of_plan(plan).what.is_empty() {
+    if !to_do.is_empty() {
         page.group("to do", "with upstream access, make a bundle of what is needed, and carry it here:");
-        page.command(&format!("{command} --json > plan.json"));
-        // A version that no stored list names may exist nowhere.
-        let partial = if counts.unavailable > 0 { " --partial" } else { "" };
-        page.command(&format!("larder bundle create plan.tar --for plan.json{partial}"));
-        page.command(&format!("larder bundle apply plan.tar{config}"));
+        to_do.iter().for_each(|command| page.command(command));
     }
     page.text()
 }
 
-/// This command as a shell reads it.
-fn this_command() -> String {
-    let words = std::env::args().skip(1).map(|word| shell_word(&word));
-    let words: Vec<String> = std::iter::once("larder".to_owned()).chain(words).collect();
-    words.join(" ")
+/// The commands that bring the packages that an offline larder does not have; none where it needs no bundle.
+fn to_do(plan: &Plan, common: &CommonOptions) -> Vec<String> {
+    if !plan.offline || order_of_plan(plan).what.is_empty() {
+        return Vec::new();
+    }
+    // A version that no stored list names may exist nowhere.
+    let partial = if plan.counts.unavailable > 0 { " --partial" } else { "" };
+    vec![
+        format!("{} --json > plan.json", this_command()),
+        format!("larder bundle create plan.tar --for plan.json{partial}"),
+        format!("larder bundle apply plan.tar{}", common.as_given()),
+    ]
 }
 
 fn reasons(page: &mut TextPage, items: &[&PlannedItem], host: &Hostname, verbose: bool) {
@@ -234,7 +228,7 @@ mod tests {
     fn a_plan_fits_the_terminal_and_ends_with_the_verdict() {
         for width in [80, 160] {
             for verbose in [false, true] {
-                let text = page(&plan(), &host(), verbose, "larder plan x", "", Some(width));
+                let text = page(&plan(), &host(), verbose, &[], Some(width));
                 assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
                 assert!(text.lines().last().unwrap().contains("see the unavailable items") || width == 80, "{text}");
                 assert_eq!(text.contains("  hashicorp/aws 5.31.0 (linux_amd64) "), verbose, "{text}");
@@ -247,7 +241,7 @@ mod tests {
             items: Vec::new(),
             ..plan()
         };
-        assert!(page(&ready, &host(), false, "larder plan x", "", Some(80)).ends_with("`init` will work offline"));
+        assert!(page(&ready, &host(), false, &[], Some(80)).ends_with("`init` will work offline"));
     }
 
     #[test]
@@ -255,7 +249,7 @@ mod tests {
         let mut plan = plan();
         plan.items[3].package.address = "a\u{1b}[2K\u{202e}".to_owned();
         plan.items[3].required_by = vec!["\u{9b}main.tf:1".to_owned()];
-        let text = page(&plan, &host(), true, "larder plan x", "", None);
+        let text = page(&plan, &host(), true, &[], None);
         assert!(!text.contains(|c: char| c != '\n' && !super::super::terminal::is_plain(c)), "{text:?}");
     }
 }

@@ -25,6 +25,12 @@ const MIN_WIDTH: usize = 40;
 /// Column where the text after a label begins.
 const LABEL_WIDTH: usize = 13;
 
+/// The command that runs, as a shell reads it.
+pub(super) fn this_command() -> String {
+    let words = std::env::args().skip(1).map(|word| shell_word(&word));
+    std::iter::once("larder".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
 /// Width of standard output; `None` where it is not a terminal, and text is not wrapped.
 pub(super) fn width_of_stdout() -> Option<usize> {
     columns_of(std::io::stdout())

@@ -84,6 +84,18 @@ impl OrderRequest {
         object_of(body, SHAPE)
     }
 
+    /// An order of these addresses, each once, with all its platforms.
+    pub fn of_addresses(addresses: impl IntoIterator<Item = (String, Vec<String>)>) -> Self {
+        let mut platforms_by_address: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (address, platforms) in addresses {
+            platforms_by_address.entry(address).or_default().extend(platforms);
+        }
+        let request = |(address, platforms): (String, BTreeSet<String>)| {
+            AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().collect() })
+        };
+        Self { what: platforms_by_address.into_iter().map(request).collect(), ..Self::default() }
+    }
+
     /// Merges another order into this one.
     ///
     /// # Errors
@@ -254,25 +266,14 @@ fn folder(text: &str) -> String {
 /// The order for the missing packages: each provider version once, with its platforms. An entry without a platform is
 /// for `default_platforms`; if these are empty, for the platforms of the larder that fetches the package.
 pub fn order_of(missing: &[MissingPackage], default_platforms: &[Platform]) -> OrderRequest {
-    let mut platforms_by_address: BTreeMap<String, BTreeSet<&Platform>> = BTreeMap::new();
-    for package in missing {
-        match package {
-            MissingPackage::Provider { of: address, version, platform } => {
-                let platforms = platforms_by_address.entry(address_text(address, version.as_ref())).or_default();
-                match platform {
-                    Some(platform) => drop(platforms.insert(platform)),
-                    None => platforms.extend(default_platforms),
-                }
-            }
-            MissingPackage::Module { of: address, version } => {
-                platforms_by_address.entry(address_text(address, version.as_ref())).or_default();
-            }
+    let texts = |platforms: &[Platform]| platforms.iter().map(ToString::to_string).collect();
+    OrderRequest::of_addresses(missing.iter().map(|package| match package {
+        MissingPackage::Provider { of: address, version, platform } => {
+            let platforms = platform.as_ref().map_or(default_platforms, std::slice::from_ref);
+            (address_text(address, version.as_ref()), texts(platforms))
         }
-    }
-    let request = |(address, platforms): (String, BTreeSet<&Platform>)| {
-        AddressRequest::For(AddressFor { address, platforms: platforms.into_iter().map(ToString::to_string).collect() })
-    };
-    OrderRequest { what: platforms_by_address.into_iter().map(request).collect(), ..OrderRequest::default() }
+        MissingPackage::Module { of: address, version } => (address_text(address, version.as_ref()), Vec::new()),
+    }))
 }
 
 /// The address as an operator writes it.

@@ -211,7 +211,7 @@ impl Library {
             ok: false,
             ended,
             entries,
-            platforms: config.required_platforms.platforms().cloned().collect(),
+            sealed_platforms: config.required_platforms.platforms().cloned().collect(),
             waiting: waiting.into_iter().flatten().filter(is_brought).collect(),
             kept: None,
         };
