@@ -270,17 +270,8 @@ impl StepRunner<'_> {
         let checked = match &required.artifact {
             Artifact::Provider(package) => match self.check_provider(package, &required.hashes).await {
                 Ok(checked) => Ok(checked),
-                Err(error) => {
-                    let availability =
-                        error.as_error().map_or(ItemAvailability::Unavailable, ItemAvailability::after_document_error);
-                    // Boxed: the compiler takes minutes over the nested futures.
-                    Err(match (availability, Box::pin(self.waiting_sentence(package)).await) {
-                        (ItemAvailability::NeedsBundle, Some(waits)) => {
-                            state_of(ItemAvailability::WaitsForPlatforms, waits)
-                        }
-                        (availability, _) => state_of(availability, error.to_string()),
-                    })
-                }
+                // Boxed: the compiler takes minutes over the nested futures.
+                Err(error) => Err(Box::pin(self.state_after(package, &error)).await),
             },
             Artifact::Module(package) => self
                 .check_module(package)
@@ -292,6 +283,20 @@ impl StepRunner<'_> {
             PlannedItem { package: (&required.artifact).into(), state, required_by: required.required_by.clone() },
             unconfirmed,
         )
+    }
+
+    /// The state of a package that could not be checked.
+    async fn state_after(&self, package: &Package, error: &LockMismatch) -> PlanState {
+        let availability =
+            error.as_error().map_or(ItemAvailability::Unavailable, ItemAvailability::after_document_error);
+        let waits = match availability {
+            ItemAvailability::NeedsBundle => self.waiting_sentence(package).await,
+            _ => None,
+        };
+        match waits {
+            Some(waits) => state_of(ItemAvailability::WaitsForPlatforms, waits),
+            None => state_of(availability, error.to_string()),
+        }
     }
 
     /// The sentence about the version of a package, if it waits for sealed platforms.
