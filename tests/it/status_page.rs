@@ -97,8 +97,8 @@ async fn the_page_shows_what_is_stored_saved_and_asked() {
     assert_eq!(html.matches("<table>").count(), 3, "{html}");
 }
 
-/// Failed requests are the verdict's business: what, for whom, how often, why, and what to do. They are over when the
-/// URL is answered.
+/// The verdict counts failed requests, and the page has the cause, the remedy, the client and the count of each. They are
+/// over when their URL is answered.
 #[tokio::test]
 async fn failed_requests_are_told_until_their_url_is_answered() {
     let upstream = upstream_with(Provider::new("acme", "null")).await;
