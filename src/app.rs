@@ -35,7 +35,9 @@ use crate::http::listener::{self, Transport, serve};
 use crate::http::local_socket;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerTarget, LivenessError};
-use crate::http::{Admin, AdminCaller, AdminProcess, MainListener, RequestMetrics, RequestTraffic, RunAccess, Runs};
+use crate::http::{
+    Admin, AdminCaller, AdminProcess, MainListener, MainUrl, RequestMetrics, RequestTraffic, RunAccess, Runs,
+};
 use crate::jobs::{self, Jobs, Recurring, TrafficHistory};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
@@ -186,7 +188,7 @@ impl App {
             },
             supervisor: metrics.supervisor.clone(),
             requests: metrics.requests.clone(),
-            runs: Runs::default(),
+            runs: Runs::new(&mirror.library, settings.clock.clone()),
             run_ids: settings.lifetime.run_ids().cloned(),
             registry: metrics.registry(Arc::clone(&mirror), &jobs, started, settings.clock.clone()),
             jobs,
@@ -279,8 +281,11 @@ impl App {
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
         let Self { running, main, admin, socket, main_limits, admin_limits, scrub, lifetime, .. } = self;
-        if lifetime.run_ids().is_none() {
+        if let Lifetime::Service = lifetime {
             running.parts.jobs.resume_interrupted();
+            let recorded = running.parts.mirror.library.record_service(running.parts.started).await;
+            // A store that cannot be written is served, too.
+            let _ = recorded.inspect_err(|error| tracing::debug!(%error, "the start is not recorded"));
         }
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
         let main_transport = running.tls.clone().map_or(Transport::Plain, Transport::Tls);
@@ -327,6 +332,7 @@ impl App {
         // Background tasks have references to the mirror, which keep the store locked.
         background_tasks.shutdown().await;
         running.parts.traffic.save().await;
+        running.parts.runs.save_totals().await;
         running.parts.mirror.library.close().await
     }
 }
@@ -436,7 +442,10 @@ impl SharedParts {
             process,
             registry: Arc::clone(&self.registry),
             requests: self.requests.clone(),
-            base: base_url_of(config, self.main_address),
+            base: match self.run_ids {
+                None => MainUrl::Served(base_url_of(config, self.main_address)),
+                Some(_) => MainUrl::Configured(base_url_of(config, self.main_address)),
+            },
             runs: Some(RunAccess {
                 runs: self.runs.clone(),
                 listener: config.server.tls.is_none().then(|| loopback_if_unspecified(self.main_address)),
@@ -479,7 +488,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         registry: metrics.registry(Arc::clone(&mirror), &jobs, clock.now(), clock.clone()),
         jobs,
         mirror,
-        base: base_url_of(config, config.server.listen),
+        base: MainUrl::Configured(base_url_of(config, config.server.listen)),
         runs: None,
         clock,
         default_host: config.default_host(),

@@ -44,11 +44,12 @@ static LARDER: LazyLock<(Arc<MainListener>, TempDir)> = LazyLock::new(|| {
     let hosts = config.upstreams.iter().map(|upstream| upstream.host.clone());
     let routes = RouteContext { upstreams: hosts.collect(), default_upstream: config.server.default_upstream.clone() };
     let config_in_use = mirror.runtime.config();
+    let runs = Runs::new(&mirror.library, Clock::system());
     // Without a `public_url` larder is mounted at the root: paths have no prefix.
     let protocols = Protocols::new(mirror, config_in_use, Mount::new(None), routes, 1 << 20);
     let (allowed, trusted_proxies) = (config.server.clients, config.server.trusted_proxies);
     let clients = Clients { allowed, runs: None, trusted_proxies };
-    (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, Runs::default(), Clock::system()), folder)
+    (MainListener::new(Arc::new(protocols), RequestMetrics::default(), clients, runs, Clock::system()), folder)
 });
 
 fuzz_target!(|request: &[u8]| {

@@ -25,6 +25,7 @@ fuzz_target!(|input: &[u8]| {
         b's' => Key::ProofSet(package),
         b'n' => Key::Name(Artifact::Provider(package)),
         b'm' => Key::Missing,
+        b'u' => Key::Usage,
         b'f' => Key::FirstSeen(provider, package.version),
         b'k' => Key::SigningKeyLog(provider),
         b'l' => Key::FirstListed(provider),

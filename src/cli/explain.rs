@@ -215,7 +215,7 @@ fn chain_step(page: &mut TextPage, step: &ExplainStep, is_decisive: bool, now: T
         };
         page.push_with_prefix(STEP_MARGIN, &text);
     }
-    if let Some(url) = &step.url {
+    if let Some(url) = step.url.as_ref().filter(|url| !url.starts_with('/')) {
         page.push(format!("{STEP_MARGIN}curl -sSi '{}'", escape_for_terminal(url)));
     }
 }

@@ -27,7 +27,8 @@ use self::temp_folder::TempFolder;
 use super::terminal::plural;
 use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_error_json, runtime};
 use crate::config::{self, Config};
-use crate::protocol::run::{RunAmount, RunReport, RunSources, RunSummary};
+use crate::mirror::FileAmount;
+use crate::protocol::run::{RunReport, RunSources, RunSummary};
 
 pub(super) use self::client::NotStarted;
 
@@ -171,14 +172,14 @@ fn summary(summary: &RunSummary) -> String {
 }
 
 fn total(sources: &RunSources) -> u64 {
-    sources.store.count + sources.upstream.values().map(|amount| amount.count).sum::<u64>()
+    sources.store.plus(sources.all_upstream()).count
 }
 
 /// `3 packages from the store (412 MB), 1 from registry.terraform.io (90 MB)`.
 fn package_sources(packages: &RunSources) -> String {
     let store = Some(("the store", &packages.store)).filter(|(_, amount)| amount.count > 0);
     let upstream = packages.upstream.iter().map(|(registry, amount)| (registry.as_str(), amount));
-    let parts = store.into_iter().chain(upstream).enumerate().map(|(index, (source, RunAmount { count, bytes }))| {
+    let parts = store.into_iter().chain(upstream).enumerate().map(|(index, (source, FileAmount { count, bytes }))| {
         let subject = if index == 0 { plural(*count, "package") } else { count.to_string() };
         format!("{subject} from {source} ({})", ByteSize(*bytes).display().si())
     });
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     fn sources(store: (u64, u64), upstream: &[(&str, u64, u64)]) -> RunSources {
-        let amount = |count, bytes| RunAmount { count, bytes };
+        let amount = |count, bytes| FileAmount { count, bytes };
         RunSources {
             store: amount(store.0, store.1),
             upstream: upstream

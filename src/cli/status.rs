@@ -14,7 +14,9 @@ use crate::address::{Hostname, PackageRef};
 use crate::bundle::BundleKeyIds;
 use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, RecurringState};
-use crate::mirror::{Alarm, AlarmKind, LastBundle, Status, StoreFailure, StoreState, UpstreamState};
+use crate::mirror::{
+    Alarm, AlarmKind, FileAmount, LastBundle, RunTotals, Status, StoreFailure, StoreState, UpstreamState, Usage,
+};
 use crate::protocol::admin::verdict::Verdict;
 use crate::protocol::admin::{RecentFailure, STATUS, SinceStart, StatusReport};
 
@@ -39,6 +41,7 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
     let (mirror, since) = (&report.mirror, report.since_start.as_ref());
     let mut page = TextPage::of_width(width);
     let running = match (since, mirror.offline) {
+        (None, _) if mirror.usage.is_by_runs_alone() => "(`larder run` starts it for each run)".to_owned(),
         (None, _) => "(not running)".to_owned(),
         (Some(since), offline) => {
             let offline = if offline { ", offline" } else { "" };
@@ -52,6 +55,7 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
     findings(&mut page, report, MAX_SHOWN_FAILURES);
     page.group("larder", &format!("{} {running}", mirror.version));
     store(&mut page, mirror);
+    runs(&mut page, &mirror.usage);
     if let Some(since) = since {
         clients(&mut page, since);
         upstreams(&mut page, &since.upstreams);
@@ -134,6 +138,16 @@ fn store(page: &mut TextPage, mirror: &Status) {
     let free = mirror.free_bytes.map_or_else(|| "unknown".to_owned(), |free| ByteSize(free).to_string());
     page.row("disk free", &free);
     page.row("index", &ByteSize(mirror.index_bytes).to_string());
+}
+
+/// The packages of all runs.
+fn runs(page: &mut TextPage, usage: &Usage) {
+    let Some(RunTotals { first, last, store, upstream }) = usage.runs else { return };
+    let first = format_timestamp(first);
+    page.group("runs", &format!("of `larder run`, since {first}, the last with packages {}", format_timestamp(last)));
+    let amount = |FileAmount { count, bytes }| format!("{} ({})", plural(count, "package"), ByteSize(bytes));
+    page.row("saved", &format!("{}, from the store", amount(store)));
+    page.row("fetched", &format!("{}, from upstream", amount(upstream)));
 }
 
 fn bundles(page: &mut TextPage, keys: &BundleKeyIds) {
@@ -355,6 +369,15 @@ mod tests {
                     applied: Timestamp(1_795_293_000),
                 }),
                 imported: vec![PackageRef::requested("registry.terraform.io/acme/null@1.2.0")],
+                usage: Usage {
+                    served: Some(Timestamp(1_795_293_761)),
+                    runs: Some(RunTotals {
+                        first: Timestamp(1_795_200_000),
+                        last: Timestamp(1_795_293_000),
+                        store: FileAmount { count: 41, bytes: 1_200_000_000 },
+                        upstream: FileAmount { count: 1, bytes: 90_000_000 },
+                    }),
+                },
                 offline: true,
                 upstreams: vec!["registry.terraform.io".to_owned()],
                 missing: (0..25)
@@ -450,6 +473,8 @@ mod tests {
             "BACKING OFF after failures: https://releases.hashicorp.example for 42 s",
             "larder accept registry.terraform.io/a-namespace-that-is-long/a-provider-with-a-long-name@12.34.56",
             "\\u{1b}[2J",
+            "41 packages (1.1 GiB), from the store",
+            "1 package (85.8 MiB), from upstream",
             "1 archive without signatures",
             "25 requested while offline",
             "every 1 day: has not run yet; runs now (job 0123456789abcdef)",

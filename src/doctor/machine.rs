@@ -17,9 +17,11 @@ use crate::app::running_larder::{self, NotReached};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError};
+use crate::mirror::{RunTotals, Usage};
 use crate::place::Place;
 use crate::protocol::admin::{STATUS, StatusReport};
 use crate::store::{DiskSpace, OwnerNote, Store, StoreError, StoreFindings, StoreUse, TokenFile};
+use crate::wording::plural;
 
 const RUNNING: &str = "running";
 const TOKEN: &str = "token";
@@ -32,8 +34,10 @@ const HANGS_OR_OTHER: &str = "another program has this port, or larder hangs; ch
 
 const OTHER_VERSION_ADVICE: &str = "restart it, so that both have the same version";
 
-const NOT_SET_UP_ADVICE: &str = "to run one here, start it (larder serve); if one runs, give the doctor its --config or --store; a \
-     machine with clients only needs none";
+const NOT_SET_UP_ADVICE: &str = "to try one, run a client through it (larder run -- terraform init); to serve clients, start it \
+     (larder serve); if one runs, give the doctor its --config or --store; a machine with clients only needs none";
+
+const START_ADVICE: &str = "start it: larder serve, or systemctl start larder";
 
 /// State of the larder of this configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +47,8 @@ pub(super) enum LarderState {
     /// Not running.
     #[default]
     Down,
+    /// Not needed: `larder run` alone uses the store, and starts one for each run.
+    RunsAlone,
     /// Never set up: there is neither a configuration nor a store. This may be a machine with clients only.
     NeverSetUp,
 }
@@ -70,7 +76,10 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
     if config.source.is_none() && matches!(examined.exists, Ok(false)) {
         return never_set_up(config.admin.listen).await;
     }
-    let (mut running, check) = check_larder(config).await;
+    let folder = config.store.path.clone();
+    // Another user's store is not readable, as intended.
+    let usage = in_time(move || Usage::of_store_in(&folder)).await.and_then(Result::ok).unwrap_or_default();
+    let (mut running, check) = check_larder(config, &usage).await;
     running.is_offline |= config.network.offline;
     let token_check = check_token(config, examined, running.is_up()).await;
     let open_files_check = check_open_files(config).filter(|_| running.is_up());
@@ -90,9 +99,13 @@ async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
 }
 
 /// Finds the running larder as every command does.
-async fn check_larder(config: &Config) -> (RunningLarder, Check) {
+async fn check_larder(config: &Config, usage: &Usage) -> (RunningLarder, Check) {
     let (finding, advice) = match in_probe_time(running_larder::find(config)).await {
-        Some(Ok(Some(found))) => return check_answering(config, found).await,
+        Some(Ok(Some(found))) => return check_answering(config, found, usage).await,
+        Some(Ok(None)) if usage.is_by_runs_alone() => {
+            let running = RunningLarder { state: LarderState::RunsAlone, ..RunningLarder::default() };
+            return (running, Check::passed(RUNNING, runs_text(usage)));
+        }
         Some(Ok(None)) => not_running(config).await,
         Some(Err(error @ NotReached::NoToken { .. })) => {
             // Only larder's own user has its token, as intended.
@@ -126,10 +139,7 @@ async fn not_running(config: &Config) -> (String, &'static str) {
     let address = config.admin.listen;
     let store = config.store.path.display();
     match ask_unproven(address).await {
-        Err(AdminClientError::NotRunning(_)) => (
-            format!("no larder runs: nothing listens on {address}"),
-            "start it: larder serve, or systemctl start larder",
-        ),
+        Err(AdminClientError::NotRunning(_)) => (format!("no larder runs: nothing listens on {address}"), START_ADVICE),
         Err(error) => (error.to_string(), advice_about(&error)),
         Ok(_) => (
             format!("something answers on {address} as larder does, but the store in {store} is not in use"),
@@ -138,8 +148,25 @@ async fn not_running(config: &Config) -> (String, &'static str) {
     }
 }
 
+/// What runs alone did with a store.
+fn runs_text(usage: &Usage) -> String {
+    let totals = usage.runs.map(|RunTotals { first, store, upstream, .. }| {
+        let (stored, fetched) = (plural(store.count, "package"), plural(upstream.count, "package"));
+        let [stored_bytes, fetched_bytes] = [store.bytes, upstream.bytes].map(ByteSize);
+        format!(": since {} they got {stored} ({stored_bytes}) from the store, and {fetched} ({fetched_bytes}) from upstream", first.day())
+    });
+    format!(
+        "none needed: `larder run` alone uses this store, and starts one for its runs{}",
+        totals.unwrap_or_default()
+    )
+}
+
 /// Checks the larder that was found.
-async fn check_answering(config: &Config, found: running_larder::RunningLarder) -> (RunningLarder, Check) {
+async fn check_answering(
+    config: &Config,
+    found: running_larder::RunningLarder,
+    usage: &Usage,
+) -> (RunningLarder, Check) {
     let larder = found.admin;
     let own_version = env!("CARGO_PKG_VERSION");
     let place = larder.server().map(|server| format!("at {server}")).unwrap_or_default();
@@ -176,6 +203,15 @@ async fn check_answering(config: &Config, found: running_larder::RunningLarder) 
         return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
     }
     let listeners = found.note.as_ref().and_then(OwnerNote::listeners);
+    if listeners.is_some_and(|listeners| listeners.handover.is_some()) {
+        if usage.served.is_none() {
+            running.state = LarderState::RunsAlone;
+            return (running, Check::passed(RUNNING, runs_text(usage)));
+        }
+        running.state = LarderState::Down;
+        let check = Check::fail(RUNNING, "no larder serves: `larder run` has the store at the moment");
+        return (running, check.advise(format!("when the run has ended, {START_ADVICE}")));
+    }
     let configured = config.admin.listen;
     if let Some(listeners) = listeners.filter(|listeners| configured.port() != 0 && listeners.admin != configured) {
         let finding =

@@ -1,6 +1,6 @@
 //! Counts what each `larder run` was sent. Counting costs nothing for other requests.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use indexmap::IndexMap;
@@ -10,7 +10,9 @@ use tokio::time::timeout;
 
 use super::failures::MAX_PATH_BYTES;
 use super::requests::{RequestOutcome, Source};
+use crate::clock::Clock;
 use crate::error::{Error, safe_text};
+use crate::mirror::{FileAmount, Library};
 use crate::protocol::RequestFailure;
 use crate::protocol::route::{Route, RouteSubject};
 use crate::protocol::run::{FileKind, FileSource, RunId, RunReport, SentFile};
@@ -24,8 +26,40 @@ const MAX_FILES: usize = 4096;
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The counts of the latest runs, shared by all copies.
-#[derive(Debug, Clone, Default)]
-pub struct Runs(Arc<Mutex<IndexMap<RunId, Arc<RunCounts>>>>);
+#[derive(Debug, Clone)]
+pub struct Runs(Arc<RunsState>);
+
+#[derive(Debug)]
+struct RunsState {
+    latest: Mutex<IndexMap<RunId, Arc<RunCounts>>>,
+    /// The packages that are not in the store's totals yet, without those of the latest runs.
+    unsaved: Mutex<PackageCount>,
+    /// Weak: the counts outlive the store of a larder that another run continues.
+    library: Weak<Library>,
+    clock: Clock,
+}
+
+/// Packages by their source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct PackageCount {
+    store: FileAmount,
+    upstream: FileAmount,
+}
+
+impl PackageCount {
+    fn of(report: &RunReport) -> Self {
+        let packages = report.summary().packages;
+        Self { upstream: packages.all_upstream(), store: packages.store }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { store: self.store.plus(other.store), upstream: self.upstream.plus(other.upstream) }
+    }
+
+    fn since(self, earlier: Self) -> Self {
+        Self { store: self.store.since(earlier.store), upstream: self.upstream.since(earlier.upstream) }
+    }
+}
 
 /// The counts of one run.
 #[derive(Debug, Default)]
@@ -38,6 +72,16 @@ struct RunCounts {
 struct RunState {
     in_flight: u64,
     report: RunReport,
+    /// The part of the report that was taken for the totals.
+    taken: PackageCount,
+}
+
+impl RunState {
+    /// Takes what was sent since the last time.
+    fn take(&mut self) -> PackageCount {
+        let sent = PackageCount::of(&self.report);
+        sent.since(std::mem::replace(&mut self.taken, sent))
+    }
 }
 
 /// The content of an answer: its registry and its kind.
@@ -68,16 +112,24 @@ impl RunContent {
 }
 
 impl Runs {
+    /// No run yet. Their packages are added to the totals of this library.
+    pub fn new(library: &Arc<Library>, clock: Clock) -> Self {
+        let library = Arc::downgrade(library);
+        Self(Arc::new(RunsState { latest: Mutex::default(), unsaved: Mutex::default(), library, clock }))
+    }
+
     /// Begins a request of a run.
     pub(super) fn begin(&self, id: RunId) -> RunRequest {
         let counts = {
-            let mut runs = self.0.lock();
+            let mut runs = self.0.latest.lock();
             let counts = Arc::clone(runs.entry(id).or_default());
             if runs.len() > MAX_RUNS {
                 // A run with requests in flight has not ended. Their number has a limit, too.
                 let oldest =
                     runs.values().position(|other| !Arc::ptr_eq(other, &counts) && other.state.lock().in_flight == 0);
-                oldest.map(|index| runs.shift_remove_index(index));
+                if let Some((_, oldest)) = oldest.and_then(|index| runs.shift_remove_index(index)) {
+                    self.take_from(&oldest);
+                }
             }
             counts
         };
@@ -88,19 +140,41 @@ impl Runs {
     /// Waits until no run has a request in flight.
     pub async fn idle(&self) {
         loop {
-            let all: Vec<Arc<RunCounts>> = self.0.lock().values().map(Arc::clone).collect();
+            let all: Vec<Arc<RunCounts>> = self.0.latest.lock().values().map(Arc::clone).collect();
             let Some(busy) = all.iter().find(|counts| counts.state.lock().in_flight > 0) else { return };
             busy.settled().await;
         }
     }
 
-    /// The files of a run, once its answers have ended. None for a run without requests.
+    /// The files of a run, once its answers have ended. None for a run without requests. Saves the totals, too.
     pub async fn report(&self, id: RunId) -> RunReport {
-        let Some(counts) = self.0.lock().get(&id).map(Arc::clone) else { return RunReport::default() };
+        let Some(counts) = self.0.latest.lock().get(&id).map(Arc::clone) else { return RunReport::default() };
         // A client may have read the last byte of an answer before larder notices.
         let _ = timeout(SETTLE_TIMEOUT, counts.settled()).await;
+        self.save_totals().await;
         let state = counts.state.lock();
         state.report.clone()
+    }
+
+    /// Adds the packages that runs were sent since the last time to the totals in the store.
+    pub async fn save_totals(&self) {
+        let Some(library) = self.0.library.upgrade() else { return };
+        self.0.latest.lock().values().for_each(|counts| self.take_from(counts));
+        let new = std::mem::take(&mut *self.0.unsaved.lock());
+        if new == PackageCount::default() {
+            return;
+        }
+        if let Err(error) = library.add_to_runs(new.store, new.upstream, self.0.clock.now()).await {
+            tracing::debug!(%error, "the packages of runs are added to their totals later");
+            let mut unsaved = self.0.unsaved.lock();
+            *unsaved = unsaved.plus(new);
+        }
+    }
+
+    fn take_from(&self, counts: &RunCounts) {
+        let new = counts.state.lock().take();
+        let mut unsaved = self.0.unsaved.lock();
+        *unsaved = unsaved.plus(new);
     }
 }
 

@@ -97,13 +97,14 @@ impl Subject {
 struct ExplainContext<'a> {
     protocols: &'a Protocols,
     call: &'a RequestContext,
-    /// The URL of larder for clients.
+    /// The URL of larder for clients; empty where there is none.
     base: &'a str,
     http: HttpAnswers,
 }
 
 impl Protocols {
-    /// Explains what a client gets, at the URL `base`. Asks no upstream and has no effect.
+    /// Explains what a client gets, at the URL `base`, which is empty where no larder serves. Asks no upstream and has no
+    /// effect.
     ///
     /// # Errors
     /// The store failed.

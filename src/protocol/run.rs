@@ -10,6 +10,8 @@ use aws_lc_rs::error::Unspecified;
 use aws_lc_rs::{constant_time, hmac};
 use serde::{Deserialize, Serialize};
 
+use crate::mirror::FileAmount;
+
 /// Bytes of the id of a run.
 const ID_BYTES: usize = 16;
 /// Random bytes of an id. The others prove that its run shares the larder.
@@ -272,18 +274,16 @@ pub struct RunSummary {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct RunSources {
     /// From the store, without a question to upstream.
-    pub store: RunAmount,
+    pub store: FileAmount,
     /// Fetched or confirmed for this run, by registry.
-    pub upstream: BTreeMap<String, RunAmount>,
+    pub upstream: BTreeMap<String, FileAmount>,
 }
 
-/// An amount of content.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct RunAmount {
-    /// Files.
-    pub count: u64,
-    /// Body bytes sent.
-    pub bytes: u64,
+impl RunSources {
+    /// What all upstreams together were asked for.
+    pub fn all_upstream(&self) -> FileAmount {
+        self.upstream.values().fold(FileAmount::default(), |sum, amount| sum.plus(*amount))
+    }
 }
 
 #[cfg(test)]
@@ -336,7 +336,7 @@ mod tests {
         for (source, bytes) in [(FileSource::Fetched, 0), (FileSource::Store, 7)] {
             report.add("/a".to_owned(), file(FileKind::Provider, source, bytes));
         }
-        let amount = RunAmount { count: 1, bytes: 7 };
+        let amount = FileAmount { count: 1, bytes: 7 };
         let packages = RunSources { upstream: [("a.example".to_owned(), amount)].into(), ..RunSources::default() };
         assert_eq!(report.summary(), RunSummary { packages, ..RunSummary::default() });
     }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use super::disk::DiskSpace;
-use super::{Store, StoreError, disk};
+use super::folder::record_of;
+use super::{Key, ReadOutcome, Store, StoreError, disk};
 use crate::address::{Hostname, Name, ProviderAddress};
 
 /// Findings about a store's folder.
@@ -62,6 +63,15 @@ impl Store {
             token: token(&Self::token_file(folder)),
             exists,
         }
+    }
+
+    /// Reads a record of the store in `folder`, and leaves a damaged one in its place.
+    ///
+    /// # Errors
+    /// This user may not read it, or the disk failed.
+    pub fn read_unopened(folder: &Path, key: &Key) -> Result<ReadOutcome, StoreError> {
+        let path = folder.join("v1").join(key.path());
+        disk::read(&path)?.map_or(Ok(ReadOutcome::Absent), |file| record_of(file, path))
     }
 
     /// Counts the bytes of archives and documents, file by file.

@@ -230,7 +230,7 @@ impl FolderRecords {
     /// Reads a record as it is, and leaves a damaged one in its place.
     fn read_file(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
         let path = self.path(key);
-        let mut file = match self.lock.if_ours(disk::read(&path)) {
+        let file = match self.lock.if_ours(disk::read(&path)) {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(ReadOutcome::Absent),
             Err(unreadable) if unreadable.is_damage() => {
@@ -239,8 +239,7 @@ impl FolderRecords {
             }
             Err(failed) => return Err(failed),
         };
-        let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
-        Ok(start.map_or(ReadOutcome::Damaged, |start| ReadOutcome::Intact(file.split_off(start))))
+        record_of(file, path)
     }
 
     /// Writes the file of a record in staging.
@@ -385,6 +384,12 @@ impl Records for FolderRecords {
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
         self.listed(|| disk::names_in(&self.root.join(folder)))
     }
+}
+
+/// The record in its file, which is at `path`.
+pub(super) fn record_of(mut file: Vec<u8>, path: PathBuf) -> Result<ReadOutcome, StoreError> {
+    let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
+    Ok(start.map_or(ReadOutcome::Damaged, |start| ReadOutcome::Intact(file.split_off(start))))
 }
 
 /// The byte at which the record begins in its file; `None` if the file is damaged. The error is the format of a newer

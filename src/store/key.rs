@@ -38,6 +38,8 @@ pub enum Key {
     Missing,
     /// The traffic of one hour, of every registry.
     Traffic(HourOfDay),
+    /// The use of the store by services and runs.
+    Usage,
 }
 
 /// The place of an hour on the clock, from 0 to 23 (UTC): a day has as many records, and a later day replaces them.
@@ -94,6 +96,8 @@ const LISTED: &str = "listed.json";
 const RECURRING: &str = "recurring.json";
 /// The file of [`Key::Missing`].
 const MISSING: &str = "missing.json";
+/// The file of [`Key::Usage`].
+const USAGE: &str = "usage.json";
 
 impl Key {
     /// An upstream's discovery document.
@@ -128,7 +132,8 @@ impl Key {
             | Self::Job(_)
             | Self::RecurringJobs
             | Self::Missing
-            | Self::Traffic(_) => return None,
+            | Self::Traffic(_)
+            | Self::Usage => return None,
         })
     }
 
@@ -212,6 +217,7 @@ impl Key {
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
+            Self::Usage => PathBuf::from(USAGE),
             Self::Traffic(HourOfDay(hour)) => Path::new("traffic").join(format!("{hour:02}.json")),
         }
     }
@@ -281,6 +287,7 @@ impl Key {
                 Self::Job(id)
             }
             [MISSING] => Self::Missing,
+            [USAGE] => Self::Usage,
             ["traffic", file] => Self::Traffic(HourOfDay(json(file)?.parse().ok().filter(|hour| *hour < 24)?)),
             _ => return None,
         };
@@ -326,6 +333,7 @@ impl fmt::Display for Key {
             Self::Job(id) => write!(f, "the job {}", hex::encode(id)),
             Self::RecurringJobs => f.write_str("when each recurring warm-up ran last"),
             Self::Missing => f.write_str("the missing list"),
+            Self::Usage => f.write_str("the record of larder's use"),
             Self::Traffic(HourOfDay(hour)) => write!(f, "the traffic from {hour}:00 UTC"),
         }
     }
@@ -398,6 +406,7 @@ mod tests {
             Key::Job([0, 1, 2, 3, 4, 5, 6, 255]),
             Key::RecurringJobs,
             Key::Missing,
+            Key::Usage,
             Key::Traffic(HourOfDay::of(7)),
             Key::Traffic(HourOfDay::of(490_000 * 24 + 23)),
         ] {

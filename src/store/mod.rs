@@ -10,6 +10,7 @@
 //! DIR/v1/seen/HOST/…json          first-seen records; never evicted
 //! DIR/v1/jobs/ID.json             a job's order and its result
 //! DIR/v1/missing.json             packages requested while offline and not stored
+//! DIR/v1/usage.json               the last start of a service, and what runs were sent
 //! DIR/v1/staging/…                downloads and records in progress; downloads are resumed, swept after a day
 //! DIR/v1/receipts/…json           receipts of imported bundles; for people
 //! DIR/v1/aside/…                  the quarantine: damaged files, for a week or until the disk is full

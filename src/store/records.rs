@@ -474,7 +474,9 @@ impl dyn Records + '_ {
         for kind in KINDS {
             keys.extend(self.chosen_below(Path::new(kind), Some)?);
         }
-        keys.extend(self.stat(&Key::Missing)?.map(|_| Key::Missing));
+        for key in [Key::Missing, Key::Usage] {
+            keys.extend(self.stat(&key)?.map(|_| key));
+        }
         Ok(keys)
     }
 

@@ -64,19 +64,23 @@ pub(super) async fn check_client(
 impl ClientChecks<'_> {
     /// Checks the files of one set of clients, and the registries in them.
     async fn check_files(&self, client_files: &ClientFiles) -> Vec<Check> {
-        let mut checks = client_files.checks();
+        let mut checks = client_files.checks(self.running.state);
         if client_files.no_files() {
             let searched = client_files.searched_paths();
-            let finding = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
-            let check = Check::warn(FILES, finding).advise(match self.running.state {
+            let advice = match self.running.state {
+                LarderState::RunsAlone => {
+                    checks.push(Check::passed(FILES, format!("none ({searched}): `larder run` gives its client one")));
+                    return checks;
+                }
                 LarderState::NeverSetUp => {
                     "write these lines there, with your larder's own URL instead of this machine's:"
                 }
                 LarderState::Up | LarderState::Down => {
                     "write these lines there, on every machine whose clients should use larder:"
                 }
-            });
-            checks.push(check.paste(self.lines_to_paste().await));
+            };
+            let finding = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
+            checks.push(Check::warn(FILES, finding).advise(advice).paste(self.lines_to_paste().await));
             return checks;
         }
         for host in self.hosts(client_files) {
@@ -93,7 +97,7 @@ impl ClientChecks<'_> {
             LarderState::NeverSetUp => {
                 client_files.clients.iter().filter_map(|client| Hostname::parse(client.default_host()).ok()).collect()
             }
-            LarderState::Up | LarderState::Down => {
+            LarderState::Up | LarderState::Down | LarderState::RunsAlone => {
                 self.config.upstreams.iter().map(|upstream| upstream.host.clone()).collect()
             }
         };
@@ -129,6 +133,9 @@ impl ClientChecks<'_> {
         }
         if may_lead_here && self.host_name_leads_to_larder(host).await {
             return Check::passed(OVERRIDE, "its name leads to larder");
+        }
+        if self.running.state == LarderState::RunsAlone {
+            return Check::passed(OVERRIDE, "no host block: `larder run` gives its client one");
         }
         Check::warn(OVERRIDE, "no host block: the client asks this registry directly, not larder")
             .advise("to use larder, add the block that `larder client-config` prints")
@@ -238,9 +245,14 @@ impl ClientFiles {
     }
 
     /// Checks the files themselves.
-    fn checks(&self) -> Vec<Check> {
-        let advice = "the client prints an error, continues without it, and asks registries directly; fix the file";
-        let problems = self.problems.iter().map(|problem| Check::fail(FILES, problem).advise(advice));
+    fn checks(&self, state: LarderState) -> Vec<Check> {
+        let problem = |problem: &String| match state {
+            LarderState::RunsAlone => Check::warn(FILES, problem)
+                .advise("`larder run` gives its client a configuration without it; fix the file"),
+            LarderState::Up | LarderState::Down | LarderState::NeverSetUp => Check::fail(FILES, problem)
+                .advise("the client prints an error, continues without it, and asks registries directly; fix the file"),
+        };
+        let problems = self.problems.iter().map(problem);
         let complaint = |message: &String| {
             Check::fail(FILES, message).advise("the client prints an error and continues; fix the file")
         };

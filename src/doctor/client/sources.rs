@@ -378,7 +378,7 @@ impl ClientChecks<'_> {
     ) -> UrlProbe {
         let shown = url.origin().ascii_serialization();
         let is_own_listener = is_own_listener(url, self.config);
-        if self.running.state == LarderState::Down && is_own_listener {
+        if matches!(self.running.state, LarderState::Down | LarderState::RunsAlone) && is_own_listener {
             let check = Check::warn(OVERRIDE, format!("{setting} leads to this larder, which does not run"));
             return UrlProbe::Unusable(check.advise(START));
         }
@@ -392,7 +392,7 @@ impl ClientChecks<'_> {
             LarderState::NeverSetUp => {
                 format!("check that a larder runs at {shown}, and that this machine reaches it; or {correction}")
             }
-            LarderState::Up | LarderState::Down => correction.to_owned(),
+            LarderState::Up | LarderState::Down | LarderState::RunsAlone => correction.to_owned(),
         };
         let kind = match identify_server(url, service, host, self.client_roots).await {
             Ok(Identified { kind, .. }) => kind,

@@ -71,8 +71,8 @@ pub struct Admin {
     pub registry: Arc<Registry>,
     /// The request counters, for the status.
     pub requests: RequestMetrics,
-    /// The URL at which clients reach the main listener, for client configurations.
-    pub base: String,
+    /// The URL of the main listener for clients, without a final slash.
+    pub base: MainUrl,
     /// The runs of this larder; `None` for a service within a command, which has no main listener.
     pub runs: Option<RunAccess>,
     /// The clock.
@@ -81,6 +81,22 @@ pub struct Admin {
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
     pub bundles: BundleKeys,
+}
+
+/// The URL of the main listener for clients.
+#[derive(Debug, Clone)]
+pub enum MainUrl {
+    /// Every client that larder admits is answered there.
+    Served(String),
+    /// `larder serve` would answer there. This process is a command, or serves runs alone.
+    Configured(String),
+}
+
+impl MainUrl {
+    fn as_str(&self) -> &str {
+        let (Self::Served(url) | Self::Configured(url)) = self;
+        url
+    }
 }
 
 /// The counts of runs, and the way of their clients to the main listener.
@@ -176,7 +192,7 @@ impl Admin {
             }
             AdminRoute::ClientConfig => {
                 let client_route = ClientRoute::of_query(request.uri().query());
-                match client_config::text(&self.mirror, &self.base, client_route).await {
+                match client_config::text(&self.mirror, self.base.as_str(), client_route).await {
                     Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
                     Err(error) => Err(internal(&error.to_string())),
                 }
@@ -249,7 +265,10 @@ impl Admin {
     /// of another one lead to strangers.
     async fn run_client_config(&self, id: RunId, query: Option<&str>) -> Answer {
         let listener = self.runs()?.listener;
-        let base = listener.map_or_else(|| self.base.clone(), |listener| format!("http://{listener}{}", id.base()));
+        let base = match listener {
+            Some(listener) => format!("http://{listener}{}", id.base()),
+            None => self.base.as_str().to_owned(),
+        };
         let runs_elsewhere = network_of_query(query).is_some_and(|network| network != Place::here().network_id());
         if runs_elsewhere && is_loopback(&base) {
             let reason = format!(
@@ -267,7 +286,9 @@ impl Admin {
     /// Explains what a client gets for an address or a URL.
     async fn explain(&self, query: Option<&str>) -> Answer {
         let request = ExplainRequest::parse(query, &self.default_host).map_err(refused)?;
-        let report = self.protocols.explain(&request, &self.base, self.clock.now(), response::HTTP_ANSWERS).await;
+        // Nobody could ask at a URL that nobody serves: then the steps have paths.
+        let base = if let MainUrl::Served(base) = &self.base { base } else { "" };
+        let report = self.protocols.explain(&request, base, self.clock.now(), response::HTTP_ANSWERS).await;
         report.map(|report| json(&report)).map_err(|error| self.failure(error))
     }
 

@@ -40,7 +40,7 @@ impl Admin {
             traffic,
             archives: self.mirror.operations.notable_archives(NOTABLE_ARCHIVES).map_err(|error| error.to_string()),
             default_host: self.default_host.clone(),
-            base: self.base.clone(),
+            base: self.base.as_str().to_owned(),
             now: self.clock.now(),
         })
     }

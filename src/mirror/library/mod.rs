@@ -17,6 +17,7 @@ pub(in crate::mirror) mod reconcile;
 pub mod record_format;
 pub(in crate::mirror) mod space;
 pub(in crate::mirror) mod stored_document;
+pub(in crate::mirror) mod usage;
 
 pub(in crate::mirror) use self::alarms::{AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, Alarms, AlarmsRecord};
 pub use self::alarms::{Alarm, AlarmKind};

@@ -419,8 +419,8 @@ impl VerifyRun {
                         Key::Name(Artifact::Module(_)) => {}
                         // A running job rewrites its record. An ended job needs none: its archives are stored.
                         Key::Job(_) | Key::RecurringJobs => {}
-                        // Only a chart has a gap.
-                        Key::Traffic(_) => {}
+                        // Only a chart or a total lacks something.
+                        Key::Traffic(_) | Key::Usage => {}
                         // The requests since the start of larder are in memory and are written again.
                         Key::Missing => self.operations.library.mark_missing_unsaved(),
                         Key::Document(_) | Key::ProofSet(_) => {}

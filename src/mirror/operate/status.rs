@@ -14,7 +14,7 @@ use crate::address::{Hostname, PackageRef};
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::{Alarm, AlarmKind, Connectivity, Library, Mirror, Operations, Runtime, StoreFailure};
+use crate::mirror::{Alarm, AlarmKind, Connectivity, Library, Mirror, Operations, Runtime, StoreFailure, Usage};
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
 
@@ -55,6 +55,9 @@ pub struct Status {
     /// The bundle that was imported last, if any.
     #[serde(default)]
     pub last_bundle: Option<LastBundle>,
+    /// The use of the store since it was made.
+    #[serde(default)]
+    pub usage: Usage,
     /// True while larder is offline: no outbound traffic.
     pub offline: bool,
     /// The configured upstreams.
@@ -218,6 +221,7 @@ impl Operations {
             first_seen_bytes: first_seen.1,
             imported: self.library.catalog.imported(),
             last_bundle: self.library.last_bundle(),
+            usage: self.library.usage(),
             offline: self.runtime.connectivity() == Connectivity::Offline,
             upstreams: self.runtime.upstream_hosts().iter().map(ToString::to_string).collect(),
             missing: self.library.missing_in_words(),

@@ -172,7 +172,7 @@ labelled_enum! {
 pub struct ExplainStep {
     /// The request.
     pub step: StepKind,
-    /// Its URL at larder; null while it is unknown, because a step before names it.
+    /// Its URL at larder, or its path where no larder serves; null while it is unknown, because a step before names it.
     pub url: Option<String>,
     /// True for the URL that the explanation is about.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
