@@ -287,7 +287,7 @@ async fn a_clock_that_is_off_by_a_day_fails_and_one_by_minutes_is_a_warning() {
     let setup = small_store_setup(&upstream);
     let _larder = setup.serve();
     configure_client(&setup);
-    for (seconds, finding) in [(86_400, "1day behind"), (-86_400, "1day ahead of")] {
+    for (seconds, finding) in [(86_430, "1day behind"), (-86_430, "1day ahead of")] {
         upstream.fault(Target::Discovery, Fault::ClockOff(seconds));
         examine(&setup, &[]).await.assert_fails(&["clock"], finding);
         upstream.clear_faults();
