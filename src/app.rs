@@ -451,6 +451,7 @@ impl SharedParts {
                 listener: config.server.tls.is_none().then(|| loopback_if_unspecified(self.main_address)),
             }),
             clock: self.clock.clone(),
+            config_file: config.file(),
             default_host: config.default_host(),
             bundles: config.bundle.clone(),
         });
@@ -491,6 +492,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         base: MainUrl::Configured(base_url_of(config, config.server.listen)),
         runs: None,
         clock,
+        config_file: config.file(),
         default_host: config.default_host(),
         bundles: config.bundle.clone(),
     }))

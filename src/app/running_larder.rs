@@ -2,14 +2,17 @@
 //! Unix socket in the store's private folder, and any other listener proves first that it knows the admin token.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use secrecy::SecretString;
+use serde::Deserialize;
 
 use super::loopback_if_unspecified;
+use crate::address::Hostname;
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::place::Place;
+use crate::protocol::admin::STATUS;
 use crate::store::{OwnerNote, Store, StoreUse};
 
 /// A running larder, with an open connection to it.
@@ -110,6 +113,38 @@ pub async fn find(config: &Config) -> Result<Option<RunningLarder>, NotReached> 
         StoreUse::Noted(note) => in_use(format!("process {}", note.process)),
         StoreUse::Unnoted => in_use("another process".to_owned()),
     }
+}
+
+/// The running larder of a configuration whose file has problems. The settings that lead to it may be among those that cannot
+/// be read, so it must say that it read the same file, unless the command line names it. Returns the configuration that leads
+/// to this larder and to no other, for the command.
+///
+/// # Errors
+/// [`NotReached`]: a larder may run, and this command cannot ask it.
+pub async fn find_despite_problems(config: &Config) -> Result<Option<(RunningLarder, Config)>, NotReached> {
+    #[derive(Deserialize)]
+    struct ConfigInUse {
+        config_file: Option<PathBuf>,
+        default_host: Option<Hostname>,
+    }
+    let Some(found) = find(config).await? else { return Ok(None) };
+    let status = found.admin.get(STATUS).await?;
+    let in_use: ConfigInUse = serde_json::from_slice(&status).map_err(AdminClientError::from)?;
+    let is_same = in_use.config_file.zip(config.file()).is_some_and(|(used, given)| is_same_file(&used, &given));
+    if !is_same && config.admin.asked.is_none() {
+        return Ok(None);
+    }
+    let mut config = config.clone();
+    let noted = found.note.as_ref().and_then(OwnerNote::listeners).map(|listeners| listeners.admin);
+    config.admin.listen = config.admin.asked.or(noted).unwrap_or(config.admin.listen);
+    config.admin.asked = Some(config.admin.listen);
+    config.server.default_upstream = in_use.default_host;
+    Ok(Some((found, config)))
+}
+
+/// True for two paths of one file.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    one == other || one.canonicalize().ok().is_some_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
 /// The larder that has the store, at its Unix socket. Where there is none, because the file system has no sockets or the larder

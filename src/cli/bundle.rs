@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use secrecy::ExposeSecret;
 
 use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
-use super::admin_service::{StoreNeed, parse, running_larder, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, parse, running_larder, with_larder};
 use super::order::{OrderFor, platforms_text};
 use super::terminal::{
     TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, shell_word, this_command,
@@ -138,7 +138,7 @@ async fn require_trusted_key_loaded(config: &Config, key: &KeyId) -> anyhow::Res
 /// `larder inventory`: prints a list of everything stored, small enough to carry out, for `larder bundle create --since`.
 /// Always JSON on one line.
 pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
-    let (config, _) = common.load()?;
+    let config = config_to_ask(common)?;
     let answer =
         with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_large_answer(INVENTORY).await?));
     let inventory = block_on(answer)?;

@@ -30,7 +30,7 @@ fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
     let mut checks: Vec<Check> = Vec::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the runtime would not start")?;
-    runtime.block_on(doctor::examine(common.load(), |check| {
+    runtime.block_on(doctor::examine(common.read(), |check| {
         if !common.json {
             print_line(&renderer.render(&check));
         }

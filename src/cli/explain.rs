@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::admin_service::ask;
+use super::admin_service::{ask, config_to_ask};
 use super::list::proof_text;
 use super::terminal::{
     TextPage, escape_for_terminal, format_age, format_seconds, plural, stdout_has_colour, styled, width_of_stdout,
@@ -42,7 +42,7 @@ pub(super) struct Explain {
 
 impl Explain {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let Some(what) = &self.what else { return print_failures(&config, common.json) };
         let platform = self.platform.unwrap_or_else(Platform::of_this_machine);
         let path = explain_path(what, Some(&platform));

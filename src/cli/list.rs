@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 
-use super::admin_service::{StoreNeed, parse, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, parse, with_larder};
 use super::terminal::{
     Column, TextPage, escape_for_terminal, format_age, plural, stdout_has_colour, styled, width_of_stdout,
 };
@@ -29,7 +29,7 @@ pub(super) struct List {
 
 impl List {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let host = config.default_host();
         if let Some(given) = &self.address {
             AddressFilter::parse(given, &host)?;

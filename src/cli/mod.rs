@@ -35,7 +35,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
 use self::terminal::{escape_for_terminal, shell_word, with_bars_hidden};
 use crate::app::StartError;
-use crate::config::{self, Config, Diagnostic, Problems};
+use crate::config::{self, Config, ConfigReading, Diagnostic, Problems};
 use crate::dated_json;
 use crate::error::safe_text;
 use crate::wording::escape_format_characters;
@@ -152,15 +152,25 @@ impl CommonOptions {
         self.load_from(self.config.as_deref())
     }
 
+    /// Reads the configuration as far as it can be read.
+    fn read(&self) -> ConfigReading {
+        self.read_from(self.config.as_deref())
+    }
+
     /// Loads the configuration and applies the overrides of the command line.
     fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Diagnostic>), Problems> {
-        let (mut config, warnings) = Config::load(file)?;
+        self.read_from(file).valid()
+    }
+
+    /// Reads the configuration as far as it can be read, and applies the overrides of the command line.
+    fn read_from(&self, file: Option<&Path>) -> ConfigReading {
+        let ConfigReading { mut config, warnings, problems } = ConfigReading::of(file);
         config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
         config.admin.asked = self.admin_listen;
         if let Some(store) = &self.store {
             config.store.path.clone_from(store);
         }
-        Ok((config, warnings))
+        ConfigReading { config, warnings, problems }
     }
 
     /// The options of this command line that choose the larder, for a command to paste.

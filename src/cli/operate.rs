@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::admin_service::{StoreNeed, ask, parse, with_larder};
+use super::admin_service::{StoreNeed, ask, config_to_ask, parse, with_larder};
 use super::terminal::{TerminalLines, TextPage, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
@@ -57,7 +57,7 @@ impl Addresses {
         common: &CommonOptions,
         lines_of: impl Fn(&[T], &Hostname) -> Vec<String>,
     ) -> anyhow::Result<bool> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let target = TargetAddresses { what: self.addresses.clone() };
         let report = ask(&config, async |larder: &AdminClient| larder.post(operation.path(), &target).await)?;
         let host = config.default_host();
@@ -90,7 +90,7 @@ impl Accept {
     /// Accepts what the named evidence says. Where there is none, or upstream has something else, shows the evidence, and asks
     /// on a terminal.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<Decision> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let host = config.default_host();
         let is_asked = !common.json && std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
         let mut request = AcceptRequest { what: self.target.addresses, evidence: self.evidence };
@@ -176,7 +176,7 @@ const PERCENT_PER_LINE: u64 = 10;
 
 /// Verifies the store; returns true if nothing was wrong.
 pub(super) fn verify(common: &CommonOptions) -> anyhow::Result<bool> {
-    let (config, _) = common.load()?;
+    let config = config_to_ask(common)?;
     let lines = TerminalLines::of_messages();
     let mut report = VerifyReporter { json: common.json, lines, totals: (0, 0), last_percent: 0, last_step: None };
     block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
@@ -279,7 +279,7 @@ pub(super) struct MissingCommand {
 
 impl MissingCommand {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let order: OrderRequest =
             ask(
                 &config,

@@ -3,7 +3,7 @@
 use bytesize::ByteSize;
 use clap::Args;
 
-use super::admin_service::ask;
+use super::admin_service::{ask, config_to_ask};
 use super::order::{OrderArgs, order_of_plan};
 use super::terminal::{Column, TextPage, escape_for_terminal, plural, this_command, width_of_stdout};
 use super::{CommonOptions, print_json, print_line};
@@ -23,7 +23,7 @@ pub(super) struct PlanCommand {
 impl PlanCommand {
     /// Prints the plan; returns true if `init` will work offline.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
         let plan: Plan = ask(&config, async |larder| larder.post(PLAN, &order).await)?;
         if common.json {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytesize::ByteSize;
 
-use super::admin_service::ask;
+use super::admin_service::{ask, config_to_ask};
 use super::terminal::{
     Column, TextPage, escape_for_terminal, format_seconds, format_timestamp, percent, plural, shell_word,
     width_of_stdout,
@@ -26,7 +26,7 @@ const MAX_LISTED: usize = 20;
 const MAX_SHOWN_FAILURES: usize = 5;
 
 pub(super) fn run(common: &CommonOptions) -> anyhow::Result<()> {
-    let (config, _) = common.load()?;
+    let config = config_to_ask(common)?;
     let report: StatusReport = ask(&config, async |larder| larder.get(STATUS).await)?;
     if common.json {
         print_json(&report);
@@ -349,6 +349,8 @@ mod tests {
         let changed = "its proof set gives terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip another SHA-256";
         StatusReport {
             bundle_keys: BundleKeyIds::default(),
+            config_file: Some("/etc/larder/mirror.toml".to_owned()),
+            default_host: Some(host()),
             mirror: Status {
                 version: "0.1.0".to_owned(),
                 store: "/var/lib/larder/v1".to_owned(),

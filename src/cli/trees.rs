@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-use super::admin_service::{StoreNeed, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, with_larder};
 use super::order::OrderFor;
 use super::terminal::{TerminalLines, TextPage, escape_for_terminal, plural, through_pipe, width_of_stdout};
 use super::warm::{WarmOutput, warm_and};
@@ -44,7 +44,7 @@ pub(super) struct Export {
 impl Export {
     /// Exports the tree; returns true if the whole order is in it.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
         // A bad folder is reported before anything is fetched.
         let folder = Arc::new(MirrorFolder::open_or_create(&self.tree)?);
@@ -164,7 +164,7 @@ pub(super) struct ImportCommand {
 impl ImportCommand {
     /// Imports the tree; returns true if nothing was refused.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let folder = Arc::new(MirrorFolder::open(&self.tree)?);
         let send_plan = send::plan_send(&folder)?;
         let mut report = ImportReporter {

@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use tokio::time::Instant;
 
-use super::admin_service::{StoreNeed, parse, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, parse, with_larder};
 use super::order::OrderArgs;
 use super::terminal::{
     TerminalLines, TextPage, bar_line_width, escape_for_terminal, format_seconds, plural, width_of_stdout,
@@ -42,7 +42,7 @@ pub(super) struct Warm {
 impl Warm {
     /// Runs the job; returns true if everything is stored now.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
-        let (config, _) = common.load()?;
+        let config = config_to_ask(common)?;
         let mut order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
         order.pin |= self.pin;
         let output = if common.json { WarmOutput::Json } else { WarmOutput::Lines };

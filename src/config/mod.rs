@@ -57,6 +57,52 @@ pub struct Config {
     pub warm: Vec<RecurringWarmUp>,
 }
 
+/// A configuration file as far as it can be read, for a command that asks a running larder: that goes on with what it read.
+#[derive(Debug, Clone)]
+pub struct ConfigReading {
+    /// The settings. Those with problems have their defaults.
+    pub config: Config,
+    /// The warnings.
+    pub warnings: Vec<Diagnostic>,
+    /// The problems; `None` for a valid configuration.
+    pub problems: Option<Problems>,
+}
+
+impl ConfigReading {
+    /// Reads the file that [`Config::load`] loads.
+    pub fn of(path: Option<&Path>) -> Self {
+        let env = &os::variable;
+        let named = path.map(Path::to_owned).or_else(|| os::named_file(env));
+        let locations = named.clone().map_or_else(|| os::default_locations(env), |path| vec![path]);
+        for path in locations {
+            match os::text(&path, MAX_FILE_BYTES) {
+                Ok(text) => return Self::of_text(&text, &path, env),
+                Err(cause) if cause.is_absent() && named.is_none() => {}
+                Err(cause) => {
+                    let problems = Some(Problems::unreadable(&path, &cause));
+                    let config = Config { source: Some(path), ..Config::default() };
+                    return Self { config, warnings: Vec::new(), problems };
+                }
+            }
+        }
+        Self { config: Config::default(), warnings: Vec::new(), problems: None }
+    }
+
+    fn of_text(text: &str, file: &Path, env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let (config, reader) = read::read(text, file, env);
+        let problems = (!reader.problems.is_empty()).then(|| Problems::new(reader.problems));
+        Self { config, warnings: reader.warnings, problems }
+    }
+
+    /// The configuration with its warnings.
+    ///
+    /// # Errors
+    /// All problems of the file.
+    pub fn valid(self) -> Result<(Config, Vec<Diagnostic>), Problems> {
+        self.problems.map_or(Ok((self.config, self.warnings)), Err)
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self::defaults(&os::variable)
@@ -67,23 +113,11 @@ impl Config {
     /// Loads the named file, else the first existing one of `$LARDER_CONFIG`, `$XDG_CONFIG_HOME/larder/mirror.toml` and
     /// `/etc/larder/mirror.toml`, else the defaults. A file that is named here or in `$LARDER_CONFIG` must exist. The
     /// working directory is never searched: a cloned repository must not choose where credentials go.
+    ///
+    /// # Errors
+    /// All problems of the file.
     pub fn load(path: Option<&Path>) -> Result<(Self, Vec<Diagnostic>), Problems> {
-        let env = &os::variable;
-        if let Some(path) = path {
-            let text = os::text(path, MAX_FILE_BYTES).map_err(|cause| Problems::unreadable(path, &cause))?;
-            return Self::parse(&text, path, env);
-        }
-        if let Some(path) = os::named_file(env) {
-            return Self::load(Some(&path));
-        }
-        for path in os::default_locations(env) {
-            match os::text(&path, MAX_FILE_BYTES) {
-                Ok(text) => return Self::parse(&text, &path, env),
-                Err(cause) if cause.is_absent() => {}
-                Err(cause) => return Err(Problems::unreadable(&path, &cause)),
-            }
-        }
-        Ok((Self::default(), Vec::new()))
+        ConfigReading::of(path).valid()
     }
 
     /// Parses the text of one configuration file, and reads the secrets that it names. Problems name `file`, and
@@ -93,8 +127,7 @@ impl Config {
         file: &Path,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Self, Vec<Diagnostic>), Problems> {
-        let (config, reader) = read::read(text, file, env);
-        if reader.problems.is_empty() { Ok((config, reader.warnings)) } else { Err(Problems::new(reader.problems)) }
+        ConfigReading::of_text(text, file, env).valid()
     }
 
     /// Returns the reason not to start, and the lines to add. A larder with a credential that other machines can reach
@@ -115,6 +148,11 @@ impl Config {
             credential_holders.join(", "),
             reachable.join(", "),
         ))
+    }
+
+    /// The absolute path of the file that this was read from; `None` for built-in defaults.
+    pub fn file(&self) -> Option<PathBuf> {
+        self.source.as_ref().map(|file| std::path::absolute(file).unwrap_or_else(|_| file.clone()))
     }
 
     /// The registry of an address without a host.

@@ -16,10 +16,10 @@ use serde::Serialize;
 pub(crate) use self::listener::is_own_listener;
 use self::machine::{AnnouncedTimes, LarderState, RunningLarder};
 use self::upstreams::UpstreamCheck;
-use crate::app::{self, StartError};
+use crate::app::{self, StartError, running_larder};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
-use crate::config::{self, Config, Diagnostic, Problems};
+use crate::config::{self, Config, ConfigReading, Diagnostic, Problems};
 use crate::http::probe_client::ClientRoots;
 use crate::store::Store;
 use crate::upstream::limits::UpstreamLimits;
@@ -30,13 +30,11 @@ use crate::upstream::{Traffic, Upstreams};
 const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Runs all checks. Calls `report` with each check in order, as soon as it is available.
-pub async fn examine(loaded: Result<(Config, Vec<Diagnostic>), Problems>, mut report: impl FnMut(Check)) {
-    let (config, warnings) = match loaded {
-        Ok(loaded) => loaded,
-        Err(problems) => {
-            return of_problems(problems.diagnostics()).into_iter().for_each(report);
-        }
-    };
+pub async fn examine(reading: ConfigReading, mut report: impl FnMut(Check)) {
+    let ConfigReading { config, warnings, problems } = reading;
+    if let Some(problems) = problems {
+        return examine_despite(&problems, &config, report).await;
+    }
     let configuration_checks = of_configuration(&config, &warnings, app::start_problems(&config));
     let can_start = configuration_checks.iter().all(|check| check.verdict != CheckResult::Fail);
     configuration_checks.into_iter().for_each(&mut report);
@@ -76,6 +74,32 @@ pub async fn examine(loaded: Result<(Config, Vec<Diagnostic>), Problems>, mut re
     }
     drop(groups);
     report(machine::check_clock(Clock::system().now(), &times.into_inner()));
+}
+
+/// The checks that are possible where the configuration does not load. A larder that runs with it goes on with what it read
+/// before, so it is asked.
+async fn examine_despite(problems: &Problems, config: &Config, mut report: impl FnMut(Check)) {
+    let found = tokio::time::timeout(PROBE_TIMEOUT, running_larder::find_despite_problems(config)).await;
+    let mut checks: Vec<Check> =
+        problems.diagnostics().iter().map(|problem| Check::fail(CONFIG, problem.to_string())).collect();
+    let (running, advice) = match found {
+        Ok(Ok(Some((_, config)))) => (Some(config), DESPITE_PROBLEMS.to_owned()),
+        Ok(Ok(None)) | Err(_) => (None, WITHOUT_CONFIGURATION.to_owned()),
+        Ok(Err(not_reached)) => (None, format!("{WITHOUT_CONFIGURATION}; no running larder was asked: {not_reached}")),
+    };
+    if running.is_some() {
+        checks.iter_mut().for_each(|check| check.verdict = CheckResult::Warn);
+    }
+    if let Some(last) = checks.last_mut() {
+        last.advice.push(advice);
+    }
+    checks.into_iter().for_each(&mut report);
+    let Some(config) = running else { return };
+    let folder = config.store.path.clone();
+    if let Some(store) = in_time(move || Store::examine(&folder)).await {
+        let (_, checks) = machine::check_running(&config, &store).await;
+        checks.into_iter().for_each(report);
+    }
 }
 
 /// The result of work that reads from a disk; `None` where the disk does not respond in time.
@@ -201,15 +225,11 @@ impl Check {
 /// Identifier of checks of `mirror.toml`.
 const CONFIG: &str = "config";
 
-/// Checks for a configuration that does not load; no other checks are possible.
-fn of_problems(problems: &[Diagnostic]) -> Vec<Check> {
-    let check = |problem: &Diagnostic| Check::fail(CONFIG, problem.to_string());
-    let mut checks: Vec<Check> = problems.iter().map(check).collect();
-    if let Some(last) = checks.last_mut() {
-        last.advice.push("fix the configuration; other checks are possible only once it loads".to_owned());
-    }
-    checks
-}
+const WITHOUT_CONFIGURATION: &str = "fix the configuration; other checks are possible only once it loads";
+
+const DESPITE_PROBLEMS: &str = "the larder that runs goes on with what it read before; fix the configuration before its next \
+     restart or reload, or run the doctor as larder's user and with its environment; most checks are possible only once it \
+     loads here";
 
 /// Checks for a configuration that loads: its warnings, and the problems that would prevent a start.
 fn of_configuration(config: &Config, warnings: &[Diagnostic], problems: Vec<String>) -> Vec<Check> {

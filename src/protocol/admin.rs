@@ -28,6 +28,7 @@ pub use self::routes::{
 };
 
 use super::{Reply, ReplyContent};
+use crate::address::Hostname;
 use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
 use crate::jobs::{JobId, RecurringState};
@@ -208,6 +209,12 @@ pub struct StatusReport {
     /// The mirror itself.
     #[serde(flatten)]
     pub mirror: Status,
+    /// The file of its configuration; `None` for the defaults.
+    #[serde(default)]
+    pub config_file: Option<String>,
+    /// The registry for addresses that name no host; `None` from an older larder.
+    #[serde(default)]
+    pub default_host: Option<Hostname>,
     /// Counters since the start; absent without a running larder.
     pub since_start: Option<SinceStart>,
     /// The recurring warm-ups.

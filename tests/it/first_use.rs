@@ -112,7 +112,7 @@ async fn the_admin_listener_may_have_a_host_name() {
     assert_eq!(larder.announcement()["admin"], format!("127.0.0.1:{port}"));
     setup.stdout_of(&["status"]).await;
     setup.text = setup.text.replace("localhost", "no-such-name.invalid");
-    let output = setup.run(&["status"]).await;
+    let output = setup.run(&["check"]).await;
     assert!(output.code == Some(78) && output.err.contains("\"no-such-name.invalid:"), "{output:?}");
     assert!(output.err.contains("admin.listen") && output.err.contains("does not resolve"), "{output:?}");
 }

@@ -5,6 +5,7 @@
 mod admin_index;
 mod air_gap;
 mod alarms;
+mod broken_configuration;
 mod bundle;
 mod bundle_damage;
 mod bundle_disk_space;

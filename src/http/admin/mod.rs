@@ -6,6 +6,7 @@ mod page;
 mod transfers;
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -77,6 +78,8 @@ pub struct Admin {
     pub runs: Option<RunAccess>,
     /// The clock.
     pub clock: Clock,
+    /// The file of the configuration; `None` for the defaults.
+    pub config_file: Option<PathBuf>,
     /// The registry for addresses that name no host.
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
@@ -409,7 +412,9 @@ impl Admin {
             AdminProcess::Larder { recurring, started, .. } => (Some(self.since(*started)), recurring.states()),
             AdminProcess::Command { warm_ups } => (None, warm_ups.clone()),
         };
-        StatusReport { mirror, since_start, warm_ups, bundle_keys }
+        let config_file = self.config_file.as_ref().map(|file| file.display().to_string());
+        let default_host = Some(self.default_host.clone());
+        StatusReport { mirror, config_file, default_host, since_start, warm_ups, bundle_keys }
     }
 
     fn since(&self, started: Timestamp) -> SinceStart {
