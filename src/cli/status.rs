@@ -68,9 +68,10 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
     let text = format!("{archives} without signatures: only this mirror's operator vouches for them");
     list_packages(&mut page, "imported", &text, &mirror.imported, host);
     let text = format!("{} requested while offline and not stored", mirror.missing.len());
-    list_packages(&mut page, "missing", &text, &mirror.missing, host);
+    let missing: Vec<PackageRef> = mirror.missing.iter().map(|request| request.package.clone()).collect();
+    list_packages(&mut page, "missing", &text, &missing, host);
     if !mirror.missing.is_empty() {
-        page.item("`larder missing --json` prints this list as input for `larder warm` on an online larder", None);
+        page.item("`larder missing` says who asked for them, how often and when, and how they come here", None);
     }
     page.text()
 }
@@ -298,7 +299,7 @@ mod tests {
     use crate::bundle::BundleKeyIds;
     use crate::clock::Timestamp;
     use crate::jobs::job_report::ItemCounts;
-    use crate::mirror::OriginBackoff;
+    use crate::mirror::{MissingRequest, OriginBackoff};
 
     fn host() -> Hostname {
         Hostname::parse("registry.terraform.io").unwrap()
@@ -383,7 +384,12 @@ mod tests {
                 offline: true,
                 upstreams: vec!["registry.terraform.io".to_owned()],
                 missing: (0..25)
-                    .map(|n| PackageRef::requested(&format!("registry.terraform.io/hashicorp/aws@5.{n}.0")))
+                    .map(|n| MissingRequest {
+                        package: PackageRef::requested(&format!("registry.terraform.io/hashicorp/aws@5.{n}.0")),
+                        times: 3,
+                        last: Timestamp(1_795_293_000),
+                        client: Some("10.0.0.7".to_owned()),
+                    })
                     .collect(),
                 alarms: vec![
                     alarm(AlarmKind::Dropped, "upstream lists it no more", None),

@@ -43,7 +43,7 @@ pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::StoreFailure;
 pub use crate::mirror::library::evidence::EvidenceName;
 pub use crate::mirror::library::installable::RequiredPlatforms;
-pub use crate::mirror::library::missing::MissingPackage;
+pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;

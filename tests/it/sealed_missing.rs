@@ -186,6 +186,11 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     larder.kill();
     let larder = Process::start(&builder(), folder.path());
     assert_eq!(missing(&larder.admin()).await, two_requests);
+    for _ in 0..2 {
+        larder.get(&document_path("null", "1.1.0", "linux_amd64")).await.expect(404);
+    }
+    let page = get(&larder.admin()).await.expect(200).text();
+    assert!(page.contains("3 requests, the last for 127.0.0.1"), "{page}");
     assert_eq!(larder.terminate().await, Some(0));
 
     // While no larder runs, the command reads the store itself.
@@ -199,7 +204,14 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     };
     assert_eq!(serde_json::from_str::<Value>(&print_missing(&["--json"]).await).unwrap(), two_requests);
     let output = print_missing(&[]).await;
-    for part in ["2 items", "  acme/null\n", "1.1.0  linux_amd64", "acme/two/test", "--for missing.json"] {
+    for part in [
+        "2 items",
+        "  acme/null\n",
+        "1.1.0  linux_amd64\n      3 requests, the last for 127.0.0.1 at 20",
+        "acme/two/test\n    1.0.0\n      1 request, the last for 127.0.0.1 at 20",
+        "--for missing.json",
+        "--for plan.json",
+    ] {
         assert!(output.contains(part), "{part}: {output}");
     }
 

@@ -15,7 +15,8 @@ use crate::clock::Timestamp;
 use crate::jobs::job_report::{JobState, JobSummary};
 use crate::jobs::{LastRun, RecurringState, Traffic, TrafficCount, TrafficHistory};
 use crate::mirror::{
-    Alarm, LastBundle, NotableArchives, Status, StoreFailure, StoreState, StoredArchiveNames, UpstreamState,
+    Alarm, LastBundle, MissingRequest, NotableArchives, Status, StoreFailure, StoreState, StoredArchiveNames,
+    UpstreamState,
 };
 use crate::protocol::admin::verdict::{self, Level, Part, VerdictLine};
 use crate::protocol::admin::{RecentFailure, SinceStart, StatusReport};
@@ -121,7 +122,7 @@ struct StatusPage<'a> {
     failures: Vec<FailureView>,
     failure_count: String,
     more_failures: usize,
-    missing: Vec<String>,
+    missing: Vec<MissingView>,
     missing_count: String,
     more_missing: usize,
     content_trouble: Option<String>,
@@ -217,6 +218,25 @@ impl FailureView {
     }
 }
 
+/// Requests for a package that is not stored.
+struct MissingView {
+    what: String,
+    /// The count, and the client that asked last.
+    whom: String,
+    last: Moment,
+}
+
+impl MissingView {
+    fn of(request: &MissingRequest, default_host: &Hostname, now: Timestamp) -> Self {
+        let MissingRequest { package, times, last, client } = request;
+        Self {
+            what: shown(&package.without(default_host).to_string()),
+            whom: format!("{}, the last for {}", plural(*times, "request"), client.as_deref().unwrap_or("a job")),
+            last: Moment::ago(*last, now),
+        }
+    }
+}
+
 struct UpstreamView {
     host: String,
     state: &'static str,
@@ -255,7 +275,7 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
     };
     let upstreams = since_start.as_ref().map_or(&[][..], |since| &since.upstreams);
     let failures = since_start.as_ref().map_or(&[][..], |since| &since.failures);
-    let missing = mirror.missing.iter().map(|package| shown(&package.without(default_host).to_string()));
+    let missing = mirror.missing.iter().map(|request| MissingView::of(request, default_host, *now));
     let template = StatusPage {
         frame,
         version: &mirror.version,

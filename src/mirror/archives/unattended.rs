@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::WeakShared;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::error::Error;
@@ -21,8 +22,17 @@ const MAX_UNATTENDED_FILLS: usize = 16;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A client's address. Of IPv6 only the /64 network counts, because one client gets all of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ClientAddress(IpAddr);
+
+impl fmt::Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V4(address) => address.fmt(f),
+            IpAddr::V6(network) => write!(f, "{network}/64"),
+        }
+    }
+}
 
 impl From<IpAddr> for ClientAddress {
     fn from(address: IpAddr) -> Self {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::mirror::Library;
+use crate::mirror::library::missing::Unsaved;
 use crate::store::StoreError;
 use crate::supervisor::{Supervisor, Task};
 
@@ -22,7 +23,7 @@ impl Library {
     /// Stops the work in progress, which resumes at the next start, and closes the store.
     pub async fn close(&self) -> Result<(), StoreError> {
         let stopped = self.runtime.tasks.stop().await;
-        if let Err(error) = self.save_missing() {
+        if let Err(error) = self.save_missing(Unsaved::Counts) {
             tracing::warn!(%error, "the missing list could not be written");
         }
         if !stopped {

@@ -1,7 +1,7 @@
 //! The packages requested while offline and not stored: a bounded list, saved a moment later, so that it survives a
 //! restart. A package is reported until it is stored.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use crate::address::{
 };
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::archives::unattended::ClientAddress;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Library, RequestContext, Runtime, RuntimeConfig};
 use crate::store::{Durability, IndexEntry, Key, Store, StoreError, to_json};
@@ -110,22 +111,66 @@ impl From<&ModulePackage> for MissingPackage {
 /// configuration.
 type LastMiss = (u64, ConfigGeneration);
 
+/// What was requested while offline and is not stored, for people: the package, or a description of anything else.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingRequest {
+    /// The package.
+    #[serde(flatten)]
+    pub package: PackageRef,
+    /// Requests.
+    pub times: u64,
+    /// The last of them, in seconds since 1970.
+    pub last: Timestamp,
+    /// The client of the last one; `None` where it was a job.
+    #[serde(default)]
+    pub client: Option<String>,
+}
+
+impl MissingRequest {
+    fn of(package: PackageRef, count: RequestCount) -> Self {
+        let RequestCount { times, last, client, .. } = count;
+        Self { package, times, last, client: client.map(|client| client.to_string()) }
+    }
+}
+
 /// The requests for a missing package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct RequestCount {
     times: u64,
     last: Timestamp,
+    /// The client of the last request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    client: Option<ClientAddress>,
     /// The last failed lookup; none if there was none since the last request.
     #[serde(skip)]
     last_miss: Option<LastMiss>,
 }
 
+impl RequestCount {
+    /// The count with one more request.
+    fn next(before: Option<&Self>, client: Option<ClientAddress>, now: Timestamp) -> Self {
+        let times = before.map_or(0, |before| before.times).saturating_add(1);
+        Self { times, last: now, client, last_miss: None }
+    }
+}
+
+/// The newest change that is not in the record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::mirror) enum Unsaved {
+    /// None.
+    #[default]
+    Nothing,
+    /// A count or a time. It is not worth a write while larder runs.
+    Counts,
+    /// A package.
+    Packages,
+}
+
 #[derive(Debug, Default)]
 pub(in crate::mirror) struct MissingRequests {
     packages: BTreeMap<MissingPackage, RequestCount>,
-    texts: BTreeSet<String>,
-    /// True if the record on disk is outdated.
-    is_changed: bool,
+    texts: BTreeMap<String, RequestCount>,
+    unsaved: Unsaved,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -160,21 +205,20 @@ impl MissingRequests {
 
     /// Records a request. At the limit, the package with the fewest requests is dropped; among equals, the one
     /// requested longest ago.
-    fn record(&mut self, missing: MissingPackage, now: Timestamp) {
-        if let Some(count) = self.packages.get_mut(&missing) {
-            // A changed count is not worth a write.
-            *count = RequestCount { times: count.times.saturating_add(1), last: now, last_miss: None };
-            return;
-        }
-        self.is_changed = true;
+    fn record(&mut self, missing: MissingPackage, client: Option<ClientAddress>, now: Timestamp) {
+        let is_known = self.packages.contains_key(&missing);
+        self.unsaved = self.unsaved.max(if is_known { Unsaved::Counts } else { Unsaved::Packages });
         self.evict_for(&missing);
-        self.packages.insert(missing, RequestCount { times: 1, last: now, last_miss: None });
+        let count = RequestCount::next(self.packages.get(&missing), client, now);
+        self.packages.insert(missing, count);
     }
 
     /// Records a missing non-package.
-    fn record_text(&mut self, words: &str) {
-        if self.texts.len() < MAX_MISSING_TEXTS {
-            self.texts.insert(words.to_owned());
+    fn record_text(&mut self, words: &str, client: Option<ClientAddress>, now: Timestamp) {
+        let before = self.texts.get(words);
+        if before.is_some() || self.texts.len() < MAX_MISSING_TEXTS {
+            let count = RequestCount::next(before, client, now);
+            self.texts.insert(words.to_owned(), count);
         }
     }
 
@@ -200,7 +244,7 @@ impl MissingRequests {
         let Some(count) = self.packages.get_mut(missing).filter(|count| **count == seen) else { return };
         if is_stored {
             self.packages.remove(missing);
-            self.is_changed = true;
+            self.unsaved = Unsaved::Packages;
         } else {
             count.last_miss = Some(found);
         }
@@ -270,7 +314,7 @@ impl Library {
     /// Records a request for a non-package, in words, for this run only.
     pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
         if let (Error::Offline(subject), false) = (error, call.only_looks()) {
-            self.missing.requests.lock().record_text(subject);
+            self.missing.requests.lock().record_text(subject, call.client, call.now);
         }
     }
 
@@ -283,7 +327,7 @@ impl Library {
         if call.only_looks() {
             return;
         }
-        self.missing.requests.lock().record(missing.into(), call.now);
+        self.missing.requests.lock().record(missing.into(), call.client, call.now);
         if self.missing.is_save_scheduled.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -293,16 +337,20 @@ impl Library {
             tokio::time::sleep(SAVE_DELAY).await;
             let Some(library) = library.upgrade() else { return };
             library.missing.is_save_scheduled.store(false, Ordering::Release);
-            if let Err(error) = library.on_disk(Self::save_missing).await {
+            if let Err(error) = library.on_disk(|library| library.save_missing(Unsaved::Packages)).await {
                 tracing::error!(%error, "the missing list could not be written; it is written again with the next entry");
             }
         });
     }
 
-    /// Saves the record if it changed since the last save.
-    pub(in crate::mirror) fn save_missing(&self) -> Result<(), StoreError> {
-        if !std::mem::take(&mut self.missing.requests.lock().is_changed) {
-            return Ok(());
+    /// Saves the record if such a change, or a greater one, is not in it.
+    pub(in crate::mirror) fn save_missing(&self, at_least: Unsaved) -> Result<(), StoreError> {
+        {
+            let mut requests = self.missing.requests.lock();
+            if requests.unsaved < at_least {
+                return Ok(());
+            }
+            requests.unsaved = Unsaved::Nothing;
         }
         let saved = self.store.records.change(&Key::Missing, |step| {
             let record = self.missing.requests.lock().write();
@@ -314,7 +362,7 @@ impl Library {
 
     /// Marks the record as unsaved, because the file on disk is lost.
     pub(in crate::mirror) fn mark_missing_unsaved(&self) {
-        self.missing.requests.lock().is_changed = true;
+        self.missing.requests.lock().unsaved = Unsaved::Packages;
     }
 
     /// The packages requested while offline and not stored, for configured upstreams only.
@@ -322,7 +370,7 @@ impl Library {
     /// # Errors
     /// The lookup was interrupted.
     pub async fn missing(self: &Arc<Self>) -> Result<Vec<MissingPackage>, Error> {
-        self.on_disk(|library| Ok(library.missing_now())).await
+        self.on_disk(|library| Ok(library.missing_now().into_iter().map(|(package, _)| package).collect())).await
     }
 }
 
@@ -341,15 +389,16 @@ impl Library {
     /// The record could not be saved.
     pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|library| {
-            *library.missing.requests.lock() = MissingRequests { is_changed: true, ..MissingRequests::default() };
-            library.save_missing()
+            *library.missing.requests.lock() =
+                MissingRequests { unsaved: Unsaved::Packages, ..MissingRequests::default() };
+            library.save_missing(Unsaved::Packages)
         })
         .await
     }
 
     /// Lists the missing packages and forgets those stored meanwhile. Blocks: reads the disk for packages that changed
     /// since the last lookup.
-    pub(in crate::mirror) fn missing_now(&self) -> Vec<MissingPackage> {
+    fn missing_now(&self) -> Vec<(MissingPackage, RequestCount)> {
         let terms = self.runtime.config.load_full();
         let recorded = self.missing.requests.lock().packages.clone();
         let mut missing = Vec::new();
@@ -359,20 +408,20 @@ impl Library {
             }
             let found = (self.revision_of_address(&package.address()), terms.generation);
             if count.last_miss == Some(found) {
-                missing.push(package);
+                missing.push((package, count));
                 continue;
             }
             match self.is_stored_now(&package, &terms) {
                 Ok(is_stored) => {
                     self.missing.requests.lock().record_lookup(&package, count, is_stored, found);
                     if !is_stored {
-                        missing.push(package);
+                        missing.push((package, count));
                     }
                 }
                 // A failed lookup does not mean that the package is stored.
                 Err(error) => {
                     tracing::debug!(what = %PackageRef::from(&package), %error, "its state in the store cannot be read");
-                    missing.push(package);
+                    missing.push((package, count));
                 }
             }
         }
@@ -380,10 +429,12 @@ impl Library {
     }
 
     /// Lists the missing packages together with the missing non-packages.
-    pub(in crate::mirror) fn missing_in_words(&self) -> Vec<PackageRef> {
-        let mut words: Vec<PackageRef> = self.missing_now().iter().map(PackageRef::from).collect();
-        words.extend(self.missing.requests.lock().texts.iter().map(|word| PackageRef::requested(word)));
-        words
+    pub(in crate::mirror) fn missing_in_words(&self) -> Vec<MissingRequest> {
+        let packages = self.missing_now();
+        let packages = packages.into_iter().map(|(package, count)| MissingRequest::of((&package).into(), count));
+        let requests = self.missing.requests.lock();
+        let others = requests.texts.iter();
+        packages.chain(others.map(|(words, count)| MissingRequest::of(PackageRef::requested(words), *count))).collect()
     }
 
     fn is_stored_now(&self, missing: &MissingPackage, config: &RuntimeConfig) -> Result<bool, StoreError> {
@@ -444,11 +495,11 @@ mod tests {
     fn requests_for_nonexistent_versions_crowd_out_no_other_provider() {
         let mut requests = MissingRequests::default();
         let (real, other) = (provider("real"), provider("other"));
-        requests.record(any_version(&other), Timestamp(1));
-        requests.record(version(&real, 0), Timestamp(1));
-        requests.record(version(&real, 0), Timestamp(2));
+        requests.record(any_version(&other), None, Timestamp(1));
+        requests.record(version(&real, 0), None, Timestamp(1));
+        requests.record(version(&real, 0), None, Timestamp(2));
         for number in 1..5000 {
-            requests.record(version(&real, number), Timestamp(3));
+            requests.record(version(&real, number), None, Timestamp(3));
         }
         let lines = lines_of(&requests);
         assert_eq!(lines.len(), MAX_MISSING_PER_ADDRESS + 1);
@@ -461,11 +512,11 @@ mod tests {
     fn at_the_limit_the_most_and_latest_requested_packages_stay() {
         let mut requests = MissingRequests::default();
         let often = any_version(&provider("often"));
-        requests.record(often.clone(), Timestamp(1));
-        requests.record(often, Timestamp(1));
+        requests.record(often.clone(), None, Timestamp(1));
+        requests.record(often, None, Timestamp(1));
         for number in 0..3 * MAX_MISSING as u64 {
-            requests.record(any_version(&provider(&format!("p{number}"))), Timestamp(2 + number));
-            requests.record_text(&format!("page {number}"));
+            requests.record(any_version(&provider(&format!("p{number}"))), None, Timestamp(2 + number));
+            requests.record_text(&format!("page {number}"), None, Timestamp(number));
         }
         let (lines, words) = (lines_of(&requests), requests.texts.len());
         assert_eq!((lines.len(), words), (MAX_MISSING, MAX_MISSING_TEXTS));
@@ -479,9 +530,9 @@ mod tests {
     fn a_stored_package_is_forgotten_unless_requested_again_meanwhile() {
         let mut requests = MissingRequests::default();
         let missing = any_version(&provider("null"));
-        requests.record(missing.clone(), Timestamp(1));
+        requests.record(missing.clone(), None, Timestamp(1));
         let seen = *requests.packages.iter().next().unwrap().1;
-        requests.record(missing.clone(), Timestamp(2));
+        requests.record(missing.clone(), None, Timestamp(2));
         let found = (7, ConfigGeneration::default());
         requests.record_lookup(&missing, seen, true, found);
         assert_eq!(lines_of(&requests).len(), 1);
@@ -508,7 +559,7 @@ mod tests {
                     Some(missing) => missing,
                     None => any_version(&address),
                 };
-                requests.record(missing, Timestamp(now));
+                requests.record(missing, None, Timestamp(now));
             }
             prop_assert!(requests.packages.len() <= MAX_MISSING);
             let record = requests.write();

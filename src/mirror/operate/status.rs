@@ -14,7 +14,9 @@ use crate::address::{Hostname, PackageRef};
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::{Alarm, AlarmKind, Connectivity, Library, Mirror, Operations, Runtime, StoreFailure, Usage};
+use crate::mirror::{
+    Alarm, AlarmKind, Connectivity, Library, Mirror, MissingRequest, Operations, Runtime, StoreFailure, Usage,
+};
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
 
@@ -64,7 +66,7 @@ pub struct Status {
     pub upstreams: Vec<String>,
     /// The objects requested while offline and not stored, also before the start: at most a thousand packages, and a
     /// hundred others since the start.
-    pub missing: Vec<PackageRef>,
+    pub missing: Vec<MissingRequest>,
     /// The unresolved alarms; at most a thousand of each kind about each address.
     pub alarms: Vec<Alarm>,
 }
