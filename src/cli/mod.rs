@@ -9,6 +9,7 @@ mod help;
 mod list;
 mod logging;
 mod man;
+mod missing;
 mod operate;
 mod order;
 mod plan;
@@ -96,7 +97,7 @@ enum Command {
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
     /// List what was requested while offline and is not stored
-    Missing(operate::MissingCommand),
+    Missing(missing::MissingCommand),
     /// Fetch and verify what init needs, with progress
     Warm(warm::Warm),
     /// Write a provider tree for filesystem_mirror or a web server
