@@ -175,13 +175,13 @@ fn total(sources: &RunSources) -> u64 {
     sources.store.plus(sources.all_upstream()).count
 }
 
-/// `3 packages from the store (412 MB), 1 from registry.terraform.io (90 MB)`.
+/// `3 packages from the store (392.9 MiB), 1 from registry.terraform.io (85.8 MiB)`.
 fn package_sources(packages: &RunSources) -> String {
     let store = Some(("the store", &packages.store)).filter(|(_, amount)| amount.count > 0);
     let upstream = packages.upstream.iter().map(|(registry, amount)| (registry.as_str(), amount));
     let parts = store.into_iter().chain(upstream).enumerate().map(|(index, (source, FileAmount { count, bytes }))| {
         let subject = if index == 0 { plural(*count, "package") } else { count.to_string() };
-        format!("{subject} from {source} ({})", ByteSize(*bytes).display().si())
+        format!("{subject} from {source} ({})", ByteSize(*bytes))
     });
     parts.collect::<Vec<_>>().join(", ")
 }
@@ -220,22 +220,22 @@ mod tests {
             (
                 sources((3, 412_000_000), &[(registry, 1, 90_000_000)]),
                 sources((4, 100), &[(registry, 8, 100)]),
-                "3 packages from the store (412.0 MB), 1 from registry.terraform.io (90.0 MB)",
+                "3 packages from the store (392.9 MiB), 1 from registry.terraform.io (85.8 MiB)",
             ),
             (
                 sources((0, 0), &[("a.example", 1, 1_000), (registry, 2, 5_000_000)]),
                 sources((0, 0), &[(registry, 8, 100)]),
-                "1 package from a.example (1.0 kB), 2 from registry.terraform.io (5.0 MB)",
+                "1 package from a.example (1000 B), 2 from registry.terraform.io (4.8 MiB)",
             ),
             (
                 sources((1, 90_000_000), &[]),
                 sources((4, 100), &[]),
-                "1 package from the store (90.0 MB), nothing from upstream",
+                "1 package from the store (85.8 MiB), nothing from upstream",
             ),
             (
                 sources((1, 90_000_000), &[]),
                 sources((4, 100), &[(registry, 1, 100)]),
-                "1 package from the store (90.0 MB), 1 document from registry.terraform.io",
+                "1 package from the store (85.8 MiB), 1 document from registry.terraform.io",
             ),
             (sources((0, 0), &[]), sources((4, 100), &[]), "no packages, nothing from upstream"),
             (sources((0, 0), &[]), sources((0, 0), &[]), "the client asked for nothing"),

@@ -55,7 +55,7 @@ fn assert_summary(err: &str, expected: &str) {
 async fn the_first_run_fetches_and_the_second_uses_no_network() {
     let mut upstream = upstream().await;
     let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
-    let package = format!("1 package from {HOST} (200.3 kB)");
+    let package = format!("1 package from {HOST} (195.6 KiB)");
     let err = setup.require(&["acme/null"]).init(&[]).await;
     assert_summary(&err, &package);
     let sums = String::from_utf8(upstream.sums_bytes("acme", "null", "1.2.0")).unwrap();
@@ -63,16 +63,16 @@ async fn the_first_run_fetches_and_the_second_uses_no_network() {
 
     upstream.forget_requests();
     let err = setup.require(&["acme/null"]).init(&[]).await;
-    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    assert_summary(&err, "1 package from the store (195.6 KiB), nothing from upstream");
     assert_eq!(upstream.count_of(Target::Everything), 0);
     let err = setup.init(&[]).await;
     assert_summary(&err, "no packages, nothing from upstream");
 
     upstream.stop().await;
     let err = setup.require(&["acme/null"]).init(&[]).await;
-    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    assert_summary(&err, "1 package from the store (195.6 KiB), nothing from upstream");
     let err = setup.require(&["acme/null"]).init(&["--offline"]).await;
-    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    assert_summary(&err, "1 package from the store (195.6 KiB), nothing from upstream");
     assert_eq!(setup.locked_hashes(), (1, sums.lines().count()), "the lock file is complete");
 }
 
@@ -173,7 +173,7 @@ async fn other_hosts_and_their_credentials_stay() {
     setup.write("home/.terraform.d/tokens.tfrc", "credentials \"other.example\" {\n  token = \"s3cret\"\n}\n");
     let err = setup.require(&["acme/null", "other.example/corp/tool"]).init(&[]).await;
     assert_eq!(notes(&err), Vec::<&str>::new(), "{err}");
-    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&err, &format!("1 package from {HOST} (195.6 KiB)"));
     let asked = |request: &RecordedRequest| request.header("authorization") == Some("Bearer s3cret");
     assert!(other.count_where(asked) > 0);
     assert_eq!(upstream.count_where(|request| request.header("authorization").is_some()), 0);
@@ -198,7 +198,7 @@ async fn the_users_own_host_block_and_installation_methods_win() {
     setup.write("home/.terraformrc", &methods.replace("MIRROR", mirror.to_str().unwrap()));
     let err = setup.require(&["acme/null"]).init(&[]).await;
     assert!(notes(&err).len() == 1 && notes(&err)[0].contains("has provider_installation, which stays"), "{err}");
-    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&err, &format!("1 package from {HOST} (195.6 KiB)"));
     let output = setup.require(&["acme/other"]).run(&[], &INIT).await;
     assert_eq!((output.code, upstream.count("/v1/providers/acme/other/versions")), (Some(1), 0), "{output:?}");
 }
@@ -217,7 +217,7 @@ async fn lines_that_lead_to_larder_are_not_a_contradiction() {
     setup.write("home/.terraformrc", &lines.out);
     let err = setup.require(&["acme/null"]).init(&[]).await;
     assert_eq!(notes(&err), Vec::<&str>::new(), "{err}");
-    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&err, &format!("1 package from {HOST} (195.6 KiB)"));
 }
 
 #[tokio::test]
@@ -369,9 +369,9 @@ async fn two_runs_at_once_share_one_store() {
     out.line_with("ready").await;
     let second = run(setup.require(&["acme/null"]).command(&[], &INIT)).await;
     assert_eq!(second.code, Some(0), "{second:?}");
-    assert_summary(&second.err, &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&second.err, &format!("1 package from {HOST} (195.6 KiB)"));
     let third = run(setup.require(&["acme/null", "acme/other"]).command(&[], &INIT)).await;
-    let expected = format!("1 package from the store (200.3 kB), 1 from {HOST} (200.3 kB)");
+    let expected = format!("1 package from the store (195.6 KiB), 1 from {HOST} (195.6 KiB)");
     assert_summary(&third.err, &expected);
     go(&setup, "first");
     assert_eq!(first.wait_for_exit().await, Some(0));
@@ -423,7 +423,7 @@ async fn a_run_continues_the_larder_of_one_that_ends() {
     go(&setup, "third");
     assert_eq!(third.wait_for_exit().await, Some(0), "{}", third_err.text());
     until("the summary", async || third_err.text().ends_with(" s\n")).await;
-    assert_summary(&third_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&third_err.text(), &format!("1 package from {HOST} (195.6 KiB)"));
     setup.assert_nothing_left();
 }
 
@@ -488,7 +488,7 @@ async fn a_run_that_ends_lets_the_download_of_another_finish() {
     second.close_input();
     let _ = second.wait_for_exit().await;
     until("the summary", async || second_err.text().ends_with(" s\n")).await;
-    assert_summary(&second_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&second_err.text(), &format!("1 package from {HOST} (195.6 KiB)"));
     setup.assert_nothing_left();
 }
 
@@ -505,7 +505,7 @@ async fn a_run_continues_the_larder_of_one_that_is_killed() {
     go(&setup, "second");
     assert_eq!(second.wait_for_exit().await, Some(0), "{}", err.text());
     until("the summary", async || err.text().ends_with(" s\n")).await;
-    assert_summary(&err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&err.text(), &format!("1 package from {HOST} (195.6 KiB)"));
     end_client_of_killed(&setup, "first").await;
     assert_eq!(entries(&setup.path("tmp")).len(), 1);
     setup.run(&[], &["true"]).await;
@@ -557,7 +557,7 @@ async fn a_run_does_not_take_the_store_from_one_that_continues() {
     go(&setup, "second");
     assert_eq!(second.wait_for_exit().await, Some(0), "{}", second_err.text());
     until("the summary", async || second_err.text().ends_with(" s\n")).await;
-    assert_summary(&second_err.text(), &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&second_err.text(), &format!("1 package from {HOST} (195.6 KiB)"));
     end_client_of_killed(&setup, "first").await;
 }
 
@@ -571,7 +571,7 @@ async fn a_run_within_a_run_uses_its_larder() {
     assert_eq!(output.code, Some(0), "{output:?}");
     let lines: Vec<&str> = output.err.lines().filter(|line| line.starts_with("larder: ")).collect();
     assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(lines[0].starts_with(&format!("larder: 1 package from {HOST} (200.3 kB); ")), "{lines:?}");
+    assert!(lines[0].starts_with(&format!("larder: 1 package from {HOST} (195.6 KiB); ")), "{lines:?}");
 }
 
 /// The client, or a program that it starts, may have another working folder.
@@ -674,11 +674,11 @@ async fn a_running_larder_is_used() {
     let served = format!("{listeners}[store]\npath = {:?}\n{upstream_section}", setup.store());
     let larder = Process::serve(&served, &setup.path("home")).unwrap_or_else(|error| panic!("{error:?}"));
     let err = setup.require(&["acme/null"]).init(&[]).await;
-    assert_summary(&err, &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&err, &format!("1 package from {HOST} (195.6 KiB)"));
     let archive = larder.archive_path("null").await;
     larder.get(&archive).await.expect(200);
     let err = setup.require(&["acme/null"]).init(&[]).await;
-    assert_summary(&err, "1 package from the store (200.3 kB), nothing from upstream");
+    assert_summary(&err, "1 package from the store (195.6 KiB), nothing from upstream");
     let output = setup.run(&["--offline"], &["true"]).await;
     assert!(output.code == Some(1) && output.err.contains("--offline does not change that"), "{output:?}");
     assert_eq!(larder.terminate().await, Some(0));
@@ -831,7 +831,7 @@ async fn a_home_that_cannot_be_written_gets_a_temporary_store() {
         notes(&output.err)[0].ends_with("this run has a temporary store, so nothing stays for the next one"),
         "{output:?}"
     );
-    assert_summary(&output.err, &format!("1 package from {HOST} (200.3 kB)"));
+    assert_summary(&output.err, &format!("1 package from {HOST} (195.6 KiB)"));
     assert_eq!(entries(tmp.parent().unwrap()), [".keep"]);
     let output = init(&["--offline"]).await;
     assert!(output.code == Some(1) && output.err.contains("Permission denied"), "{output:?}");
@@ -863,7 +863,7 @@ async fn a_store_that_cannot_be_written_is_read() {
     out.line_with("ready").await;
     let output = run(command(&["--offline"], &INIT)).await;
     assert_eq!(output.code, Some(0), "{output:?}");
-    assert_summary(&output.err, "1 package from the store (200.3 kB), nothing from upstream");
+    assert_summary(&output.err, "1 package from the store (195.6 KiB), nothing from upstream");
     user.file("work/go", "");
     assert_eq!(beside.wait_for_exit().await, Some(0), "{}", beside_err.text());
     AnotherUser::make_writable(&user.path("cache"));
