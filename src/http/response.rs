@@ -448,12 +448,12 @@ const MAX_PHRASE_BYTES: usize = 200;
 const PREFIX: &str = "larder: ";
 const ELLIPSIS: &str = "...";
 
-/// Returns the reason phrase of an error in printable ASCII. Cuts the cause if the phrase is too long, so that the remedy
-/// stays.
+/// Returns the reason phrase of an error in printable ASCII: `larder: CAUSE (REMEDY)`. A client's own sentence goes on after it.
+/// Cuts the cause if the phrase is too long, so that the remedy stays.
 fn phrase_text(reason: &Explanation) -> String {
     // `https://` is the usual scheme and carries no information.
     let mut cause = printable(&reason.cause).replace("https://", "");
-    let remedy = reason.remedy.as_deref().map(|remedy| format!("; {}", printable(remedy))).unwrap_or_default();
+    let remedy = reason.remedy.as_deref().map(|remedy| format!(" ({})", printable(remedy))).unwrap_or_default();
     let width = MAX_PHRASE_BYTES - PREFIX.len();
     // A remedy that leaves no space for the cause is dropped.
     let remedy = if remedy.len() <= width / 2 || cause.len() + remedy.len() <= width { remedy } else { String::new() };
@@ -549,9 +549,9 @@ mod tests {
     fn a_phrase_has_cause_and_remedy_but_no_subject() {
         let reason = explanation("https://registry.example: name not found", "check larder's DNS")
             .about("the list of acme/null");
-        assert_eq!(phrase_text(&reason), "larder: registry.example: name not found; check larder's DNS");
+        assert_eq!(phrase_text(&reason), "larder: registry.example: name not found (check larder's DNS)");
         let long = explanation(&"c".repeat(300), "run `larder accept hashicorp/null@1.0.0`");
-        assert!(phrase_text(&long).ends_with("ccc...; run `larder accept hashicorp/null@1.0.0`"));
+        assert!(phrase_text(&long).ends_with("ccc... (run `larder accept hashicorp/null@1.0.0`)"));
         assert_eq!(phrase_text(&long).len(), MAX_PHRASE_BYTES);
         assert_eq!(phrase_text(&explanation("cause", &"r".repeat(300))), "larder: cause");
         assert_eq!(phrase_text(&explanation("a\r\nb\t\u{2026}\u{e9}\0", "")), "larder: a b ...?");

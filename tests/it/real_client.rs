@@ -220,6 +220,6 @@ async fn with_nothing_stored_and_the_upstream_gone_the_client_shows_the_cause() 
     workspace.cli_config(&override_config(&larder));
     let output = workspace.init().await.expect_failure();
     let text = output.one_line();
-    assert!(text.contains("502 larder: ") && text.contains("connection refused; `larder doctor`"), "{text}");
+    assert!(text.contains("502 larder: ") && text.contains("connection refused (`larder doctor`"), "{text}");
     assert!(!text.contains("does not have a provider named"), "{text}");
 }

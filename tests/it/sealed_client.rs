@@ -100,13 +100,13 @@ async fn an_offline_refusal_does_not_claim_that_the_package_does_not_exist() {
             "acme/absent",
             "1.0.0",
             &overridden,
-            "503 larder: this mirror is offline and has not stored it; `larder missing` on larder's machine lists",
+            "503 larder: this mirror is offline and has not stored it (`larder missing` on larder's machine lists",
         ),
         (
             "acme/absent",
             "1.0.0",
             &mirror,
-            "503 larder: this mirror is offline and has not stored it; `larder missing` on larder's machine lists",
+            "503 larder: this mirror is offline and has not stored it (`larder missing` on larder's machine lists",
         ),
     ] {
         let mut workspace = client.workspace();

@@ -261,7 +261,7 @@ async fn an_archive_that_is_too_large_is_reported_in_the_body_and_in_the_status_
     stream.read_to_string(&mut answer).await.unwrap();
     let (status_line, rest) = answer.split_once("\r\n").unwrap();
     assert!(status_line.starts_with("HTTP/1.1 502 larder: http://127.0.0.1:"), "{status_line}");
-    assert!(status_line.contains("sent more than 20000 bytes; larder takes no more"), "{status_line}");
+    assert!(status_line.contains("sent more than 20000 bytes (larder takes no more"), "{status_line}");
     let body = rest.split_once("\r\n\r\n").unwrap().1;
     assert!(body.contains("the archive of registry.terraform.io/acme/null 1.2.0 (linux_amd64): "), "{body}");
 }
