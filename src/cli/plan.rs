@@ -64,6 +64,10 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, to_do: &[String], width: Op
         page.group("unconfirmed", "cached version lists that upstream did not confirm just now");
         plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
     }
+    if !plan.notes.is_empty() {
+        page.group("note", "choices that the files leave open");
+        plan.notes.iter().for_each(|note| page.item(&escape_for_terminal(note), None));
+    }
     page.push(String::new());
     page.push_with_prefix("", verdict(plan));
     if !to_do.is_empty() {
@@ -221,7 +225,15 @@ mod tests {
             unavailable: 1,
             ..PlanCounts::default()
         };
-        Plan { ready: false, offline: false, platforms: Vec::new(), counts, items, unconfirmed: Vec::new() }
+        Plan {
+            ready: false,
+            offline: false,
+            platforms: Vec::new(),
+            counts,
+            items,
+            unconfirmed: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 
     #[test]

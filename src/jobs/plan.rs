@@ -53,6 +53,9 @@ pub struct Plan {
     /// versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
+    /// Notes for people about choices that the files leave open, such as the client.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// Counts by state.
@@ -180,7 +183,8 @@ async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan
     let limits = JobLimits::of_plan(CONCURRENT_STEPS);
     let steps = StepRunner::new(mirror, clock, &limits, Urgency::Plan);
     let registries = MirrorRegistries::new(&steps);
-    let ResolvedRequirements { archives, unavailable } = requirements::resolve(order, &registries).await;
+    let ResolvedRequirements { archives, unavailable, notes: choices } =
+        requirements::resolve(order, &registries).await;
     if archives.len() + unavailable.len() > MAX_ITEMS {
         return Err(PlanError::TooMany(archives.len() + unavailable.len()));
     }
@@ -204,7 +208,7 @@ async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan
     let sealed = if offline { mirror.runtime.sealed_platforms() } else { Vec::new() };
     let platforms: BTreeSet<Platform> = order.platforms.iter().cloned().chain(sealed).collect();
     let platforms = platforms.into_iter().collect();
-    Ok(Plan { ready: not_ready == 0, offline, platforms, counts, items, unconfirmed })
+    Ok(Plan { ready: not_ready == 0, offline, platforms, counts, items, unconfirmed, notes: choices })
 }
 
 /// Returns true if the order names exact versions, so that a newer version changes nothing.

@@ -60,7 +60,7 @@ impl WarmUpRun<'_> {
     /// Adds an item for each new requirement.
     fn add_items(
         &self,
-        ResolvedRequirements { archives, unavailable }: ResolvedRequirements,
+        ResolvedRequirements { archives, unavailable, .. }: ResolvedRequirements,
         fetched_modules: &BTreeMap<ModulePackage, FetchedModule>,
     ) -> (BTreeMap<ProviderAddress, ProviderItems>, Vec<(usize, ModulePackage)>) {
         let (mut providers, mut modules) = (BTreeMap::<_, ProviderItems>::new(), Vec::new());

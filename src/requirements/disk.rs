@@ -2,9 +2,12 @@
 //! with the local modules that they call.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
 
 use super::configuration::{
     self, CommandLineValues, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration,
@@ -16,6 +19,8 @@ use super::resolve::uncalled_folders;
 use super::{BadFiles, ClientKind, Files, MAX_BYTES};
 use crate::address::{Hostname, PackageSelector};
 
+/// The maximum size of a tar. Headers, padding and files that no client reads make it larger than the files that are read.
+const MAX_TAR_BYTES: usize = 4 * MAX_BYTES;
 /// The maximum number of names in a folder.
 const MAX_ENTRIES: usize = 100_000;
 /// The maximum number of folders that are read or searched.
@@ -64,16 +69,29 @@ pub fn read_lock_file(path: &Path) -> Result<String, String> {
     Ok(text.into_owned())
 }
 
-/// Reads a user's tar of folders. Drops the values of variables except those that decide which modules are called.
+/// Reads a user's tar of folders, which may be compressed by gzip. Drops the values of variables except those that decide which modules are called.
 ///
 /// # Errors
 /// Those of [`read_lock_file`].
 pub fn read_tar(path: &Path) -> Result<Files, String> {
-    // Headers, padding and files that no client reads make the tar larger than the files that are read.
-    let bytes = read_up_to(path, 4 * MAX_BYTES).map_err(|error| unreadable(path, &error))?;
+    let read = read_up_to(path, MAX_TAR_BYTES).and_then(gunzip);
+    let bytes = read.map_err(|error| unreadable(path, &error))?;
     let mut files = Files::from_users_tar(&bytes).map_err(|refused| format!("{}: {refused}", path.display()))?;
     keep_deciding_values(&mut files);
     Ok(files)
+}
+
+/// Decompresses what gzip has compressed, and leaves other bytes as they are.
+fn gunzip(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes);
+    }
+    let mut decompressed = Vec::new();
+    MultiGzDecoder::new(bytes.as_slice()).take(MAX_TAR_BYTES as u64 + 1).read_to_end(&mut decompressed)?;
+    match decompressed.len() {
+        ..=MAX_TAR_BYTES => Ok(decompressed),
+        _ => Err(io::Error::other(format!("the tar in it is larger than {} KiB", MAX_TAR_BYTES >> 10))),
+    }
 }
 
 /// The names in a folder; true for a subfolder, false for a file or a link.
@@ -151,9 +169,11 @@ impl ArgumentKind {
     }
 
     fn by_ending(path: &Path) -> Option<Self> {
+        let is_gzipped_tar = |stem: &OsStr| Path::new(stem).extension().is_some_and(|extension| extension == "tar");
         match path.extension()?.to_str()? {
             "hcl" => Some(Self::LockFile),
-            "tar" => Some(Self::Tar),
+            "tar" | "tgz" => Some(Self::Tar),
+            "gz" if path.file_stem().is_some_and(is_gzipped_tar) => Some(Self::Tar),
             "json" => Some(Self::OrderJson),
             _ => None,
         }
@@ -219,6 +239,8 @@ type FolderFiles = BTreeMap<String, Vec<u8>>;
 struct DirectoryLoader {
     /// The files of each folder read so far, by the folder's path as callers write it.
     loaded: BTreeMap<PathBuf, FolderFiles>,
+    /// Those of them that exist.
+    existing: BTreeSet<PathBuf>,
     /// Folders to read: the path as callers write it, the path without links, and the role.
     queue: VecDeque<(PathBuf, PathBuf, ModuleRole)>,
     passed_over: Vec<String>,
@@ -281,8 +303,9 @@ impl DirectoryLoader {
 
     /// Reads a folder, and enqueues the local modules that it calls.
     fn load_folder(&mut self, path: &Path, real: &Path, role: ModuleRole) -> Result<FolderFiles, String> {
-        // A missing folder has no files; resolving reports the call.
+        // Resolving reports the call of a missing folder.
         let Some(real) = real.canonicalize().ok().filter(|real| real.is_dir()) else { return Ok(FolderFiles::new()) };
+        self.existing.insert(path.to_owned());
         let mut contents = self.read_files(&real)?;
         let mut files = Files::default();
         if role == ModuleRole::Root {
@@ -316,7 +339,11 @@ impl DirectoryLoader {
         }
         let mut files = Files::default();
         for (path, contents) in &self.loaded {
-            add_files(&mut files, path, &relative_path(path, &top)?, contents)?;
+            let relative = relative_path(path, &top)?;
+            add_files(&mut files, path, &relative, contents)?;
+            if contents.is_empty() && self.existing.contains(path) {
+                files.insert_folder(&relative);
+            }
         }
         keep_deciding_values(&mut files);
         let relative_paths = |folders: &BTreeSet<PathBuf>| {

@@ -2,7 +2,7 @@
 //! links are resolved to the files that they lead to.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::ops::Bound;
 
@@ -43,11 +43,13 @@ pub(super) fn is_values_file(name: &str) -> bool {
 #[serde(try_from = "BTreeMap<String, FileContents>", into = "BTreeMap<String, FileContents>")]
 pub struct Files {
     by_path: BTreeMap<String, FileContents>,
+    /// Folders without such a file, as far as they are known: to a client they are empty modules.
+    empty_folders: BTreeSet<String>,
     /// The total size of paths and texts.
     bytes: usize,
 }
 
-/// Contents of a file. As JSON: a string, or `{"unreadable": "no_text"}`.
+/// Contents of a file. As JSON: a string, or `{"unreadable": "no_text"}`; of a folder without a file, `{"folder": "empty"}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FileContents {
@@ -58,6 +60,19 @@ pub enum FileContents {
         /// The reason.
         unreadable: Unreadable,
     },
+    /// No file, but a folder.
+    Folder {
+        /// What is in the folder.
+        folder: FolderContents,
+    },
+}
+
+/// The contents of a folder that has no file of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FolderContents {
+    /// No file that a client reads.
+    Empty,
 }
 
 /// Reasons why an existing file is unreadable.
@@ -152,6 +167,21 @@ impl Files {
         Ok(())
     }
 
+    /// Notes that a folder exists. What has a file is known anyway, and beyond the limit such folders are left out.
+    pub(super) fn insert_folder(&mut self, path: &str) {
+        let is_new = !self.empty_folders.contains(path) && !self.has_folder(path);
+        if is_new && self.empty_folders.len() < MAX_FILES && !is_of_client(path) && Self::check_path(path).is_ok() {
+            self.empty_folders.insert(path.to_owned());
+        }
+    }
+
+    /// Notes the folder of a file that no client reads.
+    fn insert_folder_of(&mut self, path: &str) {
+        if let Some((folder, _)) = path.rsplit_once('/') {
+            self.insert_folder(folder);
+        }
+    }
+
     fn insert_contents(&mut self, path: &str, contents: FileContents) -> Result<(), BadFiles> {
         Self::check_path(path)?;
         let replaced_bytes = self.by_path.get(path).map(|replaced| path.len() + replaced.text().map_or(0, str::len));
@@ -177,7 +207,11 @@ impl Files {
     pub fn from_users_tar(tar: &[u8]) -> Result<Self, BadFiles> {
         let mut files = Self::default();
         let members = tar_members(tar)?;
-        for path in members.keys() {
+        for (path, member) in &members {
+            if let TarMember::Folder = member {
+                files.insert_folder(path);
+                continue;
+            }
             match file_at(&members, path) {
                 Ok(contents) => files.insert(path, contents)?,
                 // Any link is recorded, whatever its name: the target may be a folder with modules.
@@ -188,6 +222,7 @@ impl Files {
                 }
                 Err(_) => {}
             }
+            files.insert_folder_of(path);
         }
         Ok(files)
     }
@@ -201,11 +236,17 @@ impl Files {
         let mut files = Self::default();
         let mut tar = TarReader::new(tar, TAR_LIMITS);
         while let Some(entry) = tar.next_member()? {
+            if entry.kind().is_dir()
+                && let Ok(path) = str::from_utf8(&entry.name)
+            {
+                files.insert_folder(path.strip_prefix("./").unwrap_or(path).trim_end_matches('/'));
+            }
             if !entry.kind().is_file() {
                 continue;
             }
             let Ok(path) = String::from_utf8(entry.name) else { continue };
             let path = path.strip_prefix("./").unwrap_or(&path).to_owned();
+            files.insert_folder_of(&path);
             if !Self::is_read_at(&path) {
                 continue;
             }
@@ -235,9 +276,13 @@ impl Files {
         self.below(&child_path(folder, "")).filter(|(name, _)| !name.contains('/')).collect()
     }
 
-    /// Returns true if a folder, or one below it, has files. The top always exists.
+    /// Returns true if a folder is known to exist. The top always exists.
     pub fn has_folder(&self, folder: &str) -> bool {
-        folder.is_empty() || self.below(&child_path(folder, "")).next().is_some()
+        let prefix = child_path(folder, "");
+        let is_there = |known: &String| known == folder || known.starts_with(&prefix);
+        folder.is_empty()
+            || self.below(&prefix).next().is_some()
+            || self.empty_folders.range(folder.to_owned()..).take_while(|known| known.starts_with(folder)).any(is_there)
     }
 
     /// The files whose paths begin with `prefix`, by the rest of their paths.
@@ -276,6 +321,7 @@ impl FileContents {
         match self {
             Self::Text(text) => Ok(text),
             Self::Unreadable { unreadable } => Err(*unreadable),
+            Self::Folder { .. } => Ok(""),
         }
     }
 }
@@ -288,7 +334,11 @@ impl TryFrom<BTreeMap<String, FileContents>> for Files {
         for (path, contents) in contents_by_path {
             match contents {
                 FileContents::Text(text) => files.insert(&path, text.as_bytes())?,
-                unreadable => files.insert_contents(&path, unreadable)?,
+                FileContents::Folder { folder: FolderContents::Empty } => {
+                    Self::check_path(&path)?;
+                    files.insert_folder(&path);
+                }
+                unreadable @ FileContents::Unreadable { .. } => files.insert_contents(&path, unreadable)?,
             }
         }
         Ok(files)
@@ -297,11 +347,16 @@ impl TryFrom<BTreeMap<String, FileContents>> for Files {
 
 impl From<Files> for BTreeMap<String, FileContents> {
     fn from(files: Files) -> Self {
-        files.by_path
+        // A file may have been added to a folder that had none.
+        let is_empty = |folder: &&String| files.below(&child_path(folder, "")).next().is_none();
+        let folders: Vec<String> = files.empty_folders.iter().filter(is_empty).cloned().collect();
+        let mut by_path = files.by_path;
+        by_path.extend(folders.into_iter().map(|path| (path, FileContents::Folder { folder: FolderContents::Empty })));
+        by_path
     }
 }
 
-/// The entries of a parsed tar by path, without folders.
+/// The entries of a parsed tar by path.
 type TarMembers<'a> = BTreeMap<String, TarMember<'a>>;
 
 /// The entry at a path.
@@ -309,11 +364,12 @@ enum TarMember<'a> {
     File(&'a [u8]),
     /// A symbolic or hard link, with its target as a path in the tar; `None` if the target is outside the tar.
     Link(Option<String>),
+    Folder,
     /// A pipe, a device or a sparse file.
     Other,
 }
 
-/// Parses a tar. Of several entries at one path, the last one counts. Folders are dropped.
+/// Parses a tar. Of several entries at one path, the last one counts.
 ///
 /// # Errors
 /// [`BadFiles`]: the bytes are not a tar, are cut short, or have too many entries.
@@ -326,8 +382,8 @@ fn tar_members(bytes: &[u8]) -> Result<TarMembers<'_>, BadFiles> {
         let link_target = || entry.link.clone().and_then(|name| String::from_utf8(name).ok());
         let member = match entry.kind() {
             _ if entry.is_sparse => TarMember::Other,
-            EntryType::Directory => continue,
-            EntryType::Regular | EntryType::Continuous if path.ends_with('/') => continue,
+            EntryType::Directory => TarMember::Folder,
+            EntryType::Regular | EntryType::Continuous if path.ends_with('/') => TarMember::Folder,
             EntryType::Regular | EntryType::Continuous => {
                 let contents = tar.input().get(..usize::try_from(entry.size_bytes).unwrap_or(usize::MAX));
                 let cut_short = || BadFiles::InvalidTar(format!("the tar ends within {path:?}"));
@@ -343,7 +399,7 @@ fn tar_members(bytes: &[u8]) -> Result<TarMembers<'_>, BadFiles> {
             EntryType::Link => TarMember::Link(link_target().and_then(|target| resolve_path("", &target))),
             _ => TarMember::Other,
         };
-        members.insert(path.to_owned(), member);
+        members.insert(path.trim_end_matches('/').to_owned(), member);
     }
     Ok(members)
 }
@@ -358,7 +414,7 @@ fn file_at<'a, 'm>(members: &'m TarMembers<'a>, mut path: &'m str) -> Result<&'a
             Some(TarMember::File(contents)) => return Ok(contents),
             Some(TarMember::Link(Some(target))) => path = target,
             Some(TarMember::Other) if followed_links == 0 => return Err(Unreadable::SpecialFile),
-            Some(TarMember::Link(None) | TarMember::Other) | None => break,
+            Some(TarMember::Link(None) | TarMember::Folder | TarMember::Other) | None => break,
         }
     }
     Err(Unreadable::LinkWithoutFile)

@@ -87,12 +87,16 @@ impl ClientKind {
     /// Both clients.
     pub const ALL: [Self; 2] = [Self::Terraform, Self::Opentofu];
 
-    /// Parses `terraform` or `opentofu`.
+    /// Parses [`Self::word`].
     pub fn parse(word: &str) -> Option<Self> {
-        match word {
-            "terraform" => Some(Self::Terraform),
-            "opentofu" => Some(Self::Opentofu),
-            _ => None,
+        Self::ALL.into_iter().find(|client| client.word() == word)
+    }
+
+    /// The client in options and orders.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Terraform => "terraform",
+            Self::Opentofu => "opentofu",
         }
     }
 
@@ -209,6 +213,8 @@ pub struct ResolvedRequirements {
     pub archives: Vec<RequiredArchive>,
     /// The items that no registry provides, with reasons.
     pub unavailable: Vec<UnavailableItem>,
+    /// Sentences about choices that the files leave open, for people.
+    pub notes: Vec<String>,
 }
 
 /// One archive.

@@ -3,12 +3,14 @@
 
 use serde_json::{Value, json};
 
-use crate::support::git_module_fixture::download_module;
+use crate::support::command_setup::CommandSetup;
+use crate::support::git_module_fixture::{download_module, override_through};
 use crate::support::http::get;
 use crate::support::larder::{HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::reports::name;
 use crate::support::sealed::{store_archive, upstream_with_four_versions};
+use crate::support::terraform::Terraform;
 use crate::support::upstream::{FakeUpstream, Fault, Module, Target};
 use crate::support::warm_fixture::WarmFixture;
 
@@ -176,4 +178,72 @@ async fn a_module_that_cannot_be_fetched_is_one_item_of_the_plan() {
         assert_eq!(item_lines(&plan), [format!("acme/{name}/test@1.0.0 cannot")], "{plan:#}");
         assert_eq!(plan["items"][0]["by"], json!(["main.tf:2"]), "{plan:#}");
     }
+}
+
+/// A local module without a file is a module for the client, so it is one for a plan: in a folder, in a tar and in what gzip
+/// made of it. A folder that does not exist is refused by both.
+#[tokio::test]
+async fn a_local_module_without_a_file_is_an_empty_module_for_plan_and_client() {
+    let upstream = upstream_with_four_versions().await;
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
+    larder.get(&larder.archive_path("null").await).await.expect(200);
+    let Some(terraform) = Terraform::find() else { return };
+    let mut workspace = terraform.workspace();
+    std::fs::create_dir_all(workspace.path().join("modules/empty")).unwrap();
+    workspace
+        .require("acme/null", "1.2.0")
+        .file("modules/empty/README.md", "nothing yet\n")
+        .file("call.tf", "module \"empty\" {\n  source = \"./modules/empty\"\n}\n")
+        .cli_config(&override_through(&setup.base()));
+    let folder = workspace.path();
+    let tar = setup.home.path().join("tars");
+    std::fs::create_dir(&tar).unwrap();
+    let pack = |name: &str, compress: &str| {
+        let archive = tar.join(name);
+        let mut command = std::process::Command::new("tar");
+        command.arg(compress).arg(&archive).arg("-C").arg(&folder).args(["call.tf", "main.tf", "modules"]);
+        assert!(command.status().unwrap().success());
+        archive.to_str().unwrap().to_owned()
+    };
+    let orders =
+        [folder.to_str().unwrap().to_owned(), pack("x.tar", "-cf"), pack("x.tar.gz", "-czf"), pack("x.tgz", "-czf")];
+    for order in &orders {
+        let plan = setup.run(&["plan", order, "--platform", "linux_amd64"]).await;
+        assert!(plan.code == Some(0) && plan.out.contains("`init` will work offline"), "{order}: {plan:?}");
+    }
+    workspace.init().await.expect_success();
+
+    std::fs::remove_dir_all(folder.join("modules")).unwrap();
+    let plan = setup.run(&["plan", &orders[0], "--platform", "linux_amd64"]).await;
+    assert!(plan.code == Some(3) && plan.out.contains("does not exist"), "{plan:?}");
+    workspace.remove_lock_and_installed();
+    workspace.init().await.expect_failure();
+    larder.terminate_promptly().await;
+}
+
+/// Where a lock file names both public registries, the files are for either client: the plan says whose rules it took.
+#[tokio::test]
+async fn a_lock_file_of_both_registries_is_read_as_the_plan_says() {
+    let upstream = upstream_with_four_versions().await;
+    let setup = CommandSetup::new(&upstream);
+    let folder = setup.home.path().join("both");
+    std::fs::create_dir(&folder).unwrap();
+    let block = |host: &str| format!("provider \"{host}/acme/null\" {{\n  version = \"1.2.0\"\n}}\n");
+    let requires = "terraform {\n  required_providers {\n    null = { source = \"acme/null\" }\n  }\n}\n";
+    std::fs::write(folder.join("main.tf"), requires).unwrap();
+    let lock = folder.join(".terraform.lock.hcl");
+    std::fs::write(&lock, format!("{}{}", block("registry.opentofu.org"), block(HOST))).unwrap();
+    let note = ".terraform.lock.hcl names the registries of both clients; addresses without a host are of \
+                registry.opentofu.org, as for opentofu (--client terraform for the other)";
+    let argument = folder.to_str().unwrap();
+    let larder = setup.serve();
+    let plan = setup.run(&["plan", argument, "--platform", "linux_amd64"]).await;
+    assert!(plan.out.contains(note), "{plan:?}");
+    let named = setup.run(&["plan", argument, "--platform", "linux_amd64", "--client", "terraform"]).await;
+    assert!(!named.out.contains("both clients"), "{named:?}");
+    std::fs::write(&lock, block(HOST)).unwrap();
+    let one = setup.run(&["plan", argument, "--platform", "linux_amd64"]).await;
+    assert!(!one.out.contains("both clients"), "{one:?}");
+    larder.terminate_promptly().await;
 }

@@ -201,7 +201,7 @@ fn an_argument_that_is_both_a_folder_and_an_address_is_refused_with_the_two_spel
     let top = tempfile::tempdir().unwrap();
     fs::create_dir_all(top.path().join("envs/prod")).unwrap();
     fs::create_dir_all(top.path().join("hashicorp/null")).unwrap();
-    for file in ["envs/prod/main.tf", "x.tar", "envs/x", ".terraform.lock.hcl"] {
+    for file in ["envs/prod/main.tf", "x.tar", "x.tar.gz", "x.tgz", "x.gz", "envs/x", ".terraform.lock.hcl"] {
         fs::write(top.path().join(file), "").unwrap();
     }
     let host = Hostname::parse("registry.example").unwrap();
@@ -217,6 +217,9 @@ fn an_argument_that_is_both_a_folder_and_an_address_is_refused_with_the_two_spel
         ("envs/x", ArgumentKind::LockFile),
         (".terraform.lock.hcl", ArgumentKind::LockFile),
         ("x.tar", ArgumentKind::Tar),
+        ("x.tar.gz", ArgumentKind::Tar),
+        ("x.tgz", ArgumentKind::Tar),
+        ("x.gz", ArgumentKind::LockFile),
     ] {
         assert_eq!(interpret(given), Ok(expected), "{given}");
     }

@@ -16,6 +16,7 @@ use super::configuration::{
     self, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration, is_for_opentofu_only,
     is_test,
 };
+use super::files::child_path;
 use super::files::{LOCK_FILE, resolve_path};
 use super::{
     ClientKind, Configurations, Files, Order, OrderEntry, Registries, RequiredArchive, ResolvedRequirements,
@@ -44,6 +45,7 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
                 problems
                     .into_iter()
                     .for_each(|reason| queries.result.lock().add_unavailable(CONFIGURATION, reason, []));
+                queries.result.lock().notes.extend(roots.iter().filter_map(|root| root.note.clone()));
                 for root in roots {
                     // Roots are resolved one after the other, so that a query of several roots is sent once.
                     tree::resolve_root(&queries, &local, &root, &order.platforms).await;
@@ -67,6 +69,8 @@ struct Root {
     folder: String,
     /// The client whose rules apply.
     client: ClientKind,
+    /// A sentence about the choice of the client, where the files are for both.
+    note: Option<String>,
 }
 
 impl Root {
@@ -85,7 +89,11 @@ fn find_roots(configurations: &Configurations) -> (Vec<Root>, Vec<String>) {
         [] => uncalled_folders(files).into_iter().collect(),
         roots => roots.iter().cloned().collect(),
     };
-    let root = |folder: String| Root { client: client.unwrap_or_else(|| client_of(files, &folder)), folder };
+    let root = |folder: String| {
+        let detected = client_of(files, &folder);
+        let note = client.is_none().then(|| note_on_client(files, &folder, detected)).flatten();
+        Root { client: client.unwrap_or(detected), folder, note }
+    };
     let mut roots: Vec<Root> = folders.into_iter().map(root).collect();
     if roots.is_empty() {
         let reason = "every folder is called as a module by another one: name the folders in which init runs";
@@ -131,6 +139,22 @@ pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
     uncalled_folders.map(str::to_owned).collect()
 }
 
+/// A sentence about the choice of a root's client, where its lock file names the registries of both.
+fn note_on_client(files: &Files, folder: &str, client: ClientKind) -> Option<String> {
+    let path = child_path(folder, LOCK_FILE);
+    let locked = lock_file::parse(files.get(&path)?.ok()?.as_bytes()).ok()?;
+    let names = |client: ClientKind| locked.iter().any(|locked| locked.provider.host.as_str() == client.default_host());
+    let other = ClientKind::ALL.into_iter().find(|other| *other != client)?;
+    (names(client) && names(other)).then(|| {
+        format!(
+            "{path} names the registries of both clients; addresses without a host are of {}, as for {} (--client {} for the other)",
+            client.default_host(),
+            client.word(),
+            other.word(),
+        )
+    })
+}
+
 /// The client of a root: OpenTofu if a file there is for OpenTofu only, or if OpenTofu wrote the lock file; otherwise
 /// Terraform.
 fn client_of(files: &Files, folder: &str) -> ClientKind {
@@ -158,6 +182,8 @@ struct ResolutionResult {
     required: BTreeMap<Artifact, RequirementDetails>,
     /// The requirements that name each unavailable item, by its subject and reason.
     unavailable: BTreeMap<(String, String), BTreeSet<String>>,
+    /// Sentences about choices, for people.
+    notes: BTreeSet<String>,
 }
 
 /// The lock-file hashes of a required artifact, and the requirements that name it.
@@ -213,6 +239,7 @@ impl ResolutionResult {
         ResolvedRequirements {
             archives: archives.collect(),
             unavailable: unavailable.chain(truncation_notice).collect(),
+            notes: self.notes.into_iter().collect(),
         }
     }
 }

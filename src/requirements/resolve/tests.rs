@@ -407,6 +407,14 @@ fn the_locked_version_is_chosen_before_newer_ones() {
             "x/a@>= 2.0.0: the lock file has 1.1.0, which does not match all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`",
         ],
     );
+    let without_constraint = NEEDS_A.replace(", version = \"~> 1.0\"", "");
+    assert_ne!(without_constraint, NEEDS_A);
+    for (main, subject) in [(NEEDS_A, "x/a@~> 1.0"), (&without_constraint, "x/a")] {
+        let lock = LOCKED.replace("1.1.0", "1.1.0-rc1");
+        let expected =
+            format!("{subject}: the lock file has 1.1.0-rc1, a pre-release; clients take a pre-release only");
+        assert_resolved(&resolve_locked(&lock, main), &[], &[expected.as_str()]);
+    }
     assert_resolved(
         &resolve_locked(&LOCKED.replace("1.1.0", "1.1.9"), NEEDS_A),
         &[],

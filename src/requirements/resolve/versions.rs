@@ -80,6 +80,9 @@ pub(super) async fn choose_versions(
     }
 }
 
+/// The rule of clients for pre-releases (version constraints).
+const PRE_RELEASES: &str = "clients take a pre-release only where a constraint names it exactly";
+
 /// Chooses the locked version if there is one, else the newest that the constraint allows.
 fn choose_version(
     listed: &[Version],
@@ -90,15 +93,17 @@ fn choose_version(
     let Some(LockedProvider { version, .. }) = locked else {
         let newest = listed.iter().filter(|version| constraint.allows(version)).max();
         return newest.cloned().ok_or_else(|| match constraints_text(requirements).as_str() {
-            "" => format!("none of the {} versions that are listed is a release", listed.len()),
+            "" => format!("none of the {} versions that are listed is a release; {PRE_RELEASES}", listed.len()),
             texts => format!("none of the {} versions that are listed matches all of: {texts}", listed.len()),
         });
     };
     if !constraint.allows(version) {
-        return Err(format!(
-            "the lock file has {version}, which does not match all of: {}. Run `terraform init -upgrade` (or `tofu init -upgrade`) to lock another",
-            constraints_text(requirements)
-        ));
+        let texts = constraints_text(requirements);
+        let refused = match version.is_pre_release() {
+            true => format!("the lock file has {version}, a pre-release; {PRE_RELEASES}"),
+            false => format!("the lock file has {version}, which does not match all of: {texts}"),
+        };
+        return Err(format!("{refused}. Run `terraform init -upgrade` (or `tofu init -upgrade`) to lock another"));
     }
     if !listed.contains(version) {
         return Err(format!(
