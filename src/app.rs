@@ -273,9 +273,11 @@ impl App {
         self.running.parts.mirror.runtime.spawn_blocking(status).await.unwrap_or_default()
     }
 
-    /// Renders the CLI configuration to paste. Contacts no upstream.
+    /// Renders the lines of the CLI configuration to paste. Contacts no upstream. larder asks each registry right after its
+    /// start, so a remark that it has not would be out of date.
     pub async fn client_config(&self, client_route: ClientRoute) -> Result<String, Error> {
-        client_config::text(&self.running.parts.mirror, &self.base, client_route).await
+        let text = client_config::text(&self.running.parts.mirror, &self.base, client_route).await?;
+        Ok(client_config::remarks_and_lines(&text).1.to_owned())
     }
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.

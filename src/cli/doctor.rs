@@ -16,7 +16,7 @@ use crate::app;
 use crate::app::running_larder::NotReached;
 use crate::doctor::{self, Check, CheckResult};
 use crate::protocol::admin::CLIENT_CONFIG;
-use crate::protocol::client_config::{ClientRoute, default_text, own_host_name};
+use crate::protocol::client_config::{ClientRoute, default_text, own_host_name, remarks_and_lines};
 use crate::store::Store;
 
 /// Runs every check; returns true if none failed.
@@ -139,7 +139,11 @@ impl ClientConfig {
         if self.own_name {
             let server = &config.server;
             let paste = own_host_name(server.public_url.as_ref(), server.default_upstream.as_ref());
-            print_paste(common, &paste.map_err(anyhow::Error::msg)?);
+            let paste = paste.map_err(anyhow::Error::msg)?;
+            match common.json {
+                true => print_json(&serde_json::json!({ "client_config": paste })),
+                false => print_line(paste.trim_end()),
+            }
             return Ok(());
         }
         let client_route = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
@@ -170,10 +174,12 @@ impl ClientConfig {
 }
 
 fn print_paste(common: &CommonOptions, paste: &str) {
+    let (remarks, lines) = remarks_and_lines(paste);
     if common.json {
-        print_json(&serde_json::json!({ "client_config": paste }));
+        print_json(&serde_json::json!({ "client_config": lines, "remarks": remarks }));
     } else {
-        print_line(paste.trim_end());
+        remarks.into_iter().for_each(print_error);
+        print_line(lines.trim_end());
     }
 }
 

@@ -20,6 +20,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::terminal::format_seconds;
 use super::{CommonOptions, StopSignals, catch_file_size_signal, print_json, print_line, runtime};
 use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
@@ -207,7 +208,7 @@ impl ServiceManager {
         let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|name| match connect(&name) {
             Ok(socket) => Some(socket),
             Err(error) => {
-                tracing::warn!(?name, %error, "could not connect to the service manager");
+                tracing::warn!(name = %name.display(), %error, "could not connect to the service manager");
                 None
             }
         });
@@ -278,7 +279,7 @@ async fn wait_until_live(running: &RunningApp, limit: Duration) {
                 tracing::error!(%error, "liveness check failed");
                 tokio::time::sleep(limit).await;
             }
-            Err(_) => tracing::error!(timeout = ?limit, "liveness check failed: timeout"),
+            Err(_) => tracing::error!("the liveness check did not end within {}", format_seconds(limit.as_secs())),
         }
     }
 }

@@ -91,7 +91,7 @@ async fn config_text(
     if client_route == ClientRoute::NetworkMirror {
         return Ok(network_mirror(&hosts, base));
     }
-    let mut text = String::new();
+    let (mut remarks, mut text) = (String::new(), String::new());
     for host in hosts {
         let stored = match mirror {
             Some(mirror) => mirror.documents.stored_discovery(host).await?,
@@ -99,9 +99,26 @@ async fn config_text(
         };
         let discovery = stored.and_then(|stored| stored.discovery_for_clients().ok());
         let services = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
+        if services.is_none() {
+            let host = host.to_unicode();
+            let remark = format!(
+                "# {host} was not asked yet: if it has other services, `larder client-config` prints them later\n"
+            );
+            remarks.push_str(&remark);
+        }
         text.push_str(&host_block(host, services.as_ref(), base));
     }
-    Ok(text)
+    Ok(remarks + &text)
+}
+
+/// Splits a text to paste into the remarks at its beginning, which are for the reader, and the lines for the file.
+pub fn remarks_and_lines(text: &str) -> (Vec<&str>, &str) {
+    let (mut remarks, mut lines) = (Vec::new(), text);
+    while let Some((remark, rest)) = lines.strip_prefix("# ").and_then(|rest| rest.split_once('\n')) {
+        remarks.push(remark);
+        lines = rest;
+    }
+    (remarks, lines)
 }
 
 /// The `host` block of one upstream, with every service that its discovery names.
@@ -116,8 +133,7 @@ fn host_block(host: &Hostname, services: Option<&RawObject>, base: &str) -> Stri
             lines.collect::<String>()
         }
         None => format!(
-            r#"    # not yet confirmed by the registry; if it names other services, larder client-config then prints them
-    "providers.v1" = "{base}{}"
+            r#"    "providers.v1" = "{base}{}"
     "modules.v1" = "{base}{}"
 "#,
             providers_base(host),

@@ -21,6 +21,7 @@ pub struct HomeConfig {
 pub(super) async fn reply(mirror: &Arc<Mirror>, links: Links<'_>) -> Result<Reply, Error> {
     let url = links.mount.url_to_paste(links.base);
     let text = client_config::text(mirror, &url, ClientRoute::HostOverride).await?;
+    let text = client_config::remarks_and_lines(&text).1.to_owned();
     let config = HomeConfig { text, is_address_configured: links.mount.is_configured() };
     Ok(Reply { content: ReplyContent::Home(config), outcome: None, age: None })
 }

@@ -60,17 +60,19 @@ async fn check_reports_everything_that_serve_would_refuse() {
     assert_eq!((&output["ok"], output["problems"].as_array().unwrap().len()), (&Value::Bool(false), 1));
 }
 
-/// `client-config` prints every service of the cached discovery document; without one, the two defaults and a line that
-/// says so.
+/// `client-config` prints every service of the cached discovery document; without one, the two defaults, and a line on
+/// standard error that says so.
 #[tokio::test]
 async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
     let setup = CommandSetup::new(&upstream);
-    let before = setup.stdout_of(&["client-config"]).await;
+    let first = setup.run(&["client-config"]).await;
+    assert!(first.code == Some(0) && first.err.contains(&format!("{HOST} was not asked yet")), "{first:?}");
+    let before = first.out;
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", setup.base());
     let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", setup.base());
     assert!(before.contains(&providers) && before.contains(&modules), "{before}");
-    assert!(before.contains("not yet confirmed by the registry"), "{before}");
+    assert!(!before.contains('#'), "the block to paste has the services alone: {before}");
     assert!(!before.contains("login.v1"), "{before}");
     assert_eq!(upstream.requests().len(), 0, "printing a configuration asked an upstream");
     let offline = Process::serve(&format!("{}[network]\noffline = true\n", setup.text), setup.home.path()).unwrap();
@@ -79,13 +81,14 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
 
     let larder = setup.serve();
     larder.get(&format!("/registry/{HOST}/.well-known/terraform.json")).await.expect(200);
-    let running = setup.stdout_of(&["client-config"]).await;
+    let asked = setup.run(&["client-config"]).await;
+    assert!(asked.code == Some(0) && asked.err.is_empty(), "{asked:?}");
+    let running = asked.out;
     for service in ["providers.v1", "modules.v1", "login.v1"] {
         assert!(running.contains(&format!("\"{service}\" = ")), "{service} is not in: {running}");
     }
     assert!(running.contains(&providers) && running.contains(&modules), "{running}");
     assert!(running.contains(&format!("\"authz\" = \"{}/oauth/authorization\"", upstream.origin())), "{running}");
-    assert!(!running.contains("not yet confirmed"), "{running}");
     assert_eq!(json(&setup.stdout_of(&["client-config", "--json"]).await)["client_config"], running);
     assert_eq!(larder.terminate().await, Some(0));
     assert_eq!(setup.stdout_of(&["client-config"]).await, running);

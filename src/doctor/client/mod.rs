@@ -20,7 +20,7 @@ use crate::address::Hostname;
 use crate::config::{Config, text};
 use crate::http::probe_client::ClientRoots;
 use crate::protocol::admin::CLIENT_CONFIG;
-use crate::protocol::client_config::{ClientRoute, default_text};
+use crate::protocol::client_config::{ClientRoute, default_text, remarks_and_lines};
 use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths};
 use crate::requirements::{ClientKind, hcl};
 
@@ -80,7 +80,8 @@ impl ClientChecks<'_> {
                 }
             };
             let finding = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
-            checks.push(Check::warn(FILES, finding).advise(advice).paste(self.lines_to_paste().await));
+            let text = self.text_to_paste().await;
+            checks.push(Check::warn(FILES, finding).advise(advice).paste(remarks_and_lines(&text).1));
             return checks;
         }
         for host in self.hosts(client_files) {
@@ -141,8 +142,8 @@ impl ClientChecks<'_> {
             .advise("to use larder, add the block that `larder client-config` prints")
     }
 
-    /// The client configuration that a user should write.
-    async fn lines_to_paste(&self) -> String {
+    /// The client configuration that a user should write, with remarks.
+    async fn text_to_paste(&self) -> String {
         if let Some(larder) = &self.running.larder
             && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, larder.get(CLIENT_CONFIG)).await
         {
