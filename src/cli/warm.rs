@@ -170,9 +170,41 @@ struct WarmDisplay {
     lines: TerminalLines,
     prints_lines: bool,
     reported: HashSet<usize>,
-    /// Bars that measure the speed of each archive, and are not shown themselves.
-    speeds: HashMap<usize, ProgressBar>,
-    total_speed: ProgressBar,
+    speeds: Speeds,
+}
+
+/// The speeds of the archives that arrive. Bytes that were there before, as of a download that is resumed, are no speed.
+#[derive(Default)]
+struct Speeds {
+    /// Of each archive, the bytes at first sight, and a bar that measures and is not shown.
+    of_items: HashMap<usize, (u64, ProgressBar)>,
+    total: Option<ProgressBar>,
+}
+
+impl Speeds {
+    /// Looks at a job. The first bytes of an archive that is seen count from the next look on.
+    fn look(&mut self, job: &Job) {
+        let mut arrived = 0u64;
+        let arriving =
+            |item: &JobItem| item.bytes > 0 && matches!(item.state, ItemState::Fetching | ItemState::Fetched);
+        for (number, item) in job.items.iter().enumerate().filter(|(_, item)| arriving(item)) {
+            let (first, bar) = self.of_items.entry(number).or_insert_with(|| (item.bytes, ProgressBar::hidden()));
+            let bytes = item.bytes.saturating_sub(*first);
+            bar.set_position(bytes);
+            arrived = arrived.saturating_add(bytes);
+        }
+        self.total.get_or_insert_with(ProgressBar::hidden).set_position(arrived);
+    }
+
+    /// The speed of an archive, in bytes per second.
+    fn of(&self, number: usize) -> u64 {
+        self.of_items.get(&number).map_or(0, |(_, bar)| bar.per_sec() as u64)
+    }
+
+    /// The speed of all archives together, in bytes per second.
+    fn total(&self) -> u64 {
+        self.total.as_ref().map_or(0, |bar| bar.per_sec() as u64)
+    }
 }
 
 impl WarmDisplay {
@@ -182,8 +214,7 @@ impl WarmDisplay {
             lines: TerminalLines::of_messages(),
             prints_lines: output == WarmOutput::Lines,
             reported: HashSet::new(),
-            speeds: HashMap::new(),
-            total_speed: ProgressBar::hidden(),
+            speeds: Speeds::default(),
         }
     }
 
@@ -194,16 +225,14 @@ impl WarmDisplay {
         if self.lines.bar.is_hidden() {
             return;
         }
-        let speed_of = |bar: &ProgressBar, bytes| {
-            bar.set_position(bytes);
-            bar.per_sec() as u64
-        };
+        if job.state.has_ended() {
+            // Nothing arrives any more, also of an archive that a cancelled job did not finish.
+            return self.lines.bar.set_message("");
+        }
+        self.speeds.look(job);
         let (total, width) = (JobProgress::of(job), bar_line_width());
-        let speed_of_item = |number, item: &JobItem| {
-            speed_of(self.speeds.entry(number).or_insert_with(ProgressBar::hidden), item.bytes)
-        };
-        let mut lines = bars(job, &self.host, speed_of_item, width);
-        lines.push(total.line(speed_of(&self.total_speed, total.bytes.0), width));
+        let mut lines = bars(job, &self.host, |number| self.speeds.of(number), width);
+        lines.push(total.line(self.speeds.total(), width));
         self.lines.bar.set_message(lines.join("\n"));
     }
 }
@@ -220,7 +249,7 @@ const SPEED_WIDTH: usize = 12;
 const STATE_WIDTH: usize = 9;
 
 /// Renders one bar for each archive in flight, at most [`MAX_BARS`]. `speed` is in bytes per second.
-fn bars(job: &Job, host: &Hostname, mut speed: impl FnMut(usize, &JobItem) -> u64, width: usize) -> Vec<String> {
+fn bars(job: &Job, host: &Hostname, speed: impl Fn(usize) -> u64, width: usize) -> Vec<String> {
     let is_in_flight = |item: &JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
     let items = job.items.iter().enumerate().filter(|(_, item)| is_in_flight(item)).take(MAX_BARS);
     let named: Vec<_> = items.map(|(number, item)| (number, item, full_name(item, host))).collect();
@@ -236,7 +265,7 @@ fn bars(job: &Job, host: &Hostname, mut speed: impl FnMut(usize, &JobItem) -> u6
             (_, None) if item.bytes == 0 => (None, "fetching".to_owned()),
             (_, None) => (None, ByteSize(item.bytes).to_string()),
         };
-        let speed = match speed(number, item) {
+        let speed = match speed(number) {
             0 => String::new(),
             speed => format!("{}/s", ByteSize(speed)),
         };
@@ -459,16 +488,37 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_were_there_before_are_no_speed() {
+        let (mut speeds, mut job) = (Speeds::default(), busy_job());
+        let arrived = |speeds: &Speeds| speeds.total.as_ref().unwrap().position();
+        speeds.look(&job);
+        assert_eq!(arrived(&speeds), 0, "a resumed download begins with what it has");
+        (job.items[0].bytes, job.items[1].bytes) = (46 * MIB, 701 * 1024);
+        speeds.look(&job);
+        assert_eq!(arrived(&speeds), MIB + 1024);
+        // A cancelled archive arrives no more.
+        job.items[0].state = ItemState::Cancelled;
+        speeds.look(&job);
+        assert_eq!(arrived(&speeds), 1024);
+    }
+
+    #[test]
     fn bars_fit_the_terminal_and_show_name_size_and_speed() {
         for width in [30, 60, 80, 120, 160, 200] {
-            let lines = bars(&busy_job(), &host(), |_, _| 12 * MIB + 1, width);
+            let lines = bars(&busy_job(), &host(), |_| 12 * MIB + 1, width);
             assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
             assert_eq!(lines.len(), 4);
             let total = JobProgress::of(&busy_job()).line(24 * MIB, width);
             assert!(total.chars().count() <= width, "{width}: {total}");
         }
-        let bars_of =
-            |width| bars(&busy_job(), &host(), |_, item| if item.bytes > 0 { 12 * MIB + 1 } else { 0 }, width);
+        let bars_of = |width| {
+            bars(
+                &busy_job(),
+                &host(),
+                |number| if busy_job().items[number].bytes > 0 { 12 * MIB + 1 } else { 0 },
+                width,
+            )
+        };
         assert_eq!(
             bars_of(80),
             [
@@ -520,7 +570,7 @@ mod tests {
         let mut module = item("r.example/acme/net/test@1.0.0", ItemState::Fetching, 0, None);
         module.package.platform = None;
         job.items = vec![module];
-        let bars = bars(&job, &host(), |_, _| 0, 80);
+        let bars = bars(&job, &host(), |_| 0, 80);
         assert!(bars[0].starts_with("  r.example/acme/net/test 1.0.0  [") && bars[0].ends_with("fetching"), "{bars:?}");
     }
 
