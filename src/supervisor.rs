@@ -80,7 +80,7 @@ impl Supervisor {
             consecutive_panics += 1;
             let (task, panic) = (task.label(), panic_message(&*panic));
             self.panics.get_or_create(&[("task", task)]).inc();
-            tracing::error!(task, panic, again_in = ?pause, "a background task panicked; it is started again");
+            tracing::error!(task, panic, again_in = %humantime::format_duration(pause), "a background task panicked; it is started again");
             sleep(pause).await;
         }
     }

@@ -3,8 +3,11 @@
 use std::fmt::Write as _;
 
 use clap::CommandFactory as _;
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::Arguments;
+use super::terminal::shell_word;
 
 /// Commands by group, in the order of the help text.
 const GROUPS: [(&str, &[&str]); 5] = [
@@ -144,6 +147,43 @@ fn groups(command: &clap::Command) -> String {
         }
     }
     text
+}
+
+/// The programs that `larder run` is for.
+const CLIENTS: [&str; 3] = ["terraform", "tofu", "terragrunt"];
+/// Commands of theirs that ask registries, but for those that larder has, too.
+const CLIENT_COMMANDS: [&str; 7] = ["init", "apply", "destroy", "get", "providers", "test", "validate"];
+
+/// Gives a usage error the tip that a person needs: a client is run by `larder run`, and a similar command begins alike.
+/// `words` is the command line after the program.
+pub(super) fn with_tip(mut error: clap::Error, words: &[String]) -> clap::Error {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return error };
+    if error.kind() != ErrorKind::InvalidSubcommand {
+        return error;
+    }
+    let client = match given.as_str() {
+        program if CLIENTS.contains(&program) => "",
+        command if CLIENT_COMMANDS.contains(&command) => "terraform ",
+        _ => {
+            let begins_alike = |similar: &String| similar.chars().next() == given.chars().next();
+            let is_similar = match error.get(ContextKind::SuggestedSubcommand) {
+                Some(ContextValue::String(similar)) => begins_alike(similar),
+                Some(ContextValue::Strings(similar)) => similar.iter().any(begins_alike),
+                _ => false,
+            };
+            if !is_similar {
+                for tip in [ContextKind::SuggestedSubcommand, ContextKind::Suggested] {
+                    error.remove(tip);
+                }
+            }
+            return error;
+        }
+    };
+    let line: Vec<String> = words.iter().skip_while(|word| *word != given).map(|word| shell_word(word)).collect();
+    let tip = StyledStr::from(format!("to run a client through larder: larder run -- {client}{}", line.join(" ")));
+    error.remove(ContextKind::SuggestedSubcommand);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    error
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::IsTerminal;
 
 use rustix::fs::fstat;
+use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -11,7 +12,7 @@ use tracing_subscriber::fmt::format::{DefaultFields, Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::terminal::LogOutput;
+use super::terminal::{LogOutput, escape_for_terminal};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LogFormat {
@@ -21,6 +22,17 @@ enum LogFormat {
     Journal,
     /// One JSON object per line, for log collectors.
     Json,
+    /// Sentences among the other lines of a command.
+    Sentences,
+}
+
+/// The process that logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LoggingProcess {
+    /// A service, with a log of its own.
+    Service,
+    /// A command, whose standard error is for the person who typed it.
+    Command,
 }
 
 /// An invalid environment variable of the log.
@@ -45,17 +57,20 @@ fn invalid_directive(directives: &str) -> Option<LogConfigError> {
     parts.into_iter().find(|part| !has_level(part)).map(|part| LogConfigError::Level(part.to_owned()))
 }
 
-/// Starts logging to standard error, by `LARDER_LOG` or else by these directives.
+/// Starts logging to standard error, by `LARDER_LOG` or else by these directives. A command logs sentences, unless one of the
+/// variables asks for a log.
 ///
 /// # Errors
 /// Returns [`LogConfigError`] for an invalid variable. The log then falls back to text.
 #[expect(clippy::disallowed_methods, reason = "whatever is read first may have to be logged")]
-pub(super) fn init_logging(directives: &str) -> Result<(), LogConfigError> {
+pub(super) fn init_logging(process: LoggingProcess, directives: &str) -> Result<(), LogConfigError> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    let is_asked_for = ["LARDER_LOG", "LARDER_LOG_FORMAT"].iter().any(|name| variable(name).is_some());
     let (format, result) = match log_format(variable, std::io::stderr().is_terminal(), stderr_is_the_journal) {
         Ok(format) => (format, Ok(())),
         Err(bad) => (LogFormat::Text { colours: false }, Err(bad)),
     };
+    let format = if process == LoggingProcess::Command && !is_asked_for { LogFormat::Sentences } else { format };
     let builder = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
     let log_variable = variable("LARDER_LOG");
     let result = result.and(log_variable.as_deref().and_then(invalid_directive).map_or(Ok(()), Err));
@@ -70,6 +85,7 @@ pub(super) fn init_logging(directives: &str) -> Result<(), LogConfigError> {
         LogFormat::Text { colours } => log.with_ansi(colours).init(),
         LogFormat::Journal => log.with_ansi(false).event_format(WithPriority(Format::default().without_time())).init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Sentences => log.with_ansi(false).event_format(AsSentence).init(),
     }
     result
 }
@@ -118,6 +134,55 @@ where
     {
         write!(writer, "<{}>", priority(*event.metadata().level()))?;
         self.0.format_event(context, writer, event)
+    }
+}
+
+/// Formats events as the command's own messages: `larder: SENTENCE: CAUSE (NAME VALUE, …)`.
+struct AsSentence;
+
+impl<S> FormatEvent<S, DefaultFields> for AsSentence
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, DefaultFields>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut sentence = Sentence::default();
+        event.record(&mut sentence);
+        writeln!(writer, "larder: {}", escape_for_terminal(&sentence.to_string()))
+    }
+}
+
+/// The fields of an event.
+#[derive(Debug, Default)]
+struct Sentence {
+    text: String,
+    cause: Option<String>,
+    details: Vec<String>,
+}
+
+impl Visit for Sentence {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.text = value.to_owned(),
+            "error" | "reason" => self.cause = Some(value.to_owned()),
+            name => self.details.push(format!("{} {value}", name.replace('_', " "))),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.record_str(field, &format!("{value:?}"));
+    }
+}
+
+impl fmt::Display for Sentence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)?;
+        self.cause.iter().try_for_each(|cause| write!(f, ": {cause}"))?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, " ({})", self.details.join(", ")) }
     }
 }
 

@@ -34,6 +34,7 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
+use self::logging::LoggingProcess;
 use self::terminal::{escape_for_terminal, shell_word, with_bars_hidden};
 use crate::app::StartError;
 use crate::config::{self, Config, ConfigReading, Diagnostic, Problems};
@@ -202,6 +203,9 @@ impl Arguments {
         let arguments =
             help::command_with_help().try_get_matches().and_then(|matches| Self::from_arg_matches(&matches));
         arguments.unwrap_or_else(|error| {
+            let words: Vec<String> =
+                std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+            let error = help::with_tip(error, &words);
             if error.use_stderr() && wants_json() {
                 let text = error.render().to_string();
                 let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
@@ -221,6 +225,8 @@ impl Arguments {
             Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
             // It shows what its alarms are about.
             Command::Accept(_) => "warn,larder::mirror::library=off",
+            // It prints a line for each damage itself.
+            Command::Verify => "warn,larder::mirror::operate::rehash=off",
             // Import prints a line for each archive itself.
             Command::Import(_) => "warn,larder::mirror::transfer::tree=error",
             Command::Bundle(_) => "warn,larder::jobs=error,larder::mirror::transfer::bundle=off",
@@ -230,11 +236,12 @@ impl Arguments {
 
     /// Runs the command. Failing to print the result makes the exit code a failure, except for `serve`.
     pub fn run(self) -> ExitCode {
-        if let Err(error) = logging::init_logging(self.log_directives()) {
+        let serves = matches!(self.command, Command::Serve(_));
+        let process = if serves { LoggingProcess::Service } else { LoggingProcess::Command };
+        if let Err(error) = logging::init_logging(process, self.log_directives()) {
             print_error(&error.to_string());
             return ExitCode::from(BAD_CONFIGURATION);
         }
-        let serves = matches!(self.command, Command::Serve(_));
         let exit_code = self.command.run(&self.common);
         let is_unprinted = !serves && PRINT_FAILED.load(Ordering::Relaxed);
         if is_unprinted && exit_code == ExitCode::SUCCESS { ExitCode::FAILURE } else { exit_code }

@@ -13,9 +13,7 @@ use super::terminal::{TerminalLines, plural};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::Hostname;
 use crate::http::admin_client::AdminClient;
-use crate::mirror::{
-    AcceptOutcome, AcceptResult, DamageFinding, DamagedArchive, EvidenceName, RepairOutcome, VerifyEvent,
-};
+use crate::mirror::{AcceptOutcome, AcceptResult, EvidenceName, VerifyEvent};
 use crate::protocol::admin::VERIFY;
 use crate::protocol::admin::operation::{AcceptRequest, Operation, OperationReport, TargetAddresses};
 use crate::protocol::admin::outcome_lines::{accepted_lines, pinned_lines, purged_lines, refreshed_lines};
@@ -214,7 +212,7 @@ impl VerifyReporter {
             }
             VerifyEvent::Checked { archives, bytes } => self.progress(*archives, *bytes),
             VerifyEvent::WrongRecord { record } => print_line(&format!("damaged: {record}")),
-            VerifyEvent::WrongArchive(wrong) => print_line(&damage_text(wrong)),
+            VerifyEvent::WrongArchive(wrong) => print_line(&wrong.to_string()),
             VerifyEvent::Unreadable { what: subject, error } => print_line(&format!("unreadable: {subject}: {error}")),
             VerifyEvent::Imported { archives } => {
                 let archives = plural(*archives, "archive");
@@ -248,22 +246,4 @@ impl VerifyReporter {
             None => Err(anyhow::anyhow!("larder stopped before everything was verified")),
         }
     }
-}
-
-fn damage_text(wrong: &DamagedArchive) -> String {
-    let DamagedArchive { digest, of: packages, found, healed } = wrong;
-    let packages = if packages.is_empty() { "no package".to_owned() } else { packages.join(", ") };
-    let found = match found {
-        DamageFinding::Damaged => "damaged",
-        DamageFinding::Missing => "missing",
-    };
-    let repair = match healed {
-        RepairOutcome::FetchedAgain => "fetched again".to_owned(),
-        RepairOutcome::NobodyNeedsIt => "no package needs this archive".to_owned(),
-        RepairOutcome::Offline => {
-            "not fetched again, because larder is offline; `larder missing` lists the package".to_owned()
-        }
-        RepairOutcome::NotNow { error } => format!("not fetched again yet: {error}"),
-    };
-    format!("{found}: the archive of {packages} (SHA-256 {digest}); {repair}")
 }

@@ -189,7 +189,7 @@ pub async fn serve(
     drop(acceptor);
     connections.close();
     if timeout(drain, connections.wait()).await.is_err() {
-        tracing::warn!(connections = connections.len(), ?drain, "cutting the connections that did not end in time");
+        tracing::warn!(connections = connections.len(), drain = %humantime::format_duration(drain), "cutting the connections that did not end in time");
         cut.cancel();
         if timeout(CUT_TIMEOUT, connections.wait()).await.is_err() {
             tracing::error!(connections = connections.len(), "connections are stuck in their handler");

@@ -423,7 +423,7 @@ fn put(store: &Store, key: &Key, value: &impl Serialize) -> Result<(), StoreErro
 fn read<T: DeserializeOwned>(store: &Store, key: &Key) -> Result<Option<T>, StoreError> {
     let parse = |bytes: Vec<u8>| {
         let parsed = serde_json::from_slice(&bytes);
-        parsed.inspect_err(|error| tracing::error!(?key, %error, "a record cannot be parsed; it is quarantined")).ok()
+        parsed.inspect_err(|error| tracing::error!(%key, %error, "a record cannot be parsed; it is quarantined")).ok()
     };
     Ok(store.records.read_as(key, parse)?.intact())
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 
+use crate::support::command_setup::CommandSetup;
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::{command, run};
 use crate::support::upstream::FakeUpstream;
@@ -54,4 +55,52 @@ async fn no_error_contains_terminal_control_sequences() {
     assert!(output.code == Some(1) && output.err.contains("hostile.tar"), "{output:?}");
     assert!(output.err.contains("owned"), "the name is not shown at all: {output:?}");
     assert!(!output.err.contains(|c: char| c.is_control() && c != '\n'), "{output:?}");
+}
+
+/// What goes wrong in the store while a command works is a sentence among its other messages, not a line of a log; with
+/// LARDER_LOG it is a log.
+#[tokio::test]
+async fn what_a_command_notices_is_a_sentence() {
+    let upstream = FakeUpstream::start().await;
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
+    larder.get("/registry/registry.terraform.io/.well-known/terraform.json").await.expect(200);
+    larder.terminate_promptly().await;
+    let document = setup.home.path().join("v1/documents/registry.terraform.io/discovery");
+    std::fs::write(&document, "ruined").unwrap();
+    let output = setup.run(&["client-config"]).await;
+    let lines: Vec<&str> = output.err.lines().collect();
+    assert!(output.code == Some(0) && lines.iter().all(|line| line.starts_with("larder: ")), "{output:?}");
+    assert!(output.err.contains("quarantine") && !output.err.contains(" ERROR "), "{output:?}");
+
+    std::fs::write(&document, "ruined").unwrap();
+    let file = setup.file();
+    let mut logged = command(setup.home.path(), &["client-config", "--config", file.to_str().unwrap()]);
+    logged.env("LARDER_LOG", "warn");
+    let output = run(logged).await;
+    assert!(output.err.contains("ERROR") && output.err.contains("quarantine"), "{output:?}");
+}
+
+/// A word that is no command gets the tip that a person needs, and none that leads elsewhere.
+#[tokio::test]
+async fn a_word_that_is_no_command_gets_a_tip_that_helps() {
+    let folder = Folder::new();
+    for (arguments, tip) in [
+        (&["terraform", "init", "-upgrade"][..], "larder run -- terraform init -upgrade"),
+        (&["tofu", "plan", "-var", "a=b c"], "larder run -- tofu plan -var 'a=b c'"),
+        (&["init"], "larder run -- terraform init"),
+        (&["--json", "init"], "larder run -- terraform init"),
+        (&["lits"], "'list'"),
+        (&["bundle", "aply"], "'apply'"),
+    ] {
+        let output = run(command(folder.path(), arguments)).await;
+        assert!(
+            output.code == Some(2) && format!("{}{}", output.out, output.err).contains(tip),
+            "{arguments:?}: {output:?}"
+        );
+    }
+    for word in ["cache", "fetch"] {
+        let output = run(command(folder.path(), &[word])).await;
+        assert!(output.code == Some(2) && !output.err.contains("tip:") && !output.err.contains("accept"), "{output:?}");
+    }
 }

@@ -114,6 +114,7 @@ mod unattended;
 mod unlisted;
 mod unwritable_store;
 mod upstream_trouble;
+mod verdicts;
 mod verification;
 mod verification_sets;
 mod verification_tail;

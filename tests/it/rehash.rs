@@ -240,6 +240,11 @@ async fn the_verify_command_reports_damage_and_exits_with_3() {
             "{output:?}"
         );
         assert!(output.err.contains("100 %"), "{output:?}");
+        // The archives are told once, and what else is found is told in sentences, with no line of a log.
+        assert!(!output.err.contains("acme/small"), "{output:?}");
+        for raw in ["ERROR", "WARN", "Some(", "=\"", "larder::"] {
+            assert!(!output.err.contains(raw), "{raw}: {output:?}");
+        }
         assert!(has_all_archives(&setup.home, &upstream));
         let lines = setup.stdout_of(&["verify", "--json"]).await;
         assert_eq!(json(lines.lines().last().unwrap())["wrong"], 0);

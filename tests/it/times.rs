@@ -56,7 +56,7 @@ async fn the_admin_api_says_each_time_in_seconds_and_in_rfc_3339() {
     assert_eq!(larder.alarms().await.len(), 1);
 
     let status = status().await;
-    assert_eq!(times(&status), ["ended", "next", "since", "started"], "{status}");
+    assert_eq!(times(&status), ["ended", "next", "served", "since", "started"], "{status}");
     let jobs = admin("/admin/v1/jobs").await.json();
     assert_eq!(times(&jobs), ["ended", "started"], "{jobs}");
     let path = format!("/admin/v1/jobs/{}", jobs["jobs"][0]["id"].as_str().unwrap());

@@ -125,7 +125,7 @@ impl DocumentFetch<'_> {
             Service::Providers => "clients do not get them",
             Service::Modules => "clients warn about them",
         };
-        tracing::warn!(of = %address, count, versions = ?shown, "larder cannot read versions of a list; {effect}");
+        tracing::warn!(of = %address, count, versions = shown.join(", "), "larder cannot read versions of a list; {effect}");
     }
 
     async fn dropped_but_stored(&self, address: &Address, list: &VersionList) -> Result<Bytes, Error> {

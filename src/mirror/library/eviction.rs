@@ -180,7 +180,7 @@ impl Library {
                 match evicted {
                     Ok(false) => {}
                     Ok(true) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
-                    Err(error) => tracing::error!(?key, %error, "a document could not be evicted; it stays"),
+                    Err(error) => tracing::error!(%key, %error, "a document could not be evicted; it stays"),
                 }
             }
         }

@@ -2,6 +2,7 @@
 //! weeks. A wrong archive is quarantined, taken off its names, and fetched again (promise 10).
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +61,23 @@ pub struct DamagedArchive {
     pub healed: RepairOutcome,
 }
 
+/// The damage and the repair, in one sentence.
+impl fmt::Display for DamagedArchive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { digest, of: packages, found, healed } = self;
+        let packages = if packages.is_empty() { "no package".to_owned() } else { packages.join(", ") };
+        write!(f, "{}: the archive of {packages} (SHA-256 {digest}); ", found.word())?;
+        match healed {
+            RepairOutcome::FetchedAgain => f.write_str("fetched again"),
+            RepairOutcome::NobodyNeedsIt => f.write_str("no package needs this archive"),
+            RepairOutcome::Offline => {
+                f.write_str("not fetched again, because larder is offline; `larder missing` lists the package")
+            }
+            RepairOutcome::NotNow { error } => write!(f, "not fetched again yet: {error}"),
+        }
+    }
+}
+
 /// The kind of damage to an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -71,7 +89,7 @@ pub enum DamageFinding {
 }
 
 impl DamageFinding {
-    /// The name in metrics.
+    /// The name, also in metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Damaged => "damaged",
@@ -127,8 +145,9 @@ impl Operations {
         let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
         // Use the present configuration: a reload may have replaced the one at the start of a long verification.
         let healed = self.fetch_again(names, &self.runtime.job_context(call.present())).await;
-        tracing::error!(%digest, ?found, ?packages, ?healed, "a stored archive does not match its digest");
-        Ok(Some(DamagedArchive { digest, of: packages, found, healed }))
+        let damaged = DamagedArchive { digest, of: packages, found, healed };
+        tracing::error!("{damaged}");
+        Ok(Some(damaged))
     }
 
     async fn is_right(self: &Arc<Self>, blob: &Blob, digest: Digest, rate: &mut ReadRate) -> Result<bool, Error> {
