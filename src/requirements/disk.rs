@@ -15,7 +15,7 @@ use super::configuration::{
 };
 use super::files::child_path;
 use super::hcl::{self, MAX_FILE_BYTES};
-use super::resolve::uncalled_folders;
+use super::resolve::{called_folders, uncalled_folders};
 use super::{BadFiles, ClientKind, Files, MAX_BYTES};
 use crate::address::{Hostname, PackageSelector};
 
@@ -78,6 +78,8 @@ pub fn read_tar(path: &Path) -> Result<Files, String> {
     let bytes = read.map_err(|error| unreadable(path, &error))?;
     let mut files = Files::from_users_tar(&bytes).map_err(|refused| format!("{}: {refused}", path.display()))?;
     keep_deciding_values(&mut files);
+    let called = called_folders(&files);
+    files.insert_called_folders(called).map_err(|refused| format!("{}: {refused}", path.display()))?;
     Ok(files)
 }
 
@@ -342,7 +344,7 @@ impl DirectoryLoader {
             let relative = relative_path(path, &top)?;
             add_files(&mut files, path, &relative, contents)?;
             if contents.is_empty() && self.existing.contains(path) {
-                files.insert_folder(&relative);
+                files.insert_folder(&relative).map_err(|bad| format!("{}: {bad}", path.display()))?;
             }
         }
         keep_deciding_values(&mut files);

@@ -2,7 +2,8 @@
 //! links are resolved to the files that they lead to.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Read;
 use std::ops::Bound;
 
@@ -43,8 +44,10 @@ pub(super) fn is_values_file(name: &str) -> bool {
 #[serde(try_from = "BTreeMap<String, FileContents>", into = "BTreeMap<String, FileContents>")]
 pub struct Files {
     by_path: BTreeMap<String, FileContents>,
-    /// Folders without such a file, as far as they are known: to a client they are empty modules.
+    /// Folders without such a file that a configuration calls: to a client they are empty modules.
     empty_folders: BTreeSet<String>,
+    /// Hashes of the paths of all folders of a tar. A tar has far more folders than a client needs.
+    folders_of_tar: HashSet<u64>,
     /// The total size of paths and texts.
     bytes: usize,
 }
@@ -167,19 +170,48 @@ impl Files {
         Ok(())
     }
 
-    /// Notes that a folder exists. What has a file is known anyway, and beyond the limit such folders are left out.
-    pub(super) fn insert_folder(&mut self, path: &str) {
-        let is_new = !self.empty_folders.contains(path) && !self.has_folder(path);
-        if is_new && self.empty_folders.len() < MAX_FILES && !is_of_client(path) && Self::check_path(path).is_ok() {
-            self.empty_folders.insert(path.to_owned());
+    /// Adds a folder without a file.
+    ///
+    /// # Errors
+    /// [`BadFiles`]; nothing was added.
+    pub(super) fn insert_folder(&mut self, path: &str) -> Result<(), BadFiles> {
+        Self::check_path(path)?;
+        if self.has_folder(path) || is_of_client(path) {
+            return Ok(());
+        }
+        if self.empty_folders.len() >= MAX_FILES || self.bytes + path.len() > MAX_BYTES {
+            return Err(BadFiles::TooMany);
+        }
+        self.bytes += path.len();
+        self.empty_folders.insert(path.to_owned());
+        Ok(())
+    }
+
+    /// Notes the folders that a path of a tar leads through.
+    fn note_folders_of(&mut self, path: &str) {
+        let mut folder = path;
+        while let Some((parent, _)) = folder.rsplit_once('/') {
+            // The parents of a known folder are known.
+            if !self.folders_of_tar.insert(hash_of(parent)) {
+                break;
+            }
+            folder = parent;
         }
     }
 
-    /// Notes the folder of a file that no client reads.
-    fn insert_folder_of(&mut self, path: &str) {
-        if let Some((folder, _)) = path.rsplit_once('/') {
-            self.insert_folder(folder);
+    /// Adds the folders of the tar that a local path of a call leads to and that have no file, so that JSON has them, too.
+    ///
+    /// # Errors
+    /// [`BadFiles`]; some were added.
+    pub(super) fn insert_called_folders(&mut self, called: impl IntoIterator<Item = String>) -> Result<(), BadFiles> {
+        let is_empty = |files: &Self, folder: &str| files.below(&child_path(folder, "")).next().is_none();
+        for folder in called {
+            if self.folders_of_tar.contains(&hash_of(&folder)) && is_empty(self, &folder) {
+                self.folders_of_tar.remove(&hash_of(&folder));
+                self.insert_folder(&folder)?;
+            }
         }
+        Ok(())
     }
 
     fn insert_contents(&mut self, path: &str, contents: FileContents) -> Result<(), BadFiles> {
@@ -208,8 +240,9 @@ impl Files {
         let mut files = Self::default();
         let members = tar_members(tar)?;
         for (path, member) in &members {
+            files.note_folders_of(path);
             if let TarMember::Folder = member {
-                files.insert_folder(path);
+                files.note_folders_of(&child_path(path, ""));
                 continue;
             }
             match file_at(&members, path) {
@@ -222,7 +255,6 @@ impl Files {
                 }
                 Err(_) => {}
             }
-            files.insert_folder_of(path);
         }
         Ok(files)
     }
@@ -239,14 +271,15 @@ impl Files {
             if entry.kind().is_dir()
                 && let Ok(path) = str::from_utf8(&entry.name)
             {
-                files.insert_folder(path.strip_prefix("./").unwrap_or(path).trim_end_matches('/'));
+                let path = path.strip_prefix("./").unwrap_or(path).trim_end_matches('/');
+                files.note_folders_of(&child_path(path, ""));
             }
             if !entry.kind().is_file() {
                 continue;
             }
             let Ok(path) = String::from_utf8(entry.name) else { continue };
             let path = path.strip_prefix("./").unwrap_or(&path).to_owned();
-            files.insert_folder_of(&path);
+            files.note_folders_of(&path);
             if !Self::is_read_at(&path) {
                 continue;
             }
@@ -278,11 +311,10 @@ impl Files {
 
     /// Returns true if a folder is known to exist. The top always exists.
     pub fn has_folder(&self, folder: &str) -> bool {
-        let prefix = child_path(folder, "");
-        let is_there = |known: &String| known == folder || known.starts_with(&prefix);
         folder.is_empty()
-            || self.below(&prefix).next().is_some()
-            || self.empty_folders.range(folder.to_owned()..).take_while(|known| known.starts_with(folder)).any(is_there)
+            || self.below(&child_path(folder, "")).next().is_some()
+            || self.empty_folders.contains(folder)
+            || self.folders_of_tar.contains(&hash_of(folder))
     }
 
     /// The files whose paths begin with `prefix`, by the rest of their paths.
@@ -334,10 +366,7 @@ impl TryFrom<BTreeMap<String, FileContents>> for Files {
         for (path, contents) in contents_by_path {
             match contents {
                 FileContents::Text(text) => files.insert(&path, text.as_bytes())?,
-                FileContents::Folder { folder: FolderContents::Empty } => {
-                    Self::check_path(&path)?;
-                    files.insert_folder(&path);
-                }
+                FileContents::Folder { folder: FolderContents::Empty } => files.insert_folder(&path)?,
                 unreadable @ FileContents::Unreadable { .. } => files.insert_contents(&path, unreadable)?,
             }
         }
@@ -420,6 +449,13 @@ fn file_at<'a, 'm>(members: &'m TarMembers<'a>, mut path: &'m str) -> Result<&'a
     Err(Unreadable::LinkWithoutFile)
 }
 
+/// The hash of a path. Two paths of one hash would make a missing folder an empty module.
+fn hash_of(path: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The path of a file in a folder; `""` is the top.
 pub(super) fn child_path(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
@@ -462,6 +498,30 @@ mod tests {
         tar.into_inner().unwrap()
     }
 
+    /// To a client, an existing folder without a file is an empty module, however many others there are.
+    #[test]
+    fn every_folder_of_a_tar_is_known_and_the_called_ones_travel() {
+        let paths: Vec<String> = (0..12_000).map(|number| format!("docs/a-{number:05}/readme.md")).collect();
+        let mut entries: Vec<_> = paths.iter().map(|path| (EntryType::Regular, path.as_str(), "")).collect();
+        entries.push((EntryType::Regular, "modules/empty/README.md", "nothing yet"));
+        entries.push((EntryType::Regular, "main.tf", "module \"empty\" {\n  source = \"./modules/empty\"\n}\n"));
+        let tar = tar(&entries);
+        for mut files in [Files::from_users_tar(&tar).unwrap(), Files::from_tar(tar.as_slice()).unwrap()] {
+            for folder in ["docs", "docs/a-00000", "docs/a-11999", "modules", "modules/empty"] {
+                assert!(files.has_folder(folder), "{folder}");
+            }
+            for folder in ["doc", "docs/a", "docs/a-12000", "modules/empty/README.md", "modules/other"] {
+                assert!(!files.has_folder(folder), "{folder}");
+            }
+            files.insert_called_folders(["modules/empty".to_owned(), "modules/other".to_owned()]).unwrap();
+            let json = serde_json::to_string(&files).unwrap();
+            assert!(json.contains(r#""modules/empty":{"folder":"empty"}"#) && !json.contains("docs"), "{json}");
+            let received: Files = serde_json::from_str(&json).unwrap();
+            assert!(received.has_folder("modules/empty") && !received.has_folder("modules/other"));
+            assert_eq!(received.size_bytes(), files.size_bytes());
+        }
+    }
+
     #[test]
     fn a_link_to_a_file_has_the_contents_of_that_file() {
         let tar = tar(&[
@@ -501,7 +561,8 @@ mod tests {
         assert_eq!(files.blocking_entry("prod/modules/x"), Some(("prod/modules", Unreadable::LinkWithoutFile)));
         assert_eq!(files.blocking_entry("real/x"), None);
         let json = serde_json::to_string(&files).unwrap();
-        assert_eq!(serde_json::from_str::<Files>(&json).unwrap(), files);
+        let received: Files = serde_json::from_str(&json).unwrap();
+        assert_eq!((serde_json::to_string(&received).unwrap(), received.size_bytes()), (json, files.size_bytes()));
     }
 
     #[test]

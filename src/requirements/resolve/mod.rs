@@ -119,9 +119,16 @@ pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
         let (parent, name) = folder.rsplit_once('/').unwrap_or(("", folder));
         name == TEST_FOLDER && has_file(folder, is_test) && has_configuration(parent)
     };
-    let folders: Vec<&str> = files.folders().into_iter().filter(|folder| has_configuration(folder)).collect();
+    let called = called_folders(files);
+    let folders = files.folders().into_iter().filter(|folder| has_configuration(folder));
+    let uncalled_folders = folders.filter(|folder| !called.contains(*folder) && !is_test_folder(folder));
+    uncalled_folders.map(str::to_owned).collect()
+}
+
+/// The folders that the configurations call by a local path, but for their own.
+pub(super) fn called_folders(files: &Files) -> BTreeSet<String> {
     let mut called = BTreeSet::new();
-    for folder in &folders {
+    for folder in files.folders() {
         let module = configuration::read(
             files,
             folder,
@@ -135,8 +142,7 @@ pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
             called.extend(resolve_path(folder, &call_path).filter(|target| target != folder));
         }
     }
-    let uncalled_folders = folders.into_iter().filter(|folder| !called.contains(*folder) && !is_test_folder(folder));
-    uncalled_folders.map(str::to_owned).collect()
+    called
 }
 
 /// A sentence about the choice of a root's client, where its lock file names the registries of both.

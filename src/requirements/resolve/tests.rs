@@ -409,10 +409,12 @@ fn the_locked_version_is_chosen_before_newer_ones() {
     );
     let without_constraint = NEEDS_A.replace(", version = \"~> 1.0\"", "");
     assert_ne!(without_constraint, NEEDS_A);
-    for (main, subject) in [(NEEDS_A, "x/a@~> 1.0"), (&without_constraint, "x/a")] {
+    for (main, subject, mismatch) in
+        [(NEEDS_A, "x/a@~> 1.0", ", which does not match all of: ~> 1.0 (main.tf:3)"), (&without_constraint, "x/a", "")]
+    {
         let lock = LOCKED.replace("1.1.0", "1.1.0-rc1");
         let expected =
-            format!("{subject}: the lock file has 1.1.0-rc1, a pre-release; clients take a pre-release only");
+            format!("{subject}: the lock file has 1.1.0-rc1{mismatch}; clients take a pre-release only where");
         assert_resolved(&resolve_locked(&lock, main), &[], &[expected.as_str()]);
     }
     assert_resolved(

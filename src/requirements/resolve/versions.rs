@@ -99,11 +99,11 @@ fn choose_version(
     };
     if !constraint.allows(version) {
         let texts = constraints_text(requirements);
-        let refused = match version.is_pre_release() {
-            true => format!("the lock file has {version}, a pre-release; {PRE_RELEASES}"),
-            false => format!("the lock file has {version}, which does not match all of: {texts}"),
-        };
-        return Err(format!("{refused}. Run `terraform init -upgrade` (or `tofu init -upgrade`) to lock another"));
+        let mismatch = if texts.is_empty() { String::new() } else { format!(", which does not match all of: {texts}") };
+        let rule = if version.is_pre_release() { format!("; {PRE_RELEASES}") } else { String::new() };
+        return Err(format!(
+            "the lock file has {version}{mismatch}{rule}. Run `terraform init -upgrade` (or `tofu init -upgrade`) to lock another"
+        ));
     }
     if !listed.contains(version) {
         return Err(format!(
