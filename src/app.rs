@@ -163,6 +163,12 @@ impl App {
             }
         }
         let (mirror, store, metrics) = mirror(config, &settings)?;
+        if let Lifetime::Service = settings.lifetime {
+            // Before anything else can fail: the doctor misses a service that was wanted and does not run. A store that cannot
+            // be written is served, too.
+            let recorded = mirror.library.record_service(settings.clock.now());
+            let _ = recorded.inspect_err(|error| tracing::debug!(%error, "the start is not recorded"));
+        }
         let tls = match &config.server.tls {
             Some(files) => Some(Arc::new(Tls::load(&files.certificate, &files.key)?)),
             None => None,
@@ -273,8 +279,7 @@ impl App {
         self.running.parts.mirror.runtime.spawn_blocking(status).await.unwrap_or_default()
     }
 
-    /// Renders the lines of the CLI configuration to paste. Contacts no upstream. larder asks each registry right after its
-    /// start, so a remark that it has not would be out of date.
+    /// Renders the lines of the CLI configuration to paste, without remarks. Contacts no upstream.
     pub async fn client_config(&self, client_route: ClientRoute) -> Result<String, Error> {
         let text = client_config::text(&self.running.parts.mirror, &self.base, client_route).await?;
         Ok(client_config::remarks_and_lines(&text).1.to_owned())
@@ -285,9 +290,6 @@ impl App {
         let Self { running, main, admin, socket, main_limits, admin_limits, scrub, lifetime, .. } = self;
         if let Lifetime::Service = lifetime {
             running.parts.jobs.resume_interrupted();
-            let recorded = running.parts.mirror.library.record_service(running.parts.started).await;
-            // A store that cannot be written is served, too.
-            let _ = recorded.inspect_err(|error| tracing::debug!(%error, "the start is not recorded"));
         }
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
         let main_transport = running.tls.clone().map_or(Transport::Plain, Transport::Tls);
@@ -454,6 +456,7 @@ impl SharedParts {
             }),
             clock: self.clock.clone(),
             config_file: config.file(),
+            store_named_by: config.store.named_by,
             default_host: config.default_host(),
             bundles: config.bundle.clone(),
         });
@@ -495,6 +498,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         runs: None,
         clock,
         config_file: config.file(),
+        store_named_by: config.store.named_by,
         default_host: config.default_host(),
         bundles: config.bundle.clone(),
     }))

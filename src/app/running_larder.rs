@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::loopback_if_unspecified;
 use crate::address::Hostname;
-use crate::config::Config;
+use crate::config::{Config, StoreNaming};
 use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::place::Place;
 use crate::protocol::admin::STATUS;
@@ -116,8 +116,8 @@ pub async fn find(config: &Config) -> Result<Option<RunningLarder>, NotReached> 
 }
 
 /// The running larder of a configuration whose file has problems. The settings that lead to it may be among those that cannot
-/// be read, so it must say that it read the same file, unless the command line names it. Returns the configuration that leads
-/// to this larder and to no other, for the command.
+/// be read, so it must say that its store is the one of this file, unless the command line names the larder or its store.
+/// Returns the configuration that leads to this larder and to no other, for the command.
 ///
 /// # Errors
 /// [`NotReached`]: a larder may run, and this command cannot ask it.
@@ -125,13 +125,15 @@ pub async fn find_despite_problems(config: &Config) -> Result<Option<(RunningLar
     #[derive(Deserialize)]
     struct ConfigInUse {
         config_file: Option<PathBuf>,
+        store_named_by: StoreNaming,
         default_host: Option<Hostname>,
     }
     let Some(found) = find(config).await? else { return Ok(None) };
     let status = found.admin.get(STATUS).await?;
     let in_use: ConfigInUse = serde_json::from_slice(&status).map_err(AdminClientError::from)?;
     let is_same = in_use.config_file.zip(config.file()).is_some_and(|(used, given)| is_same_file(&used, &given));
-    if !is_same && config.admin.asked.is_none() {
+    let is_named = config.admin.asked.is_some() || config.store.named_by == StoreNaming::CommandLine;
+    if !is_named && (!is_same || in_use.store_named_by != StoreNaming::Configuration) {
         return Ok(None);
     }
     let mut config = config.clone();

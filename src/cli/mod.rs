@@ -37,7 +37,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use self::logging::LoggingProcess;
 use self::terminal::{escape_for_terminal, shell_word, with_bars_hidden};
 use crate::app::StartError;
-use crate::config::{self, Config, ConfigReading, Diagnostic, Problems};
+use crate::config::{self, Config, ConfigReading, Diagnostic, Problems, StoreNaming};
 use crate::dated_json;
 use crate::error::safe_text;
 use crate::wording::escape_format_characters;
@@ -171,6 +171,7 @@ impl CommonOptions {
         config.admin.asked = self.admin_listen;
         if let Some(store) = &self.store {
             config.store.path.clone_from(store);
+            config.store.named_by = StoreNaming::CommandLine;
         }
         ConfigReading { config, warnings, problems }
     }

@@ -18,7 +18,7 @@ use crate::mirror::{
     Alarm, AlarmKind, FileAmount, LastBundle, RunTotals, Status, StoreFailure, StoreState, UpstreamState, Usage,
 };
 use crate::protocol::admin::verdict::Verdict;
-use crate::protocol::admin::{RecentFailure, STATUS, SinceStart, StatusReport};
+use crate::protocol::admin::{ProcessKind, RecentFailure, STATUS, SinceStart, StatusReport};
 
 /// Maximum number of entries shown of each list.
 const MAX_LISTED: usize = 20;
@@ -45,8 +45,9 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
         (None, _) => "(not running)".to_owned(),
         (Some(since), offline) => {
             let offline = if offline { ", offline" } else { "" };
+            let purpose = if report.process == ProcessKind::Run { " for `larder run` alone" } else { "" };
             format!(
-                "(running{offline}) since {}, for {}",
+                "(running{purpose}{offline}) since {}, for {}",
                 format_timestamp(since.started),
                 format_seconds(since.seconds)
             )
@@ -298,6 +299,7 @@ mod tests {
     use super::*;
     use crate::bundle::BundleKeyIds;
     use crate::clock::Timestamp;
+    use crate::config::StoreNaming;
     use crate::jobs::job_report::ItemCounts;
     use crate::mirror::{MissingRequest, OriginBackoff};
 
@@ -350,6 +352,8 @@ mod tests {
         let changed = "its proof set gives terraform-provider-null_1.2.0\u{1b}[2J_linux_amd64.zip another SHA-256";
         StatusReport {
             bundle_keys: BundleKeyIds::default(),
+            process: ProcessKind::Service,
+            store_named_by: StoreNaming::Configuration,
             config_file: Some("/etc/larder/mirror.toml".to_owned()),
             default_host: Some(host()),
             mirror: Status {

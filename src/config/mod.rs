@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::address::{Hostname, Platform};
@@ -241,6 +242,8 @@ pub struct Admin {
 pub struct Store {
     /// Folder of the store.
     pub path: PathBuf,
+    /// The origin of the path.
+    pub named_by: StoreNaming,
     /// Limit of archives and documents together.
     pub max_size: SizeLimit,
     /// The most bytes of one file of a module.
@@ -249,6 +252,17 @@ pub struct Store {
     pub memory: ByteSize,
     /// Interval of the scrub, which checks every archive against its digest; `None` disables it.
     pub scrub: Option<Duration>,
+}
+
+/// The origin of the path of a store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreNaming {
+    /// The configuration, or the default.
+    #[default]
+    Configuration,
+    /// `--store`.
+    CommandLine,
 }
 
 /// `[network]`: outbound connections.

@@ -14,7 +14,9 @@ use crate::bundle::{BundleKeys, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
-use super::{Admin, Config, Network, Server, Store, TlsFiles, Upstream, credential, os, upstream, values, warm};
+use super::{
+    Admin, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, credential, os, upstream, values, warm,
+};
 
 /// Reads the whole text of one file, even if it has problems. The configuration is valid only if the reader has none.
 pub(super) fn read<'a>(
@@ -125,6 +127,7 @@ fn read_store(section: &mut Section<'_, '_, '_>) -> Store {
     let monthly = Some(Duration::from_secs(30 * 24 * 3600));
     Store {
         path: section.path("path", "/var/lib/larder").unwrap_or(default_path),
+        named_by: StoreNaming::Configuration,
         max_size: max_size.map_or(SizeLimit::ShareOfDisk, |size| SizeLimit::Bytes(size.as_u64())),
         max_module_file: section.text("max_module_file", "32MiB", values::capacity).unwrap_or(ByteSize::mib(32)),
         memory: section.text("memory", "64MiB", values::size).unwrap_or(ByteSize::mib(64)),

@@ -106,6 +106,12 @@ async fn check_larder(config: &Config, usage: &Usage) -> (RunningLarder, Check) 
             let running = RunningLarder { state: LarderState::RunsAlone, ..RunningLarder::default() };
             return (running, Check::passed(RUNNING, runs_text(usage)));
         }
+        Some(Ok(None)) if usage.is_by_runs_lately() => {
+            let served = usage.served.unwrap_or(Timestamp(0)).day();
+            let finding =
+                format!("no larder serves: the last one began on {served}, and `larder run` has used the store since");
+            return (RunningLarder::default(), Check::warn(RUNNING, finding).advise(START_ADVICE));
+        }
         Some(Ok(None)) => not_running(config).await,
         Some(Err(error @ NotReached::NoToken { .. })) => {
             // Only larder's own user has its token, as intended.
@@ -156,7 +162,7 @@ fn runs_text(usage: &Usage) -> String {
         format!(": since {} they got {stored} ({stored_bytes}) from the store, and {fetched} ({fetched_bytes}) from upstream", first.day())
     });
     format!(
-        "none needed: `larder run` alone uses this store, and starts one for its runs{}",
+        "none needed: `larder run` alone has used this store, and starts one for its runs{}",
         totals.unwrap_or_default()
     )
 }

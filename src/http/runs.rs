@@ -74,11 +74,16 @@ struct RunState {
     report: RunReport,
     /// The part of the report that was taken for the totals.
     taken: PackageCount,
+    /// True if that is all of it.
+    is_taken: bool,
 }
 
 impl RunState {
     /// Takes what was sent since the last time.
     fn take(&mut self) -> PackageCount {
+        if std::mem::replace(&mut self.is_taken, true) {
+            return PackageCount::default();
+        }
         let sent = PackageCount::of(&self.report);
         sent.since(std::mem::replace(&mut self.taken, sent))
     }
@@ -123,6 +128,7 @@ impl Runs {
         let counts = {
             let mut runs = self.0.latest.lock();
             let counts = Arc::clone(runs.entry(id).or_default());
+            counts.state.lock().in_flight += 1;
             if runs.len() > MAX_RUNS {
                 // A run with requests in flight has not ended. Their number has a limit, too.
                 let oldest =
@@ -133,7 +139,6 @@ impl Runs {
             }
             counts
         };
-        counts.state.lock().in_flight += 1;
         RunRequest { counts, content: None }
     }
 
@@ -227,7 +232,8 @@ impl RunRequest {
 
     /// Counts the request: its outcome, and the body bytes that were sent.
     pub(super) fn end(&mut self, outcome: RequestOutcome, bytes: u64) {
-        let report = &mut self.counts.state.lock().report;
+        let state = &mut *self.counts.state.lock();
+        let report = &mut state.report;
         let source = match (outcome, outcome.body_source()) {
             (RequestOutcome::Revalidated, _) => FileSource::Confirmed,
             (_, Source::Upstream) => FileSource::Fetched,
@@ -242,6 +248,7 @@ impl RunRequest {
         if report.files.len() < MAX_FILES || report.files.contains_key(&path) {
             let stale = outcome == RequestOutcome::Stale;
             report.add(path, SentFile { registry, kind, source, stale, bytes });
+            state.is_taken = false;
         }
     }
 }

@@ -31,6 +31,7 @@ use super::{Reply, ReplyContent};
 use crate::address::Hostname;
 use crate::bundle::BundleKeyIds;
 use crate::clock::Timestamp;
+use crate::config::StoreNaming;
 use crate::jobs::{JobId, RecurringState};
 use crate::mirror::{Mirror, NotReady, Status, UpstreamState};
 
@@ -209,9 +210,15 @@ pub struct StatusReport {
     /// The mirror itself.
     #[serde(flatten)]
     pub mirror: Status,
+    /// The process that answers.
+    #[serde(default)]
+    pub process: ProcessKind,
     /// The file of its configuration; `None` for the defaults.
     #[serde(default)]
     pub config_file: Option<String>,
+    /// The origin of the path of its store.
+    #[serde(default)]
+    pub store_named_by: StoreNaming,
     /// The registry for addresses that name no host; `None` from an older larder.
     #[serde(default)]
     pub default_host: Option<Hostname>,
@@ -223,6 +230,19 @@ pub struct StatusReport {
     /// The bundle keys in use.
     #[serde(default)]
     pub bundle_keys: BundleKeyIds,
+}
+
+/// The processes that answer the admin API.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProcessKind {
+    /// `larder serve`, for every client.
+    #[default]
+    Service,
+    /// `larder run`, for its own client.
+    Run,
+    /// One command, for itself.
+    Command,
 }
 
 /// Counters of a running larder.

@@ -3,6 +3,7 @@
 
 use crate::support::command_setup::{CommandSetup, json};
 use crate::support::doctor_setup::{DoctorReport, small_store_setup};
+use crate::support::ports::free_port;
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::upstream::{FakeUpstream, Provider};
 
@@ -92,19 +93,48 @@ async fn commands_warn_and_ask_the_larder_that_runs() {
 #[tokio::test]
 async fn another_larder_is_never_asked_for_the_one_of_the_file() {
     let (_upstream, setup, larder) = running().await;
-    let other = setup.home.path().join("other.toml");
-    let store = setup.home.path().to_str().unwrap().to_owned();
-    std::fs::write(&other, "[store]\npath = \"/nowhere\"\ntypo = true\n").unwrap();
-    for arguments in [&["status"][..], &["list"], &["purge", "acme/null"]] {
-        let with_file = [arguments, &["--config", other.to_str().unwrap(), "--store", &store]].concat();
-        let output = run(command(setup.home.path(), &with_file)).await;
-        assert_eq!((output.code, output.out.as_str()), (Some(78), ""), "{arguments:?}: {output:?}");
-        assert!(output.err.contains("store.typo"), "{arguments:?}: {output:?}");
+    let home = setup.home.path();
+    // A larder of another file, in the default store, and one of this file that the command line sent there.
+    let other = home.join("other.toml");
+    let (listen, admin) = (free_port().to_string(), free_port().to_string());
+    let addresses = [format!("127.0.0.1:{listen}"), format!("127.0.0.1:{admin}")];
+    let default_store = home.join("cache/larder");
+    std::fs::write(&other, setup.text.replacen(home.to_str().unwrap(), default_store.to_str().unwrap(), 1)).unwrap();
+    let file = setup.file();
+    for (config, options) in [(&other, &[][..]), (&file, &["--store", default_store.to_str().unwrap()][..])] {
+        let mut serve = command(home, &["serve", "--json", "--listen", &addresses[0], "--admin-listen", &addresses[1]]);
+        serve.args(options).arg("--config").arg(config);
+        let second = Process::spawn(serve).unwrap_or_else(|error| panic!("{error:?}"));
+        let broken = setup.text.replacen("path = \"", "path = ", 1);
+        std::fs::write(&file, broken).unwrap();
+        for arguments in [&["status"][..], &["list"], &["purge", "acme/null"]] {
+            let with_file = [arguments, &["--config", file.to_str().unwrap()]].concat();
+            let output = run(command(home, &with_file)).await;
+            assert_eq!((output.code, output.out.as_str()), (Some(78), ""), "{arguments:?}: {output:?}");
+            assert!(output.err.contains("mirror.toml:"), "{arguments:?}: {output:?}");
+        }
+        setup.file();
+        second.terminate_promptly().await;
     }
-    // A person who names the listener means the larder there.
+    // A person who names the store or the listener means the larder there.
+    std::fs::write(&other, "typo = true\n").unwrap();
     let listener = larder.admin().strip_prefix("http://").unwrap().to_owned();
-    let named = ["status", "--config", other.to_str().unwrap(), "--admin-listen", &listener, "--store", &store];
-    let output = run(command(setup.home.path(), &named)).await;
-    assert!(output.code == Some(0) && output.out.contains("All is well"), "{output:?}");
+    let named_store = ["--store", home.to_str().unwrap()];
+    for named in [[&named_store[..], &["--admin-listen", &listener]].concat(), named_store.to_vec()] {
+        let arguments = [&["status", "--config", other.to_str().unwrap()], &named[..]].concat();
+        let output = run(command(home, &arguments)).await;
+        assert!(output.code == Some(0) && output.out.contains("All is well"), "{output:?}");
+    }
+    larder.terminate_promptly().await;
+}
+
+/// A mistake that leaves the lines to the larder alone needs no option.
+#[tokio::test]
+async fn the_larder_of_the_file_is_found_without_options() {
+    let (_upstream, setup, larder) = running().await;
+    let file = setup.home.path().join("mirror.toml");
+    std::fs::write(&file, format!("{}typo = true\n", setup.text)).unwrap();
+    let output = run(command(setup.home.path(), &["list", "--config", file.to_str().unwrap()])).await;
+    assert!(output.code == Some(0) && output.out.contains("acme/null"), "{output:?}");
     larder.terminate_promptly().await;
 }

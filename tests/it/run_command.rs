@@ -745,6 +745,8 @@ async fn without_a_service_the_commands_are_about_the_runs() {
     let (mut waiting, out, err) = waiting(&setup, "first", "true");
     out.line_with("ready").await;
     doctor().await.assert_healthy();
+    let status = larder(&["status"]).await.out;
+    assert!(status.contains("(running for `larder run` alone) since "), "{status}");
     let explained = larder(&["explain", "acme/null"]).await.out;
     assert!(explained.contains("SERVED") && !explained.contains("curl"), "{explained}");
     let second = run(setup.require(&["acme/null"]).command(&[], &INIT)).await;
@@ -753,7 +755,25 @@ async fn without_a_service_the_commands_are_about_the_runs() {
     assert_eq!(waiting.wait_for_exit().await, Some(0), "{}", err.text());
     assert_eq!(usage().await["runs"]["store"]["count"], 2, "each run counts once");
 
+    // What is not known about a store counts as a service that is missed.
+    let record = setup.store().join("v1/usage.json");
+    let kept = std::fs::read(&record).unwrap();
+    std::fs::write(&record, "ruined").unwrap();
+    assert_eq!(doctor().await.ids("fail"), ["running"]);
+    setup.require(&["acme/null"]).init(&[]).await;
+    assert_eq!(doctor().await.ids("fail"), ["running"], "a run made the record again");
+    std::fs::write(&record, kept).unwrap();
+    doctor().await.assert_healthy();
+
+    // So does a service that could not begin.
     let config = setup.read("home/config/larder/mirror.toml");
+    let port = config.split("listen = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap().parse::<u16>().unwrap();
+    let occupied = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let failed = larder(&["serve"]).await;
+    assert!(failed.code == Some(1) && failed.err.contains("in use"), "{failed:?}");
+    drop(occupied);
+    assert_eq!(doctor().await.ids("fail"), ["running"], "it was wanted, and does not run");
+
     let served = Process::serve(&format!("{config}[store]\npath = {:?}\n", setup.store()), &setup.path("home"));
     let served = served.unwrap_or_else(|error| panic!("{error:?}"));
     let explained = larder(&["explain", "acme/null"]).await.out;

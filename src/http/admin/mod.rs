@@ -22,6 +22,7 @@ use super::{RequestMetrics, Runs, host_of, requests, response};
 use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
+use crate::config::StoreNaming;
 use crate::error::Error;
 use crate::jobs::{
     JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob,
@@ -34,7 +35,8 @@ use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, AcceptRequest, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
 use crate::protocol::admin::{
-    self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, SinceStart, StatusReport,
+    self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, ProcessKind, SinceStart,
+    StatusReport,
 };
 use crate::protocol::client_config::{self, ClientRoute};
 use crate::protocol::route::Api;
@@ -80,6 +82,8 @@ pub struct Admin {
     pub clock: Clock,
     /// The file of the configuration; `None` for the defaults.
     pub config_file: Option<PathBuf>,
+    /// The origin of the path of the store.
+    pub store_named_by: StoreNaming,
     /// The registry for addresses that name no host.
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
@@ -414,7 +418,13 @@ impl Admin {
         };
         let config_file = self.config_file.as_ref().map(|file| file.display().to_string());
         let default_host = Some(self.default_host.clone());
-        StatusReport { mirror, config_file, default_host, since_start, warm_ups, bundle_keys }
+        let process = match (&self.process, &self.base) {
+            (AdminProcess::Command { .. }, _) => ProcessKind::Command,
+            (AdminProcess::Larder { .. }, MainUrl::Served(_)) => ProcessKind::Service,
+            (AdminProcess::Larder { .. }, MainUrl::Configured(_)) => ProcessKind::Run,
+        };
+        let store_named_by = self.store_named_by;
+        StatusReport { mirror, process, config_file, store_named_by, default_host, since_start, warm_ups, bundle_keys }
     }
 
     fn since(&self, started: Timestamp) -> SinceStart {

@@ -438,8 +438,13 @@ impl VerifyRun {
                         Key::Name(Artifact::Module(_)) => {}
                         // A running job rewrites its record. An ended job needs none: its archives are stored.
                         Key::Job(_) | Key::RecurringJobs => {}
-                        // Only a chart or a total lacks something.
-                        Key::Traffic(_) | Key::Usage => {}
+                        // Only a chart has a gap.
+                        Key::Traffic(_) => {}
+                        // A service may have had the store.
+                        Key::Usage => {
+                            let recording = |library: &Library| library.record_service(Timestamp(0));
+                            let _ = self.operations.library.on_disk(recording).await;
+                        }
                         // The requests since the start of larder are in memory and are written again.
                         Key::Missing => self.operations.library.mark_missing_unsaved(),
                         Key::Document(_) | Key::ProofSet(_) => {}
