@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::CommandFactory as _;
 use clap::builder::StyledStr;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::{ContextKind, ContextValue};
 
 use super::Arguments;
 use super::terminal::shell_word;
@@ -151,41 +151,50 @@ fn groups(command: &clap::Command) -> String {
 
 /// The programs that `larder run` is for.
 const CLIENTS: [&str; 3] = ["terraform", "tofu", "terragrunt"];
-/// Commands of theirs that ask registries, but for those that larder has, too.
-const CLIENT_COMMANDS: [&str; 7] = ["init", "apply", "destroy", "get", "providers", "test", "validate"];
+/// Commands of theirs that larder has none like.
+const CLIENT_COMMANDS: [&str; 3] = ["init", "get", "providers"];
+/// Options of every command with a value.
+const OPTIONS_WITH_VALUE: [&str; 4] = ["--config", "-c", "--admin-listen", "--store"];
 
 /// Gives a usage error the tip that a person needs: a client is run by `larder run`, and a similar command begins alike.
 /// `words` is the command line after the program.
 pub(super) fn with_tip(mut error: clap::Error, words: &[String]) -> clap::Error {
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return error };
-    if error.kind() != ErrorKind::InvalidSubcommand {
-        return error;
-    }
-    let client = match given.as_str() {
-        program if CLIENTS.contains(&program) => "",
-        command if CLIENT_COMMANDS.contains(&command) => "terraform ",
-        _ => {
-            let begins_alike = |similar: &String| similar.chars().next() == given.chars().next();
-            let is_similar = match error.get(ContextKind::SuggestedSubcommand) {
-                Some(ContextValue::String(similar)) => begins_alike(similar),
-                Some(ContextValue::Strings(similar)) => similar.iter().any(begins_alike),
-                _ => false,
-            };
-            if !is_similar {
-                for tip in [ContextKind::SuggestedSubcommand, ContextKind::Suggested] {
-                    error.remove(tip);
-                }
-            }
-            return error;
-        }
+    let (options, rest) = words.split_at(command_position(words));
+    let client = match rest.first().map(String::as_str) {
+        Some(program) if program == given && CLIENTS.contains(&program) => Some(""),
+        Some(command) if command == given && CLIENT_COMMANDS.contains(&command) => Some(" terraform"),
+        _ => None,
     };
-    let line: Vec<String> = words.iter().skip_while(|word| *word != given).map(|word| shell_word(word)).collect();
-    let tip = StyledStr::from(format!("to run a client through larder: larder run -- {client}{}", line.join(" ")));
-    error.remove(ContextKind::SuggestedSubcommand);
-    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    let tip = client.map(|client| {
+        let line = |words: &[String]| words.iter().map(|word| format!(" {}", shell_word(word))).collect::<String>();
+        let (options, rest) = (line(options), line(rest));
+        StyledStr::from(format!("to run a client through larder: larder{options} run --{client}{rest}"))
+    });
+    let begins_alike = |similar: &String| similar.chars().next() == given.chars().next();
+    let is_similar = match error.get(ContextKind::SuggestedSubcommand) {
+        Some(ContextValue::String(similar)) => begins_alike(similar),
+        Some(ContextValue::Strings(similar)) => similar.iter().any(begins_alike),
+        _ => false,
+    };
+    if tip.is_some() || !is_similar {
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.remove(ContextKind::Suggested);
+    }
+    if let Some(tip) = tip {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
     error
 }
 
+/// The position of the command: the first word that is neither an option nor the value of one.
+fn command_position(words: &[String]) -> usize {
+    let mut position = 0;
+    while let Some(word) = words.get(position).filter(|word| word.starts_with('-')) {
+        position += if OPTIONS_WITH_VALUE.contains(&word.as_str()) { 2 } else { 1 };
+    }
+    position.min(words.len())
+}
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -23,6 +23,9 @@ impl MissingCommand {
         let (order, requests) = block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
             let answer = if self.forget { larder.delete(MISSING).await } else { larder.get(MISSING).await };
             let order: OrderRequest = parse(&answer?)?;
+            if common.json || self.forget {
+                return Ok((order, Vec::new()));
+            }
             // The order goes outside, so it names no clients.
             let status: StatusReport = parse(&larder.get(STATUS).await?)?;
             Ok((order, status.mirror.missing))

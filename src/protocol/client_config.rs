@@ -102,7 +102,8 @@ async fn config_text(
         if services.is_none() {
             let host = host.to_unicode();
             let remark = format!(
-                "# {host} was not asked yet: if it has other services, `larder client-config` prints them later\n"
+                "# {host}: its own list of services is not stored here; if it has others than these, `larder client-config` prints \
+                 them once it is\n"
             );
             remarks.push_str(&remark);
         }

@@ -89,7 +89,8 @@ async fn a_word_that_is_no_command_gets_a_tip_that_helps() {
         (&["terraform", "init", "-upgrade"][..], "larder run -- terraform init -upgrade"),
         (&["tofu", "plan", "-var", "a=b c"], "larder run -- tofu plan -var 'a=b c'"),
         (&["init"], "larder run -- terraform init"),
-        (&["--json", "init"], "larder run -- terraform init"),
+        (&["--store", "init", "init"], "larder --store init run -- terraform init"),
+        (&["--config", "x y.toml", "tofu", "init"], "larder --config 'x y.toml' run -- tofu init"),
         (&["lits"], "'list'"),
         (&["bundle", "aply"], "'apply'"),
     ] {
@@ -99,8 +100,8 @@ async fn a_word_that_is_no_command_gets_a_tip_that_helps() {
             "{arguments:?}: {output:?}"
         );
     }
-    for word in ["cache", "fetch"] {
-        let output = run(command(folder.path(), &[word])).await;
+    for words in [&["cache"][..], &["fetch"], &["validate", "mirror.toml"], &["bundle", "init"]] {
+        let output = run(command(folder.path(), words)).await;
         assert!(output.code == Some(2) && !output.err.contains("tip:") && !output.err.contains("accept"), "{output:?}");
     }
 }

@@ -67,7 +67,10 @@ async fn client_config_is_the_same_whether_larder_runs_or_not() {
     let upstream = FakeUpstream::start().await;
     let setup = CommandSetup::new(&upstream);
     let first = setup.run(&["client-config"]).await;
-    assert!(first.code == Some(0) && first.err.contains(&format!("{HOST} was not asked yet")), "{first:?}");
+    assert!(
+        first.code == Some(0) && first.err.contains(&format!("{HOST}: its own list of services is not stored here")),
+        "{first:?}"
+    );
     let before = first.out;
     let providers = format!("\"providers.v1\" = \"{}/registry/{HOST}/v1/providers/\"", setup.base());
     let modules = format!("\"modules.v1\" = \"{}/registry/{HOST}/v1/modules/\"", setup.base());
