@@ -156,7 +156,8 @@ impl Runs {
         let Some(counts) = self.0.latest.lock().get(&id).map(Arc::clone) else { return RunReport::default() };
         // A client may have read the last byte of an answer before larder notices.
         let _ = timeout(SETTLE_TIMEOUT, counts.settled()).await;
-        self.save_totals().await;
+        // Boxed: the compiler takes minutes over the nested futures.
+        Box::pin(self.save_totals()).await;
         let state = counts.state.lock();
         state.report.clone()
     }
