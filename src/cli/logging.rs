@@ -168,7 +168,7 @@ impl Visit for Sentence {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.text = value.to_owned(),
-            // What a library says of its own place in its sources.
+            // A library's own file and line.
             name if name.starts_with("log.") => {}
             "error" | "reason" => self.cause = Some(value.to_owned()),
             name => self.details.push(format!("{} {value}", name.replace('_', " "))),

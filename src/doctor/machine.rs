@@ -154,7 +154,7 @@ async fn not_running(config: &Config) -> (String, &'static str) {
     }
 }
 
-/// What runs alone did with a store.
+/// The finding for a store that runs alone use.
 fn runs_text(usage: &Usage) -> String {
     let totals = usage.runs.map(|RunTotals { first, store, upstream, .. }| {
         let (stored, fetched) = (plural(store.count, "package"), plural(upstream.count, "package"));

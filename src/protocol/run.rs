@@ -280,7 +280,7 @@ pub struct RunSources {
 }
 
 impl RunSources {
-    /// What all upstreams together were asked for.
+    /// The sum over all upstreams.
     pub fn all_upstream(&self) -> FileAmount {
         self.upstream.values().fold(FileAmount::default(), |sum, amount| sum.plus(*amount))
     }

@@ -65,7 +65,7 @@ pub enum FileContents {
     },
     /// No file, but a folder.
     Folder {
-        /// What is in the folder.
+        /// Its contents.
         folder: FolderContents,
     },
 }

@@ -89,7 +89,7 @@ async fn commands_warn_and_ask_the_larder_that_runs() {
     assert_eq!(report.ids("fail"), ["config"], "{report:#?}");
 }
 
-/// Where the lines that lead to the larder are broken, the defaults may lead to another one, which must not answer for it.
+/// The defaults may lead to another larder where the lines that lead to the right one are broken. It must not answer.
 #[tokio::test]
 async fn another_larder_is_never_asked_for_the_one_of_the_file() {
     let (_upstream, setup, larder) = running().await;

@@ -57,8 +57,8 @@ async fn no_error_contains_terminal_control_sequences() {
     assert!(!output.err.contains(|c: char| c.is_control() && c != '\n'), "{output:?}");
 }
 
-/// What goes wrong in the store while a command works is a sentence among its other messages, not a line of a log; with
-/// LARDER_LOG it is a log.
+/// A command tells trouble with the store in a sentence among its other messages, not in a line of a log; with LARDER_LOG
+/// it logs.
 #[tokio::test]
 async fn what_a_command_notices_is_a_sentence() {
     let upstream = FakeUpstream::start().await;

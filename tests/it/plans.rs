@@ -222,7 +222,7 @@ async fn a_local_module_without_a_file_is_an_empty_module_for_plan_and_client() 
     larder.terminate_promptly().await;
 }
 
-/// Where a lock file names both public registries, the files are for either client: the plan says whose rules it took.
+/// A lock file that names both public registries is for either client: the plan says whose rules it took.
 #[tokio::test]
 async fn a_lock_file_of_both_registries_is_read_as_the_plan_says() {
     let upstream = upstream_with_four_versions().await;

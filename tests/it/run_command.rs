@@ -714,7 +714,7 @@ async fn the_end_of_a_run_says_why_a_package_was_refused() {
     larder.terminate_promptly().await;
 }
 
-/// Who has never had a larder serve needs none: `status` counts what the runs saved, `doctor` finds nothing wrong and advises
+/// A person who only ever ran clients needs no service: `status` counts what the runs saved, `doctor` finds nothing wrong and advises
 /// no host blocks, and `explain` names no URL where nobody listens; beside a run, too. With the first `serve` that is over.
 #[tokio::test]
 async fn without_a_service_the_commands_are_about_the_runs() {
@@ -755,7 +755,7 @@ async fn without_a_service_the_commands_are_about_the_runs() {
     assert_eq!(waiting.wait_for_exit().await, Some(0), "{}", err.text());
     assert_eq!(usage().await["runs"]["store"]["count"], 2, "each run counts once");
 
-    // What is not known about a store counts as a service that is missed.
+    // A damaged record counts as one of a service, which is missed.
     let record = setup.store().join("v1/usage.json");
     let kept = std::fs::read(&record).unwrap();
     std::fs::write(&record, "ruined").unwrap();

@@ -1,4 +1,4 @@
-//! What people are told, question by question and state by state, beside what the real client then gets. The questions are
+//! Each verdict, question by question and state by state, beside what the real client then gets. The questions are
 //! those that a person asks: `explain` with a version, without one and with a constraint, `status`, `list`, `plan`, and the
 //! status page.
 

@@ -111,7 +111,7 @@ impl From<&ModulePackage> for MissingPackage {
 /// configuration.
 type LastMiss = (u64, ConfigGeneration);
 
-/// What was requested while offline and is not stored, for people: the package, or a description of anything else.
+/// A package that was requested while offline and is not stored, for people, or a description of anything else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingRequest {
     /// The package.
