@@ -42,7 +42,7 @@ use crate::jobs::{self, Jobs, Recurring, TrafficHistory};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::{Access, ReadAccess};
-use crate::protocol::client_config::{self, ClientRoute};
+use crate::protocol::client_config::{ClientConfig, ClientRoute};
 use crate::protocol::route::{Mount, RouteContext};
 use crate::protocol::run::RunIds;
 use crate::store::{ListenerNote, Store, StoreError};
@@ -281,8 +281,8 @@ impl App {
 
     /// Renders the lines of the CLI configuration to paste, without remarks. Contacts no upstream.
     pub async fn client_config(&self, client_route: ClientRoute) -> Result<String, Error> {
-        let text = client_config::text(&self.running.parts.mirror, &self.base, client_route).await?;
-        Ok(client_config::remarks_and_lines(&text).1.to_owned())
+        let config = ClientConfig::of(&self.running.parts.mirror, &self.base, client_route).await?;
+        Ok(config.lines)
     }
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.

@@ -16,7 +16,7 @@ use crate::app;
 use crate::app::running_larder::NotReached;
 use crate::doctor::{self, Check, CheckResult};
 use crate::protocol::admin::CLIENT_CONFIG;
-use crate::protocol::client_config::{ClientRoute, default_text, own_host_name, remarks_and_lines};
+use crate::protocol::client_config::{self, ClientRoute, own_host_name};
 use crate::store::Store;
 
 /// Runs every check; returns true if none failed.
@@ -163,22 +163,22 @@ impl ClientConfig {
             };
             if !is_known {
                 let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
-                return anyhow::Ok(default_text(&hosts, &base, client_route).await?);
+                return anyhow::Ok(client_config::ClientConfig::for_hosts(&hosts, &base, client_route).await?);
             }
             let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get(path).await?)).await?;
-            Ok(String::from_utf8_lossy(&answer).into_owned())
+            Ok(client_config::ClientConfig::read(&String::from_utf8_lossy(&answer)))
         })?;
         print_paste(common, &paste);
         Ok(())
     }
 }
 
-fn print_paste(common: &CommonOptions, paste: &str) {
-    let (remarks, lines) = remarks_and_lines(paste);
+fn print_paste(common: &CommonOptions, paste: &client_config::ClientConfig) {
+    let client_config::ClientConfig { remarks, lines } = paste;
     if common.json {
         print_json(&serde_json::json!({ "client_config": lines, "remarks": remarks }));
     } else {
-        remarks.into_iter().for_each(print_error);
+        remarks.iter().for_each(|remark| print_error(remark));
         print_line(lines.trim_end());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use derive_more::Display;
 use serde_json::Value;
 use url::Url;
 
@@ -29,16 +30,44 @@ impl ClientRoute {
     }
 }
 
-/// Returns the text to paste. `base` is the URL at which clients reach larder, without a final slash:
-/// `http://127.0.0.1:8080`.
-pub async fn text(mirror: &Arc<Mirror>, base: &str, client_route: ClientRoute) -> Result<String, Error> {
-    let hosts = mirror.runtime.upstream_hosts();
-    config_text(hosts.iter().collect(), Some(mirror), base, client_route).await
+/// A CLI configuration to paste. As one text, the remarks are comments above the lines.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Display)]
+#[display("{}{lines}", remarks.iter().map(|remark| format!("# {remark}\n")).collect::<String>())]
+pub struct ClientConfig {
+    /// Remarks for the reader, each one line.
+    pub remarks: Vec<String>,
+    /// The lines for the file.
+    pub lines: String,
 }
 
-/// Returns the text to paste when no discovery document is cached.
-pub async fn default_text(hosts: &[&Hostname], base: &str, client_route: ClientRoute) -> Result<String, Error> {
-    config_text(hosts.to_vec(), None, base, client_route).await
+impl ClientConfig {
+    /// The configuration for the upstreams of a larder. `base` is the URL at which clients reach it, without a final slash:
+    /// `http://127.0.0.1:8080`.
+    ///
+    /// # Errors
+    /// A stored discovery document could not be read.
+    pub async fn of(mirror: &Arc<Mirror>, base: &str, client_route: ClientRoute) -> Result<Self, Error> {
+        let hosts = mirror.runtime.upstream_hosts();
+        client_config(hosts.iter().collect(), Some(mirror), base, client_route).await
+    }
+
+    /// The configuration for these upstreams when no discovery document is stored.
+    ///
+    /// # Errors
+    /// None without a store.
+    pub async fn for_hosts(hosts: &[&Hostname], base: &str, client_route: ClientRoute) -> Result<Self, Error> {
+        client_config(hosts.to_vec(), None, base, client_route).await
+    }
+
+    /// Reads the text of another larder.
+    pub fn read(text: &str) -> Self {
+        let (mut remarks, mut lines) = (Vec::new(), text);
+        while let Some((remark, rest)) = lines.strip_prefix("# ").and_then(|rest| rest.split_once('\n')) {
+            remarks.push(remark.to_owned());
+            lines = rest;
+        }
+        Self { remarks, lines: lines.to_owned() }
+    }
 }
 
 /// The source addresses for clients that use larder's own host name, which stands for `registry`. They need no CLI
@@ -80,18 +109,18 @@ module "vpc" {{
     ))
 }
 
-async fn config_text(
+async fn client_config(
     mut hosts: Vec<&Hostname>,
     mirror: Option<&Arc<Mirror>>,
     base: &str,
     client_route: ClientRoute,
-) -> Result<String, Error> {
+) -> Result<ClientConfig, Error> {
     // registry.terraform.io is listed first, because most readers look for it.
     hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
     if client_route == ClientRoute::NetworkMirror {
         return Ok(network_mirror(&hosts, base));
     }
-    let (mut remarks, mut text) = (String::new(), String::new());
+    let mut config = ClientConfig::default();
     for host in hosts {
         let stored = match mirror {
             Some(mirror) => mirror.documents.stored_discovery(host).await?,
@@ -101,25 +130,14 @@ async fn config_text(
         let services = discovery.map(|discovery| services(discovery, host, |path| format!("{base}{path}")));
         if services.is_none() {
             let host = host.to_unicode();
-            let remark = format!(
-                "# {host}: its own list of services is not stored here; if it has others than these, `larder client-config` prints \
-                 them once it is\n"
-            );
-            remarks.push_str(&remark);
+            config.remarks.push(format!(
+                "{host}: its own list of services is not stored here; if it has others than these, `larder client-config` prints \
+                 them once it is"
+            ));
         }
-        text.push_str(&host_block(host, services.as_ref(), base));
+        config.lines.push_str(&host_block(host, services.as_ref(), base));
     }
-    Ok(remarks + &text)
-}
-
-/// Splits a text to paste into the remarks at its beginning, which are for the reader, and the lines for the file.
-pub fn remarks_and_lines(text: &str) -> (Vec<&str>, &str) {
-    let (mut remarks, mut lines) = (Vec::new(), text);
-    while let Some((remark, rest)) = lines.strip_prefix("# ").and_then(|rest| rest.split_once('\n')) {
-        remarks.push(remark);
-        lines = rest;
-    }
-    (remarks, lines)
+    Ok(config)
 }
 
 /// The `host` block of one upstream, with every service that its discovery names.
@@ -144,17 +162,17 @@ fn host_block(host: &Hostname, services: Option<&RawObject>, base: &str) -> Stri
     format!("host \"{}\" {{\n  services = {{\n{services}  }}\n}}\n", host.to_unicode())
 }
 
-fn network_mirror(hosts: &[&Hostname], base: &str) -> String {
-    let warning = match base.starts_with("https://") {
-        true => "",
-        false => {
-            "# clients take a network mirror over https only: give larder [server] tls, or a public_url that is https\n"
-        }
-    };
+fn network_mirror(hosts: &[&Hostname], base: &str) -> ClientConfig {
+    let mut remarks = Vec::new();
+    if !base.starts_with("https://") {
+        let remark =
+            "clients take a network mirror over https only: give larder [server] tls, or a public_url that is https";
+        remarks.push(remark.to_owned());
+    }
     let patterns: Vec<String> = hosts.iter().map(|host| format!("\"{}/*/*\"", host.to_unicode())).collect();
     let patterns = patterns.join(", ");
-    format!(
-        r#"{warning}provider_installation {{
+    let lines = format!(
+        r#"provider_installation {{
   network_mirror {{
     url     = "{base}{MIRROR_BASE}"
     include = [{patterns}]
@@ -164,7 +182,8 @@ fn network_mirror(hosts: &[&Hostname], base: &str) -> String {
   }}
 }}
 "#
-    )
+    );
+    ClientConfig { remarks, lines }
 }
 
 /// Formats a value in HCL 1, the syntax of the clients' CLI configuration. A null, or a number that a client cannot

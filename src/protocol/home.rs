@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::client_config::{self, ClientRoute};
+use super::client_config::{ClientConfig, ClientRoute};
 use super::{Links, Reply, ReplyContent};
 use crate::error::Error;
 use crate::mirror::Mirror;
@@ -20,8 +20,7 @@ pub struct HomeConfig {
 /// Answers with the configuration for the address at which the browser sees larder. Contacts no upstream.
 pub(super) async fn reply(mirror: &Arc<Mirror>, links: Links<'_>) -> Result<Reply, Error> {
     let url = links.mount.url_to_paste(links.base);
-    let text = client_config::text(mirror, &url, ClientRoute::HostOverride).await?;
-    let text = client_config::remarks_and_lines(&text).1.to_owned();
+    let text = ClientConfig::of(mirror, &url, ClientRoute::HostOverride).await?.lines;
     let config = HomeConfig { text, is_address_configured: links.mount.is_configured() };
     Ok(Reply { content: ReplyContent::Home(config), outcome: None, age: None })
 }

@@ -20,7 +20,7 @@ use crate::address::Hostname;
 use crate::config::{Config, text};
 use crate::http::probe_client::ClientRoots;
 use crate::protocol::admin::CLIENT_CONFIG;
-use crate::protocol::client_config::{ClientRoute, default_text, remarks_and_lines};
+use crate::protocol::client_config::{ClientConfig, ClientRoute};
 use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths};
 use crate::requirements::{ClientKind, hcl};
 
@@ -80,8 +80,8 @@ impl ClientChecks<'_> {
                 }
             };
             let finding = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
-            let text = self.text_to_paste().await;
-            checks.push(Check::warn(FILES, finding).advise(advice).paste(remarks_and_lines(&text).1));
+            let lines = self.lines_to_paste().await;
+            checks.push(Check::warn(FILES, finding).advise(advice).paste(lines));
             return checks;
         }
         for host in self.hosts(client_files) {
@@ -143,14 +143,14 @@ impl ClientChecks<'_> {
     }
 
     /// The client configuration that a user should write, with remarks.
-    async fn text_to_paste(&self) -> String {
+    async fn lines_to_paste(&self) -> String {
         if let Some(larder) = &self.running.larder
             && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, larder.get(CLIENT_CONFIG)).await
         {
-            return String::from_utf8_lossy(&lines).into_owned();
+            return ClientConfig::read(&String::from_utf8_lossy(&lines)).lines;
         }
         let hosts: Vec<&Hostname> = self.config.upstreams.iter().map(|upstream| &upstream.host).collect();
-        default_text(&hosts, &self.base(), ClientRoute::HostOverride).await.unwrap_or_default()
+        ClientConfig::for_hosts(&hosts, &self.base(), ClientRoute::HostOverride).await.unwrap_or_default().lines
     }
 
     /// Base URL of this larder as clients see it, without a final slash.

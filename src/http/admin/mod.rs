@@ -38,7 +38,7 @@ use crate::protocol::admin::{
     self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, ProcessKind, SinceStart,
     StatusReport,
 };
-use crate::protocol::client_config::{self, ClientRoute};
+use crate::protocol::client_config::{ClientConfig, ClientRoute};
 use crate::protocol::route::Api;
 use crate::protocol::run::{RUN_NETWORK, RunId};
 use crate::protocol::{Protocols, RequestFailure};
@@ -199,8 +199,8 @@ impl Admin {
             }
             AdminRoute::ClientConfig => {
                 let client_route = ClientRoute::of_query(request.uri().query());
-                match client_config::text(&self.mirror, self.base.as_str(), client_route).await {
-                    Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
+                match ClientConfig::of(&self.mirror, self.base.as_str(), client_route).await {
+                    Ok(config) => Ok(response::plain_text(StatusCode::OK, config.to_string())),
                     Err(error) => Err(internal(&error.to_string())),
                 }
             }
@@ -284,8 +284,8 @@ impl Admin {
             );
             return Err(errors(StatusCode::CONFLICT, vec![reason]));
         }
-        match client_config::text(&self.mirror, &base, ClientRoute::HostOverride).await {
-            Ok(text) => Ok(response::plain_text(StatusCode::OK, text)),
+        match ClientConfig::of(&self.mirror, &base, ClientRoute::HostOverride).await {
+            Ok(config) => Ok(response::plain_text(StatusCode::OK, config.to_string())),
             Err(error) => Err(internal(&error.to_string())),
         }
     }
