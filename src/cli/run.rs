@@ -27,7 +27,7 @@ use self::temp_folder::TempFolder;
 use super::terminal::plural;
 use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_error_json, runtime};
 use crate::config::{self, Config};
-use crate::mirror::FileAmount;
+use crate::mirror::{FileAmount, PackageAmounts};
 use crate::protocol::run::{RunReport, RunSources, RunSummary};
 
 pub(super) use self::client::NotStarted;
@@ -172,7 +172,8 @@ fn summary(summary: &RunSummary) -> String {
 }
 
 fn total(sources: &RunSources) -> u64 {
-    sources.store.plus(sources.all_upstream()).count
+    let PackageAmounts { store, upstream } = sources.amounts();
+    store.plus(upstream).count
 }
 
 /// `3 packages from the store (392.9 MiB), 1 from registry.terraform.io (85.8 MiB)`.

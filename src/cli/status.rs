@@ -144,12 +144,12 @@ fn store(page: &mut TextPage, mirror: &Status) {
 
 /// The packages of all runs.
 fn runs(page: &mut TextPage, usage: &Usage) {
-    let Some(RunTotals { first, last, store, upstream }) = usage.runs else { return };
+    let Some(RunTotals { first, last, packages }) = usage.runs else { return };
     let first = format_timestamp(first);
     page.group("runs", &format!("of `larder run`, since {first}, the last with packages {}", format_timestamp(last)));
     let amount = |FileAmount { count, bytes }| format!("{} ({})", plural(count, "package"), ByteSize(bytes));
-    page.row("saved", &format!("{}, from the store", amount(store)));
-    page.row("fetched", &format!("{}, from upstream", amount(upstream)));
+    page.row("saved", &format!("{}, from the store", amount(packages.store)));
+    page.row("fetched", &format!("{}, from upstream", amount(packages.upstream)));
 }
 
 fn bundles(page: &mut TextPage, keys: &BundleKeyIds) {
@@ -301,7 +301,7 @@ mod tests {
     use crate::clock::Timestamp;
     use crate::config::StoreNaming;
     use crate::jobs::job_report::ItemCounts;
-    use crate::mirror::{MissingRequest, OriginBackoff};
+    use crate::mirror::{MissingRequest, OriginBackoff, PackageAmounts, Served};
 
     fn host() -> Hostname {
         Hostname::parse("registry.terraform.io").unwrap()
@@ -377,12 +377,14 @@ mod tests {
                 }),
                 imported: vec![PackageRef::requested("registry.terraform.io/acme/null@1.2.0")],
                 usage: Usage {
-                    served: Some(Timestamp(1_795_293_761)),
+                    served: Served::At(Timestamp(1_795_293_761)),
                     runs: Some(RunTotals {
                         first: Timestamp(1_795_200_000),
                         last: Timestamp(1_795_293_000),
-                        store: FileAmount { count: 41, bytes: 1_200_000_000 },
-                        upstream: FileAmount { count: 1, bytes: 90_000_000 },
+                        packages: PackageAmounts {
+                            store: FileAmount { count: 41, bytes: 1_200_000_000 },
+                            upstream: FileAmount { count: 1, bytes: 90_000_000 },
+                        },
                     }),
                 },
                 offline: true,

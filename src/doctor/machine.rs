@@ -17,7 +17,7 @@ use crate::app::running_larder::{self, NotReached};
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
 use crate::http::admin_client::{AdminClient, AdminClientError};
-use crate::mirror::{RunTotals, Usage};
+use crate::mirror::{PackageAmounts, RunTotals, Served, Usage};
 use crate::place::Place;
 use crate::protocol::admin::{STATUS, StatusReport};
 use crate::store::{DiskSpace, OwnerNote, Store, StoreError, StoreFindings, StoreUse, TokenFile};
@@ -78,7 +78,7 @@ pub(super) async fn check_running(config: &Config, examined: &StoreFindings) -> 
     }
     let folder = config.store.path.clone();
     // Another user's store is not readable, as intended.
-    let usage = in_time(move || Usage::of_store_in(&folder)).await.and_then(Result::ok).unwrap_or_default();
+    let usage = in_time(move || Usage::of_store_in(&folder)).await.and_then(Result::ok).unwrap_or(Usage::UNKNOWN);
     let (mut running, check) = check_larder(config, &usage).await;
     running.is_offline |= config.network.offline;
     let token_check = check_token(config, examined, running.is_up()).await;
@@ -106,13 +106,16 @@ async fn check_larder(config: &Config, usage: &Usage) -> (RunningLarder, Check) 
             let running = RunningLarder { state: LarderState::RunsAlone, ..RunningLarder::default() };
             return (running, Check::passed(RUNNING, runs_text(usage)));
         }
-        Some(Ok(None)) if usage.is_by_runs_lately() => {
-            let served = usage.served.unwrap_or(Timestamp(0)).day();
-            let finding =
-                format!("no larder serves: the last one began on {served}, and `larder run` has used the store since");
-            return (RunningLarder::default(), Check::warn(RUNNING, finding).advise(START_ADVICE));
-        }
-        Some(Ok(None)) => not_running(config).await,
+        Some(Ok(None)) => match usage.served_before_runs() {
+            Some(served) => {
+                let served = served.day();
+                let finding = format!(
+                    "no larder serves: the last one began on {served}, and `larder run` has used the store since"
+                );
+                return (RunningLarder::default(), Check::warn(RUNNING, finding).advise(START_ADVICE));
+            }
+            None => not_running(config).await,
+        },
         Some(Err(error @ NotReached::NoToken { .. })) => {
             // Only larder's own user has its token, as intended.
             return (RunningLarder::default(), Check::warn(RUNNING, error.to_string()));
@@ -156,7 +159,7 @@ async fn not_running(config: &Config) -> (String, &'static str) {
 
 /// The finding for a store that runs alone use.
 fn runs_text(usage: &Usage) -> String {
-    let totals = usage.runs.map(|RunTotals { first, store, upstream, .. }| {
+    let totals = usage.runs.map(|RunTotals { first, packages: PackageAmounts { store, upstream }, .. }| {
         let (stored, fetched) = (plural(store.count, "package"), plural(upstream.count, "package"));
         let [stored_bytes, fetched_bytes] = [store.bytes, upstream.bytes].map(ByteSize);
         format!(": since {} they got {stored} ({stored_bytes}) from the store, and {fetched} ({fetched_bytes}) from upstream", first.day())
@@ -210,7 +213,7 @@ async fn check_answering(
     }
     let listeners = found.note.as_ref().and_then(OwnerNote::listeners);
     if listeners.is_some_and(|listeners| listeners.handover.is_some()) {
-        if usage.served.is_none() {
+        if usage.served == Served::Never {
             running.state = LarderState::RunsAlone;
             return (running, Check::passed(RUNNING, runs_text(usage)));
         }

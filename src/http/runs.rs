@@ -12,7 +12,7 @@ use super::failures::MAX_PATH_BYTES;
 use super::requests::{RequestOutcome, Source};
 use crate::clock::Clock;
 use crate::error::{Error, safe_text};
-use crate::mirror::{FileAmount, Library};
+use crate::mirror::{Library, PackageAmounts};
 use crate::protocol::RequestFailure;
 use crate::protocol::route::{Route, RouteSubject};
 use crate::protocol::run::{FileKind, FileSource, RunId, RunReport, SentFile};
@@ -33,32 +33,10 @@ pub struct Runs(Arc<RunsState>);
 struct RunsState {
     latest: Mutex<IndexMap<RunId, Arc<RunCounts>>>,
     /// The packages that are not in the store's totals yet, without those of the latest runs.
-    unsaved: Mutex<PackageCount>,
+    unsaved: Mutex<PackageAmounts>,
     /// Weak: the counts outlive the store of a larder that another run continues.
     library: Weak<Library>,
     clock: Clock,
-}
-
-/// Packages by their source.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct PackageCount {
-    store: FileAmount,
-    upstream: FileAmount,
-}
-
-impl PackageCount {
-    fn of(report: &RunReport) -> Self {
-        let packages = report.summary().packages;
-        Self { upstream: packages.all_upstream(), store: packages.store }
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self { store: self.store.plus(other.store), upstream: self.upstream.plus(other.upstream) }
-    }
-
-    fn since(self, earlier: Self) -> Self {
-        Self { store: self.store.since(earlier.store), upstream: self.upstream.since(earlier.upstream) }
-    }
 }
 
 /// The counts of one run.
@@ -73,18 +51,18 @@ struct RunState {
     in_flight: u64,
     report: RunReport,
     /// The part of the report that was taken for the totals.
-    taken: PackageCount,
+    taken: PackageAmounts,
     /// True if that is all of it.
     is_taken: bool,
 }
 
 impl RunState {
     /// Takes what was sent since the last time.
-    fn take(&mut self) -> PackageCount {
+    fn take(&mut self) -> PackageAmounts {
         if std::mem::replace(&mut self.is_taken, true) {
-            return PackageCount::default();
+            return PackageAmounts::default();
         }
-        let sent = PackageCount::of(&self.report);
+        let sent = self.report.summary().packages.amounts();
         sent.since(std::mem::replace(&mut self.taken, sent))
     }
 }
@@ -167,10 +145,10 @@ impl Runs {
         let Some(library) = self.0.library.upgrade() else { return };
         self.0.latest.lock().values().for_each(|counts| self.take_from(counts));
         let new = std::mem::take(&mut *self.0.unsaved.lock());
-        if new == PackageCount::default() {
+        if new == PackageAmounts::default() {
             return;
         }
-        if let Err(error) = library.add_to_runs(new.store, new.upstream, self.0.clock.now()).await {
+        if let Err(error) = library.add_to_runs(new, self.0.clock.now()).await {
             tracing::debug!(%error, "the packages of runs are added to their totals later");
             let mut unsaved = self.0.unsaved.lock();
             *unsaved = unsaved.plus(new);

@@ -47,7 +47,7 @@ pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
-pub use crate::mirror::library::usage::{FileAmount, RunTotals, Usage};
+pub use crate::mirror::library::usage::{FileAmount, PackageAmounts, RunTotals, Served, Usage};
 pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{

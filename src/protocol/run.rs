@@ -10,7 +10,7 @@ use aws_lc_rs::error::Unspecified;
 use aws_lc_rs::{constant_time, hmac};
 use serde::{Deserialize, Serialize};
 
-use crate::mirror::FileAmount;
+use crate::mirror::{FileAmount, PackageAmounts};
 
 /// Bytes of the id of a run.
 const ID_BYTES: usize = 16;
@@ -280,9 +280,10 @@ pub struct RunSources {
 }
 
 impl RunSources {
-    /// The sum over all upstreams.
-    pub fn all_upstream(&self) -> FileAmount {
-        self.upstream.values().fold(FileAmount::default(), |sum, amount| sum.plus(*amount))
+    /// The amounts, with the sum of all upstreams.
+    pub fn amounts(&self) -> PackageAmounts {
+        let upstream = self.upstream.values().fold(FileAmount::default(), |sum, amount| sum.plus(*amount));
+        PackageAmounts { store: self.store, upstream }
     }
 }
 

@@ -114,6 +114,7 @@ mod unattended;
 mod unlisted;
 mod unwritable_store;
 mod upstream_trouble;
+mod usage;
 mod verdicts;
 mod verification;
 mod verification_sets;

@@ -714,37 +714,16 @@ async fn the_end_of_a_run_says_why_a_package_was_refused() {
     larder.terminate_promptly().await;
 }
 
-/// A person who only ever ran clients needs no service: `status` counts what the runs saved, `doctor` finds nothing wrong and advises
-/// no host blocks, and `explain` names no URL where nobody listens; beside a run, too. With the first `serve` that is over.
+/// `status`, `doctor` and `explain` beside a run, whose larder answers it alone.
 #[tokio::test]
-async fn without_a_service_the_commands_are_about_the_runs() {
+async fn beside_a_run_the_commands_are_about_the_runs() {
     let upstream = upstream().await;
-    upstream.publish(Provider::new("acme", "other").platform("linux_amd64").size(SIZE));
     let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
     let larder = async |arguments: &[&str]| run(setup.larder_command(arguments)).await;
-    let usage = async || json(&larder(&["status", "--json"]).await.out)["usage"].clone();
-    let doctor = async || DoctorReport::from_output(&larder(&["doctor", "--json"]).await);
-
-    assert_eq!(doctor().await.ids("fail"), ["running"], "nothing was run yet");
     setup.require(&["acme/null"]).init(&[]).await;
-    setup.require(&["acme/null", "acme/other"]).init(&[]).await;
-    let bytes = fetched_bytes(&upstream);
-    let runs = usage().await["runs"].clone();
-    assert_eq!((&runs["store"]["count"], &runs["upstream"]["count"]), (&1.into(), &2.into()), "{runs}");
-    assert_eq!(runs["upstream"]["bytes"], bytes, "{runs}");
-    let status = larder(&["status"]).await.out;
-    assert!(status.contains("(`larder run` starts it for each run)"), "{status}");
-    assert!(status.contains("  saved      1 package (") && status.contains("  fetched    2 packages ("), "{status}");
-    doctor().await.assert_healthy();
-    let report = larder(&["doctor"]).await.out;
-    assert!(report.contains("1 package (") && !report.contains("client-config"), "{report}");
-    let explained = larder(&["explain", "acme/null"]).await.out;
-    assert!(explained.contains("SERVED") && !explained.contains("curl"), "{explained}");
-
-    // Beside a run, whose larder answers it alone.
     let (mut waiting, out, err) = waiting(&setup, "first", "true");
     out.line_with("ready").await;
-    doctor().await.assert_healthy();
+    DoctorReport::from_output(&larder(&["doctor", "--json"]).await).assert_healthy();
     let status = larder(&["status"]).await.out;
     assert!(status.contains("(running for `larder run` alone) since "), "{status}");
     let explained = larder(&["explain", "acme/null"]).await.out;
@@ -753,42 +732,8 @@ async fn without_a_service_the_commands_are_about_the_runs() {
     assert_eq!(second.code, Some(0), "{second:?}");
     go(&setup, "first");
     assert_eq!(waiting.wait_for_exit().await, Some(0), "{}", err.text());
-    assert_eq!(usage().await["runs"]["store"]["count"], 2, "each run counts once");
-
-    // A damaged record counts as one of a service, which is missed.
-    let record = setup.store().join("v1/usage.json");
-    let kept = std::fs::read(&record).unwrap();
-    std::fs::write(&record, "ruined").unwrap();
-    assert_eq!(doctor().await.ids("fail"), ["running"]);
-    setup.require(&["acme/null"]).init(&[]).await;
-    assert_eq!(doctor().await.ids("fail"), ["running"], "a run made the record again");
-    std::fs::write(&record, kept).unwrap();
-    doctor().await.assert_healthy();
-
-    // So does a service that could not begin.
-    let config = setup.read("home/config/larder/mirror.toml");
-    let port = config.split("listen = \"127.0.0.1:").nth(1).unwrap().split('"').next().unwrap().parse::<u16>().unwrap();
-    let occupied = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
-    let failed = larder(&["serve"]).await;
-    assert!(failed.code == Some(1) && failed.err.contains("in use"), "{failed:?}");
-    drop(occupied);
-    assert_eq!(doctor().await.ids("fail"), ["running"], "it was wanted, and does not run");
-
-    let served = Process::serve(&format!("{config}[store]\npath = {:?}\n", setup.store()), &setup.path("home"));
-    let served = served.unwrap_or_else(|error| panic!("{error:?}"));
-    let explained = larder(&["explain", "acme/null"]).await.out;
-    assert!(explained.contains("curl -sSi 'http://127.0.0.1:"), "{explained}");
-    assert!(larder(&["doctor"]).await.out.contains("write these lines there"), "its clients need them");
-    setup.require(&["acme/null"]).init(&[]).await;
-    assert_eq!(usage().await["runs"]["store"]["count"], 3, "runs through a service count, too");
-    served.terminate_promptly().await;
-    assert_eq!(doctor().await.ids("fail"), ["running"]);
-    assert!(usage().await["served"].is_u64());
-}
-
-/// The body bytes of all archives that the upstream sent.
-fn fetched_bytes(upstream: &FakeUpstream) -> usize {
-    ["null", "other"].map(|type_| upstream.archive_bytes("acme", type_, "1.2.0", "linux_amd64").len()).iter().sum()
+    let status = json(&larder(&["status", "--json"]).await.out);
+    assert_eq!(status["usage"]["runs"]["store"]["count"], 1, "each run counts once");
 }
 
 /// However many ids others make up, the files of a run whose client still downloads are counted.

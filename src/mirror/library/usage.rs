@@ -14,13 +14,32 @@ use crate::store::{Durability, Key, ReadOutcome, Store, StoreError};
 /// The use of a store since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// The last attempt to serve, in seconds since 1970; `None` without one. 0 where the record was damaged: then a service
-    /// may have had the store.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub served: Option<Timestamp>,
+    /// The last attempt to serve.
+    #[serde(default, skip_serializing_if = "Served::is_never")]
+    pub served: Served,
     /// The packages of all runs; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runs: Option<RunTotals>,
+}
+
+/// The last attempt to serve from a store. In JSON no member, seconds since 1970, or null.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Served {
+    /// There was none.
+    #[default]
+    #[serde(skip)]
+    Never,
+    /// It began at this time.
+    At(Timestamp),
+    /// The record is damaged or cannot be read: a service may have had the store.
+    Unknown,
+}
+
+impl Served {
+    fn is_never(&self) -> bool {
+        *self == Self::Never
+    }
 }
 
 /// The packages that the clients of all `larder run` were sent. What a killed larder counted last is not in it.
@@ -30,10 +49,32 @@ pub struct RunTotals {
     pub first: Timestamp,
     /// The last one.
     pub last: Timestamp,
-    /// Packages from the store: the traffic saved.
+    /// The packages.
+    #[serde(flatten)]
+    pub packages: PackageAmounts,
+}
+
+/// Packages by their source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackageAmounts {
+    /// From the store: the traffic saved.
     pub store: FileAmount,
-    /// Packages that were fetched or confirmed for the run that asked.
+    /// Fetched or confirmed for the run that asked.
     pub upstream: FileAmount,
+}
+
+impl PackageAmounts {
+    /// The sum of both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { store: self.store.plus(other.store), upstream: self.upstream.plus(other.upstream) }
+    }
+
+    /// The amounts after `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self { store: self.store.since(earlier.store), upstream: self.upstream.since(earlier.upstream) }
+    }
 }
 
 /// An amount of files that clients were sent.
@@ -60,6 +101,9 @@ impl FileAmount {
 }
 
 impl Usage {
+    /// The use that no record tells.
+    pub const UNKNOWN: Self = Self { served: Served::Unknown, runs: None };
+
     /// The use of the store in `folder`, which may be open in another process.
     ///
     /// # Errors
@@ -72,19 +116,19 @@ impl Usage {
         match record {
             ReadOutcome::Intact(usage) => usage,
             ReadOutcome::Absent => Self::default(),
-            ReadOutcome::Damaged => Self { served: Some(Timestamp(0)), runs: None },
+            ReadOutcome::Damaged => Self::UNKNOWN,
         }
     }
 
     /// True if the store was used by runs, and never by a service.
     pub fn is_by_runs_alone(&self) -> bool {
-        self.served.is_none() && self.runs.is_some()
+        self.served == Served::Never && self.runs.is_some()
     }
 
-    /// True if runs have used the store long after the last service began.
-    pub fn is_by_runs_lately(&self) -> bool {
-        let served = self.served.filter(|served| served.0 > 0);
-        served.zip(self.runs).is_some_and(|(served, runs)| runs.last.since(served) > SERVED_LATELY)
+    /// The start of the last service, if runs have used the store long after it.
+    pub fn served_before_runs(&self) -> Option<Timestamp> {
+        let (Served::At(served), Some(runs)) = (self.served, self.runs) else { return None };
+        (runs.last.since(served) > SERVED_LATELY).then_some(served)
     }
 }
 
@@ -96,7 +140,7 @@ impl Library {
     pub fn usage(&self) -> Usage {
         let read = self.store.records.read_as(&Key::Usage, |record| serde_json::from_slice(&record).ok());
         let read = read.inspect_err(|error| tracing::warn!(%error, "the record of larder's use cannot be read"));
-        read.map(Usage::read).unwrap_or_default()
+        read.map_or(Usage::UNKNOWN, Usage::read)
     }
 
     /// Records an attempt to serve, also one that fails afterwards. Blocks.
@@ -104,26 +148,18 @@ impl Library {
     /// # Errors
     /// The record was not written.
     pub fn record_service(&self, now: Timestamp) -> Result<(), StoreError> {
-        self.change_usage(|usage| usage.served = Some(now))
+        self.change_usage(|usage| usage.served = Served::At(now))
     }
 
     /// Adds packages that runs were sent.
     ///
     /// # Errors
     /// The record was not written.
-    pub async fn add_to_runs(
-        self: &Arc<Self>,
-        store: FileAmount,
-        upstream: FileAmount,
-        now: Timestamp,
-    ) -> Result<(), Error> {
+    pub async fn add_to_runs(self: &Arc<Self>, new: PackageAmounts, now: Timestamp) -> Result<(), Error> {
         let add = move |usage: &mut Usage| {
-            usage.runs = Some(match usage.runs {
-                Some(RunTotals { first, store: earlier, upstream: asked_earlier, .. }) => {
-                    RunTotals { first, last: now, store: earlier.plus(store), upstream: asked_earlier.plus(upstream) }
-                }
-                None => RunTotals { first: now, last: now, store, upstream },
-            });
+            let earlier =
+                usage.runs.unwrap_or(RunTotals { first: now, last: now, packages: PackageAmounts::default() });
+            usage.runs = Some(RunTotals { last: now, packages: earlier.packages.plus(new), ..earlier });
         };
         self.on_disk(move |library| library.change_usage(add)).await
     }
@@ -132,11 +168,11 @@ impl Library {
         // A damaged record is gone once it was read, and the step may be repeated.
         let mut damaged = None;
         self.store.records.change(&Key::Usage, |step| {
-            let mut usage = Usage::read(step.read(&Key::Usage)?.json());
-            if usage.served == Some(Timestamp(0)) {
-                damaged = usage.served;
+            let record = step.read(&Key::Usage)?.json();
+            if matches!(record, ReadOutcome::Damaged) {
+                damaged = Some(Usage::read(ReadOutcome::Damaged));
             }
-            usage.served = usage.served.or(damaged);
+            let mut usage = damaged.unwrap_or_else(|| Usage::read(record));
             change(&mut usage);
             step.put_json(&Key::Usage, &usage, Durability::Lazy);
             Ok(())
