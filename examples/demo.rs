@@ -1,8 +1,8 @@
 //! A demonstration without internet: a registry with real zips and signatures and a larder in front of it, in one
-//! process. Runs the real `terraform init` cold, then warm with the registry stopped.
+//! process. Runs the real `terraform init` four times, at last with the registry stopped.
 //!
-//! `cargo run --example demo`; with `-- --keep` both serve until Ctrl-C. With `-- --registry` only the registry serves, until
-//! its standard input ends, and prints the `[[upstream]]` that leads to it: `docs/transcript` uses that.
+//! `cargo run --example demo`; with `-- --keep` both serve until Ctrl-C, and the commands find them. With `-- --registry` only the
+//! registry serves, until its standard input ends, and prints the `[[upstream]]` that leads to it: `docs/transcript` uses that.
 #![expect(clippy::disallowed_methods, reason = "a demonstration is not a module of larder, whose calls are limited")]
 #![expect(clippy::print_stdout, reason = "a demonstration prints its results")]
 
@@ -56,41 +56,78 @@ async fn main() -> anyhow::Result<()> {
         registry.publish(provider.platform("linux_amd64").platform("darwin_arm64").platform("windows_amd64"));
     }
     let folder = tempfile::tempdir()?;
-    let app = App::start(&configuration(&registry, folder.path())?, StartSettings::default()).await?;
+    let config_text = configuration(&registry, folder.path());
+    let config = Config::parse(&config_text, Path::new("demo.toml"), &|name| std::env::var(name).ok())?.0;
+    let app = App::start(&config, StartSettings::default()).await?;
     let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
+    let listeners = [app.address(), app.admin_address()];
     let cli_config = app.client_config(ClientRoute::HostOverride).await?;
     let stop = CancellationToken::new();
     let serving = tokio::spawn(app.serve(stop.clone()));
 
-    println!("Registry on {} (in place of {HOST}), larder on {base}.", registry.origin());
-    println!("The lines that point a client to larder:\n\n{cli_config}");
-    let client = Client::find(&base, &cli_config)?;
-    println!("{}\n", client.introduction());
+    let archive_bytes = PROVIDERS.iter().map(|(_, _, size)| *size as u64).sum();
+    println!(
+        "A registry in place of {HOST}, with 3 signed providers of {}, and a larder before it:",
+        amount(archive_bytes)
+    );
+    println!("all on this machine, without internet.");
+    println!("\nThese lines in ~/.terraformrc lead a client to this larder. No `source` changes.\n");
+    cli_config.lines().for_each(|line| println!("    {line}"));
+    let client = Client::find(&base, &cli_config);
+    println!("\n{}\n", client.introduction());
 
     let direct = client.run("directly from the registry", true, &registry, &admin).await?;
-    let cold = client.run("through larder, cold", false, &registry, &admin).await?;
+    let cold = client.run("through larder, the first time", false, &registry, &admin).await?;
     let warm = client.run("through larder, again", false, &registry, &admin).await?;
     registry.stop().await;
     let offline = client.run("through larder, registry stopped", false, &registry, &admin).await?;
     print_runs(&[&direct, &cold, &warm, &offline]);
-    let archive_bytes = PROVIDERS.iter().map(|(_, _, size)| *size as u64).sum();
     println!("{}", client.compare_lock_files()?);
     for run in [&cold, &warm, &offline] {
         ensure!(run.larder_bytes >= archive_bytes, "larder sent {} bytes {}", run.larder_bytes, run.label);
     }
     if std::env::args().any(|argument| argument == "--keep") {
         registry.restart().await;
-        println!(
-            "\nThe registry is back. The token of the admin listener ({admin}) is in {}.",
-            folder.path().join("admin-token").display()
-        );
-        println!("Ctrl-C ends both.");
+        let file = folder.path().join("mirror.toml");
+        std::fs::write(
+            &file,
+            config_text.replacen("127.0.0.1:0", &listeners[0].to_string(), 1).replacen(
+                "127.0.0.1:0",
+                &listeners[1].to_string(),
+                1,
+            ),
+        )?;
+        println!("{}", keeping(&file, &admin));
         tokio::signal::ctrl_c().await?;
+    } else {
+        println!("{NEXT}");
     }
 
     stop.cancel();
     serving.await??;
     Ok(())
+}
+
+const NEXT: &str = "
+Nothing stays: this larder ends here, and its store is removed. What next:
+
+  cargo run --example demo -- --keep       the same, and both stay up: for the commands and the status page
+  cargo run -- run -- terraform init       your own configuration, in its folder, through larder (needs its registry once)
+  cargo run -- serve                       the mirror of this machine; README.md says how a network uses it";
+
+/// The ways to look at the demonstration while it goes on.
+fn keeping(file: &Path, admin: &str) -> String {
+    format!(
+        "
+The registry is back, and both go on until Ctrl-C. The status page is at {admin}. In another terminal, in this folder:
+
+  export LARDER_CONFIG={}
+  cargo run -- status                      stored, served, saved
+  cargo run -- list                        every package, with its proof
+  cargo run -- explain acme/cloud          what a client gets, and why
+  cargo run -- doctor                      does it work? (your own ~/.terraformrc does not lead here: it says so)",
+        file.display()
+    )
 }
 
 /// The provider of `examples/first`, for every machine that runs it.
@@ -103,13 +140,12 @@ async fn serve_registry(registry: &FakeUpstream) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn configuration(registry: &FakeUpstream, store: &Path) -> anyhow::Result<Config> {
-    let text = format!(
+fn configuration(registry: &FakeUpstream, store: &Path) -> String {
+    format!(
         "server.listen = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\nstore.path = \"{}\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
         store.display(),
         registry.origin(),
-    );
-    Ok(Config::parse(&text, Path::new("demo.toml"), &|name| std::env::var(name).ok())?.0)
+    )
 }
 
 /// The real client if installed; else the same requests over plain HTTP.
@@ -119,20 +155,20 @@ enum Client {
 }
 
 impl Client {
-    fn find(base: &str, cli_config: &str) -> anyhow::Result<Self> {
-        Ok(match Terraform::find() {
+    fn find(base: &str, cli_config: &str) -> Self {
+        match programs::look_for("terraform").and_then(|_| Terraform::find()) {
             Some(client) => {
                 Self::Terraform { client, cli_config: cli_config.to_owned(), lock_files: Default::default() }
             }
             None => Self::PlainHttp { base: base.to_owned() },
-        })
+        }
     }
 
     fn introduction(&self) -> &'static str {
         match self {
-            Self::Terraform { .. } => "Each line below is a real `terraform init` in an empty folder:",
+            Self::Terraform { .. } => "Each line is a real `terraform init` in an empty folder:",
             Self::PlainHttp { .. } => {
-                "No terraform on the PATH: each line below shows the same requests over plain HTTP."
+                "There is no terraform on the PATH. So each line is the requests of an `init`, made by this program:"
             }
         }
     }
@@ -176,7 +212,9 @@ impl Client {
     }
 
     fn compare_lock_files(&self) -> anyhow::Result<String> {
-        let Self::Terraform { lock_files, .. } = self else { return Ok(String::new()) };
+        let Self::Terraform { lock_files, .. } = self else {
+            return Ok("With terraform on the PATH, this also compares the lock files of the four.".to_owned());
+        };
         let lock_files = lock_files.lock().map_err(|_| anyhow::anyhow!("a run panicked"))?;
         let first = &lock_files[0];
         ensure!(
@@ -186,7 +224,7 @@ impl Client {
         );
         let (h1, zh) = (first.matches("\"h1:").count(), first.matches("\"zh:").count());
         Ok(format!(
-            "All {} lock files are the same, byte for byte: {h1} h1 and {zh} zh hashes, so every platform is locked.",
+            "All {} lock files are the same, byte for byte: {h1} h1: and {zh} zh: hashes, so every platform is locked.",
             lock_files.len()
         ))
     }
@@ -215,12 +253,17 @@ async fn bytes_sent_to_clients(admin: &str) -> anyhow::Result<u64> {
     Ok(bytes.iter().sum())
 }
 
+/// As the rest of larder writes amounts.
+fn amount(bytes: u64) -> String {
+    ByteSize(bytes).to_string()
+}
+
 fn print_runs(runs: &[&InitRun]) {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(["init", "time", "registry requests", "sent by registry", "sent by larder"]);
     for run in runs {
-        let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { ByteSize(bytes).display().si().to_string() };
+        let bytes = |bytes: u64| if bytes == 0 { "-".to_owned() } else { amount(bytes) };
         table.add_row([
             run.label.to_owned(),
             format!("{:.2} s", run.took.as_secs_f64()),

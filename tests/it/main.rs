@@ -27,6 +27,7 @@ mod commands_printing;
 mod connections;
 mod crash;
 mod damage;
+mod demo;
 mod discovery;
 mod doctor;
 mod doctor_client;

@@ -1,7 +1,7 @@
 //! The real binary as a separate process, for signals and `kill -9`.
 
 use std::io::{BufRead, BufReader, Read, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::http::{Answer, client, get, send};
 use super::larder::{Builder, HOST, LOCK_TIMEOUT};
+use super::programs::skip;
 use super::{TEST_TIMEOUT, eventually, until};
 
 /// The output of a process, read continuously.
@@ -75,6 +76,16 @@ pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
+}
+
+/// The program of `examples/demo.rs`, which `cargo test` builds. `None` after a build of one test alone.
+pub(crate) fn demo() -> Option<PathBuf> {
+    let demo = Path::new(env!("CARGO_BIN_EXE_larder")).with_file_name("examples").join("demo");
+    if !demo.is_file() {
+        skip("examples/demo is not built (cargo build --example demo)");
+        return None;
+    }
+    Some(demo)
 }
 
 /// The larder binary without this machine's configuration: `home` is its home, cache and configuration folder.
