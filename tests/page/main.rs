@@ -53,9 +53,11 @@ async fn main() -> ExitCode {
         docs: docs.then(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")),
     };
     the_rules_find_a_fault(&tools).await;
+    the_overview_holds_its_text(&tools).await;
     appearance_of_a_new_larder(&tools).await;
     appearance_of_a_busy_larder(&tools).await;
     appearance_of_a_sealed_larder(&tools).await;
+    pictures_of_an_evening(&tools).await;
     appearance_of_the_home_page(&tools).await;
     a_job_changes_on_the_page(&tools).await;
     a_refused_version_is_accepted_on_the_page(&tools).await;
@@ -120,6 +122,38 @@ async fn the_rules_find_a_fault(tools: &Tools) {
     assert!(!tab.complaints("http://127.0.0.1").is_empty());
 }
 
+/// Viewers draw the first picture of the README with the fonts that they have: the text stays in its boxes, and labels beside them.
+async fn the_overview_holds_its_text(tools: &Tools) {
+    const OUTSIDE: &str = r#"
+        [...document.querySelectorAll('text')].flatMap(text => {
+            const place = text.getBBox(), boxes = [...document.querySelectorAll('.box')].map(box => box.getBBox());
+            const inside = box => place.x >= box.x + 6 && place.x + place.width <= box.x + box.width - 6
+                && place.y >= box.y && place.y + place.height <= box.y + box.height;
+            const apart = box => place.x > box.x + box.width || place.x + place.width < box.x
+                || place.y > box.y + box.height || place.y + place.height < box.y;
+            return boxes.some(inside) || boxes.every(apart) ? [] : [text.textContent];
+        })"#;
+    let url = format!("file://{}/docs/overview.svg", env!("CARGO_MANIFEST_DIR"));
+    let tab = tools.browser.tab().await;
+    let mut widths = std::collections::BTreeSet::new();
+    for family in ["DejaVu Sans", "Liberation Sans", "Noto Sans"] {
+        for scheme in SCHEMES {
+            tab.resize(1000, 340, scheme).await;
+            tab.open(&url).await;
+            tab.value(&format!("document.documentElement.setAttribute('font-family', '{family}')")).await;
+            assert_eq!(tab.value(OUTSIDE).await, json!([]), "{family}");
+            tab.picture(&tools.pictures.join(format!("overview-{}-{scheme}.png", family.replace(' ', "-"))), 340).await;
+        }
+        widths.insert(
+            tab.value("Math.round(100 * document.querySelectorAll('text')[4].getBBox().width)").await.to_string(),
+        );
+    }
+    assert_eq!(widths.len(), 3, "a font is missing here, and another one was measured: {widths:?}");
+    tab.value("document.documentElement.setAttribute('font-size', '22')").await;
+    assert_ne!(tab.value(OUTSIDE).await, json!([]), "the check finds a text that runs over its box");
+    println!("overview: the text stays in its boxes in three fonts");
+}
+
 async fn appearance_of_a_new_larder(tools: &Tools) {
     let upstream = FakeUpstream::start().await;
     let larder = Larder::mirroring(&upstream).start().await;
@@ -151,6 +185,16 @@ async fn appearance_of_a_busy_larder(tools: &Tools) {
     // Text of upstreams does nothing.
     assert_eq!(tab.value("document.querySelectorAll('img, iframe, object').length").await, json!(0));
     assert_quiet(&tab, &url);
+}
+
+/// The pictures of the documents: what the page showed after an evening of real installs.
+async fn pictures_of_an_evening(tools: &Tools) {
+    let Some(scene) = Scene::evening().await else {
+        println!("terraform is missing: no pictures of an evening");
+        return;
+    };
+    let url = status_url(&scene.larder);
+    tools.check_appearance("evening", &url).await;
     tools.picture_for_docs(&url, "status-page.png", (1000, 1260), "light", "html").await;
     tools.picture_for_docs(&url, "status-page-dark.png", (1000, 1000), "dark", "#traffic-section").await;
     tools.picture_for_docs(&url, "status-page-phone.png", (360, 1000), "light", "html").await;

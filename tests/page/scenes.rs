@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::null_provider::{edition, install, upstream_with};
+use crate::support::terraform::{Terraform, host_override};
 use crate::support::upstream::{FakeUpstream, Fault, Gate, Provider, SigningKey, Target};
 use crate::support::warm_fixture::WarmFixture;
 
@@ -160,6 +161,52 @@ impl Scene {
         let job = fixture.start_job(&json!({ "what": what, "platforms": platforms, "pin": true })).await;
         fixture.wait_for_job(&job, |job| job.states().iter().filter(|state| **state == "fetched").count() == 3).await;
         Self { larder, _upstreams: vec![upstream, other], _gate: Some(gate) }
+    }
+
+    /// The larder of the demonstration after an evening of five hours, in which the real client installs what it installs there,
+    /// and in which upstream is away for a while, publishes versions, and signs one with another key. Only the clock is moved on.
+    /// `None` without the client.
+    pub(crate) async fn evening() -> Option<Self> {
+        let client = Terraform::find()?;
+        let clock = Clock::frozen();
+        let mut registry = FakeUpstream::start().await;
+        let publish = |registry: &FakeUpstream, name: &str, version: &str, size: usize, key: Option<&SigningKey>| {
+            let provider = Provider::new("acme", name).version(version).size(size);
+            let provider =
+                ["linux_amd64", "darwin_arm64"].iter().fold(provider, |all, platform| all.platform(platform));
+            registry.publish(match key {
+                Some(key) => provider.signed_by(key),
+                None => provider,
+            });
+        };
+        publish(&registry, "cloud", "5.31.0", 60_000_000, None);
+        publish(&registry, "network", "2.4.1", 25_000_000, None);
+        publish(&registry, "random", "3.6.0", 5_000_000, None);
+        let larder = Larder::mirroring(&registry).clock(&clock).start().await;
+        let lines =
+            host_override(HOST, &larder.providers_url(HOST), &format!("{}/registry/{HOST}/v1/modules/", larder.base()));
+        for five_minutes in 0..60 {
+            match five_minutes {
+                22 => registry.stop().await,
+                31 => registry.restart().await,
+                37 => publish(&registry, "cloud", "5.32.0", 61_000_000, None),
+                46 => publish(&registry, "random", "3.7.0", 5_000_000, Some(&SigningKey::new_key())),
+                _ => {}
+            }
+            // Most people go home at seven; the pipelines go on.
+            for _ in 0..[3, 4, 2, 3, 2, 1][five_minutes / 10] {
+                let mut workspace = client.workspace();
+                workspace
+                    .require("acme/cloud", "~> 5.31")
+                    .require("acme/network", "2.4.1")
+                    .require("acme/random", "~> 3.6");
+                workspace.cli_config(&lines).init().await.expect_success();
+            }
+            clock.advance(Duration::from_secs(5 * 60));
+        }
+        let what = json!({ "what": ["acme/cloud", "acme/network", "acme/random"], "platforms": ["darwin_arm64"] });
+        WarmFixture::for_larder(&larder).warm(&what).await;
+        Some(Self { larder, _upstreams: vec![registry], _gate: None })
     }
 
     /// An offline larder with packages that are missing.
