@@ -1,4 +1,4 @@
-//! The table of results, in the form of docs/clients.md.
+//! The table of results, in the form of README.md.
 
 /// The result of a client through larder.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,15 +1,15 @@
 //! Checks of the documentation: its commands run, its links resolve, and its code blocks have a language.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::support::http::get;
 use crate::support::larder::{Folder, HOST};
+use crate::support::markdown::blocks;
 use crate::support::module_fixture::tar_gz;
 use crate::support::ports::free_port;
-use crate::support::process::{CommandOutput, Process, command, run};
+use crate::support::process::{CommandOutput, Process, command, demo, run};
 use crate::support::programs::find;
 use crate::support::upstream::{FakeUpstream, Module, Provider};
 
@@ -51,35 +51,6 @@ fn pages() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A fenced block of a page.
-#[derive(Debug)]
-struct Block {
-    line: usize,
-    language: String,
-    /// The HTML comment directly above the block.
-    comment_above: String,
-    text: String,
-}
-
-fn blocks(page: &str) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
-    let (mut comment, mut is_open) = ("", false);
-    for (number, line) in page.lines().enumerate() {
-        match line.strip_prefix("```") {
-            Some(_) if is_open => is_open = false,
-            Some(language) => {
-                let (line, language) = (number + 1, language.to_owned());
-                blocks.push(Block { line, language, comment_above: comment.to_owned(), text: String::new() });
-                is_open = true;
-            }
-            None if is_open => writeln!(blocks.last_mut().unwrap().text, "{line}").unwrap(),
-            None => {}
-        }
-        comment = line.strip_prefix("<!-- ").and_then(|comment| comment.strip_suffix(" -->")).unwrap_or("");
-    }
-    blocks
-}
-
 /// The text outside of code, which is where links are.
 fn prose(page: &str) -> String {
     let outside = page.split("```").step_by(2);
@@ -111,7 +82,9 @@ fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
             if !heading.is_empty() {
                 let text = std::fs::read_to_string(&target).unwrap();
                 let headings = text.lines().filter_map(|line| line.trim_start_matches('#').strip_prefix(' '));
-                assert!(headings.into_iter().any(|text| anchor(text) == heading), "{path}: {link} leads to no heading");
+                let is_row = text.contains(&format!("<a id=\"{heading}\"></a>"));
+                let is_heading = headings.into_iter().any(|text| anchor(text) == heading);
+                assert!(is_row || is_heading, "{path}: {link} leads to no heading");
             }
             link_count += 1;
         }
@@ -138,6 +111,14 @@ fn each_promise_has_a_test_that_names_it() {
         .collect();
     assert_eq!(named, promises, "the numbers in doc comments, and those of docs/promises.md");
     assert_eq!(promises, (1..=15).collect());
+}
+
+/// A page of a few screens is read; a longer one is not.
+#[test]
+fn no_page_is_longer_than_130_lines() {
+    let pages = pages().into_iter().filter(|(path, _)| path == "README.md" || path.starts_with("docs/"));
+    let long: Vec<String> = pages.filter(|(_, page)| page.lines().count() > 130).map(|(path, _)| path).collect();
+    assert!(long.is_empty(), "{long:?}");
 }
 
 #[test]
@@ -205,6 +186,10 @@ impl DocumentedLarder {
     async fn run(&self, work: &Path, text: &str) -> CommandOutput {
         let token = format!("cat '{}'", self.home.path().join("admin-token").display());
         let text = text
+            .replace(
+                "cargo run --example demo",
+                &demo().map_or("true".to_owned(), |demo| format!("'{}'", demo.display())),
+            )
             .replace("cargo run -- ", "larder ")
             .replace("127.0.0.1:8080", &format!("127.0.0.1:{}", self.listen))
             .replace("127.0.0.1:8081", &format!("127.0.0.1:{}", self.admin))
@@ -277,6 +262,11 @@ async fn run_page_commands(path: &str) {
             let providers = format!("http://127.0.0.1:{}/registry/{HOST}/v1/providers", inside.listen);
             get(&format!("{providers}/hashicorp/random/3.6.0/download/linux/amd64")).await.expect(503);
         }
+        if block.text.contains("larder import") && !work.path().join("tree").exists() {
+            let tree =
+                "larder warm hashicorp/random --platform linux_amd64 && larder export tree --for hashicorp/random";
+            assert_eq!(outside.run(work.path(), tree).await.code, Some(0), "{path}");
+        }
         let output = larder.run(work.path(), &block.text).await;
         assert_eq!(output.code, Some(0), "{path}:{}:\n{}\n{}\n{}", block.line, block.text, output.out, output.err);
         if block.text.contains("keygen") {
@@ -300,12 +290,12 @@ async fn the_commands_of_the_page_on_runs_run() {
     run_page_commands("docs/run.md").await;
 }
 
-/// The page of the README begins with the main job, in one command.
+/// The README begins with the main job, in one command that needs no internet.
 #[test]
-fn the_first_command_of_the_readme_runs_a_client_through_larder() {
+fn the_first_command_of_the_readme_shows_a_client_going_through_larder() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
     let first = blocks(&readme).into_iter().find(|block| block.language == "sh").unwrap();
-    assert!(first.text.starts_with("cargo run -- run -- terraform ") && first.comment_above.is_empty(), "{first:?}");
+    assert!(first.text.starts_with("cargo run --example demo ") && first.comment_above.is_empty(), "{first:?}");
 }
 
 #[tokio::test]
@@ -319,8 +309,13 @@ async fn the_commands_of_the_page_on_air_gaps_run() {
 }
 
 #[tokio::test]
-async fn the_commands_of_the_page_on_operations_run() {
-    run_page_commands("docs/operations.md").await;
+async fn the_commands_of_the_page_on_commands_run() {
+    run_page_commands("docs/commands.md").await;
+}
+
+#[tokio::test]
+async fn the_commands_of_the_page_on_other_mirrors_run() {
+    run_page_commands("docs/from-artifactory.md").await;
 }
 
 #[tokio::test]

@@ -3,15 +3,50 @@
 use crate::support::another_user::AnotherUser;
 use crate::support::command_setup::{CommandSetup, json};
 use crate::support::doctor_setup::{configure_client, examine, small_store_setup};
+use crate::support::git_module_fixture::override_through;
 use crate::support::larder::{Folder, HOST, Larder};
+use crate::support::module_fixture::tar_gz;
 use crate::support::ports::free_port;
 use crate::support::process::{Process, command, run, spawn_captured};
-use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::terraform::Terraform;
+use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
 
 async fn upstream_publishing_null() -> FakeUpstream {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("hashicorp", "null"));
     upstream
+}
+
+/// What docs/trouble.md says of a client whose larder is stopped.
+#[tokio::test]
+async fn while_larder_is_stopped_only_init_fails_and_names_its_address() {
+    let Some(client) = Terraform::find() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.serve_file(
+        "/vpc.tar.gz",
+        "application/gzip",
+        tar_gz(&[("main.tf", b"resource \"terraform_data\" \"x\" {}\n")]),
+    );
+    let location = format!("{}/vpc.tar.gz", upstream.origin());
+    upstream.publish_module(Module::new("acme", "vpc", "aws").version("1.0.0").at(&location));
+    let setup = CommandSetup::new(&upstream);
+    let larder = setup.serve();
+    let mut workspace = client.workspace();
+    workspace
+        .file("main.tf", "module \"vpc\" {\n  source = \"acme/vpc/aws\"\n}\n")
+        .cli_config(&override_through(&setup.base()));
+    workspace.init().await.expect_success();
+    larder.terminate_promptly().await;
+    for command in [&["validate", "-no-color"][..], &["plan", "-no-color"], &["apply", "-no-color", "-auto-approve"]] {
+        workspace.run(command).await.expect_success();
+    }
+    std::fs::write(
+        workspace.path().join("null.tf"),
+        "terraform {\n  required_providers {\n    null = { source = \"hashicorp/null\" }\n  }\n}\n",
+    )
+    .unwrap();
+    let text = workspace.init().await.expect_failure().one_line();
+    assert!(text.contains("connection refused") && text.contains(&setup.base().replace("http://", "")), "{text}");
 }
 
 /// The default limit fits the disk, so a fresh start has no warnings.

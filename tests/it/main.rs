@@ -41,6 +41,7 @@ mod faults_documents;
 mod faults_kills;
 mod faults_requests;
 mod first_use;
+mod from_artifactory;
 mod full_disk;
 mod history;
 mod home_page;

@@ -15,6 +15,7 @@ pub(crate) mod http2_frames;
 pub(crate) mod killed_downloads;
 pub(crate) mod larder;
 pub(crate) mod larder_commands;
+pub(crate) mod markdown;
 pub(crate) mod module_fixture;
 pub(crate) mod nginx;
 pub(crate) mod null_provider;
