@@ -142,7 +142,8 @@ async fn the_overview_holds_its_text(tools: &Tools) {
             tab.open(&url).await;
             tab.value(&format!("document.documentElement.setAttribute('font-family', '{family}')")).await;
             assert_eq!(tab.value(OUTSIDE).await, json!([]), "{family}");
-            tab.picture(&tools.pictures.join(format!("overview-{}-{scheme}.png", family.replace(' ', "-"))), 340).await;
+            let file = format!("overview-{}-{scheme}.png", family.replace(' ', "-"));
+            tab.picture_from(&tools.pictures.join(file), "svg", 340, 1.0).await;
         }
         widths.insert(
             tab.value("Math.round(100 * document.querySelectorAll('text')[4].getBBox().width)").await.to_string(),
