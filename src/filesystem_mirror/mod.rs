@@ -40,9 +40,9 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The mode for these permission bits; executable if any execute bit is set.
-    pub fn of(bits: u32) -> Self {
-        if bits & 0o111 == 0 { Self::Plain } else { Self::Executable }
+    /// The mode for these permission bits; executable if any execute bit is set. Their type depends on the system.
+    pub fn of(bits: impl Into<u32>) -> Self {
+        if bits.into() & 0o111 == 0 { Self::Plain } else { Self::Executable }
     }
 
     /// The permission bits that larder writes for this mode.

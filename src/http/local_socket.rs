@@ -13,7 +13,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, chmodat, fstat, openat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, chmodat, fstat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
@@ -42,6 +42,23 @@ impl Folder {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path.parent().unwrap_or(path), flags, Mode::empty())?;
         Ok((Self(folder), Path::new(name)))
+    }
+
+    /// Opens a socket in the folder, so that nothing else can take its name before it is connected to.
+    #[cfg(target_os = "linux")]
+    fn socket(&self, name: &Path) -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let socket = rustix::fs::openat(&self.0, name, flags, Mode::empty())?;
+        if rustix::fs::FileType::from_raw_mode(fstat(&socket)?.st_mode) != rustix::fs::FileType::Socket {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a socket"));
+        }
+        Ok(socket)
+    }
+
+    /// Elsewhere a socket cannot be opened; [`path_through`] then names its path.
+    #[cfg(not(target_os = "linux"))]
+    fn socket(&self, _: &Path) -> io::Result<OwnedFd> {
+        Ok(self.0.try_clone()?)
     }
 }
 
@@ -86,13 +103,7 @@ pub fn remove(path: &Path) {
 pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     let (folder, name) = Folder::of(path)?;
     let owner = fstat(&folder.0)?.st_uid;
-    #[cfg(target_os = "linux")]
-    let socket = openat(&folder.0, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    #[cfg(not(target_os = "linux"))]
-    let socket = folder.0;
-    if cfg!(target_os = "linux") && FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a socket"));
-    }
+    let socket = folder.socket(name)?;
     let connection = UnixStream::connect(path_through(socket.as_fd(), path)).await?;
     let peer = connection.peer_cred()?.uid();
     let own = geteuid();

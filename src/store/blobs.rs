@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, IoSliceMut, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use rustix::io::ReadWriteFlags;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::staged::Staging;
@@ -108,14 +107,9 @@ impl FileBytes {
     pub async fn read_at(&self, offset: u64, max_bytes: usize, memory: &ReadShare) -> io::Result<Bytes> {
         let grant = memory.grant(max_bytes).await;
         let mut buffer = vec![0; grant.bytes()];
-        let cached_read = {
-            let mut slices = [IoSliceMut::new(&mut buffer)];
-            rustix::io::preadv2(&*self.file, &mut slices, offset, ReadWriteFlags::NOWAIT)
-        };
-        let read = match cached_read {
-            Ok(read) if read > 0 => read,
-            // Not in the page cache, at the end, or unsupported by the file system.
-            _ => {
+        let read = match read_cached(&self.file, &mut buffer, offset) {
+            Some(read) => read,
+            None => {
                 let file = Arc::clone(&self.file);
                 let joined = tokio::task::spawn_blocking(move || {
                     let read = file.read_at(&mut buffer, offset);
@@ -406,6 +400,19 @@ impl AsRef<[u8]> for GrantedPiece {
     fn as_ref(&self) -> &[u8] {
         &self.buffer
     }
+}
+
+/// Reads what the page cache has, without a wait for the disk. `None` if it has nothing, at the end of the file, where the file
+/// system cannot tell, and on systems without such a read.
+#[cfg(target_os = "linux")]
+fn read_cached(file: &File, buffer: &mut [u8], offset: u64) -> Option<usize> {
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    rustix::io::preadv2(file, &mut [io::IoSliceMut::new(buffer)], offset, flags).ok().filter(|read| *read > 0)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_cached(_: &File, _: &mut [u8], _: u64) -> Option<usize> {
+    None
 }
 
 #[cfg(test)]

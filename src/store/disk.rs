@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{Access, FallocateFlags, StatVfsMountFlags, access, fallocate, fstatvfs, statvfs};
+use rustix::fs::{Access, StatVfsMountFlags, access, fstatvfs, statvfs};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -144,7 +144,7 @@ pub(super) fn reserve_space(file: &File, written: u64, bytes: u64) -> rustix::io
     if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes > limit) {
         return Err(Errno::FBIG);
     }
-    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+    match allocate(file, bytes) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             let free = fstatvfs(file)?;
             let free = free.f_bavail.saturating_mul(free.f_frsize);
@@ -152,6 +152,17 @@ pub(super) fn reserve_space(file: &File, written: u64, bytes: u64) -> rustix::io
         }
         reserved => reserved,
     }
+}
+
+#[cfg(target_os = "linux")]
+fn allocate(file: &File, bytes: u64) -> rustix::io::Result<()> {
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, bytes)
+}
+
+/// Elsewhere an allocation makes the file longer.
+#[cfg(not(target_os = "linux"))]
+fn allocate(_: &File, _: u64) -> rustix::io::Result<()> {
+    Err(Errno::NOSYS)
 }
 
 /// Free and total space of a disk.
