@@ -92,6 +92,49 @@ fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
     assert!(link_count > 40, "only {link_count} links were found");
 }
 
+/// What the Debian package installs beside its pages, by the path in the repository.
+fn installed_documents() -> BTreeSet<PathBuf> {
+    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let assets = manifest.lines().filter(|line| line.contains("\"usr/share/doc/larder/")).map(|line| {
+        let mut words = line.split('"').skip(1).step_by(2);
+        (words.next().unwrap(), words.next().unwrap().strip_prefix("usr/share/doc/larder/").unwrap())
+    });
+    let files = assets.flat_map(|(source, folder)| {
+        let (from, pattern) = source.rsplit_once('/').unwrap_or(("", source));
+        assert_eq!(folder.trim_end_matches('/'), from, "{source} is installed elsewhere, and its links would not hold");
+        let ending = pattern.strip_prefix('*');
+        let names = std::fs::read_dir(root().join(from))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let chosen = names.filter(move |name| ending.map_or(name == pattern, |ending| name.ends_with(ending)));
+        chosen.map(move |name| Path::new(from).join(name)).collect::<Vec<_>>()
+    });
+    files.collect()
+}
+
+#[test]
+fn every_link_of_an_installed_page_leads_to_an_installed_file() {
+    let installed = installed_documents();
+    for (path, page) in pages().into_iter().filter(|(path, _)| installed.contains(Path::new(path))) {
+        let prose = prose(&page);
+        for link in prose.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            let file = link.split('#').next().unwrap();
+            if link.starts_with("https://") || file.is_empty() {
+                continue;
+            }
+            let mut target = Path::new(&path).parent().unwrap().to_owned();
+            for part in file.split('/').filter(|part| !part.is_empty()) {
+                match part {
+                    ".." => assert!(target.pop(), "{path}: {link}"),
+                    part => target.push(part),
+                }
+            }
+            // A link to a folder leads to what is installed of it.
+            assert!(installed.iter().any(|file| file.starts_with(&target)), "{path}: {link} is not installed");
+        }
+    }
+}
+
 /// The sources of all behaviour tests, without their fixtures.
 fn test_sources() -> String {
     let folder = std::fs::read_dir(root().join("tests/it")).unwrap();
