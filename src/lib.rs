@@ -22,6 +22,7 @@ mod dated_json;
 pub mod digest;
 pub mod doctor;
 pub mod error;
+pub mod explanation;
 pub mod filesystem_mirror;
 pub mod http;
 pub mod jobs;

@@ -39,7 +39,7 @@ use self::terminal::{escape_for_terminal, shell_word, with_bars_hidden};
 use crate::app::StartError;
 use crate::config::{self, Config, ConfigReading, Diagnostic, Problems, StoreNaming};
 use crate::dated_json;
-use crate::error::safe_text;
+use crate::explanation::safe_text;
 use crate::wording::escape_format_characters;
 
 /// Exit code of a usage error, and of an `accept` that nobody has decided about.

@@ -10,7 +10,8 @@ use http::StatusCode;
 use parking_lot::Mutex;
 
 use crate::clock::Timestamp;
-use crate::error::{Error, Explanation, safe_text};
+use crate::error::Error;
+use crate::explanation::{Explanation, safe_text};
 use crate::protocol::RequestFailure;
 use crate::protocol::admin::RecentFailure;
 use crate::wording::shell_word;

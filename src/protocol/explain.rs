@@ -23,7 +23,8 @@ use crate::address::{
     WaitingVersion,
 };
 use crate::clock::Timestamp;
-use crate::error::{Error, safe_text};
+use crate::error::Error;
+use crate::explanation::safe_text;
 use crate::mirror::{
     Alarm, Answer, Connectivity, ExplainedObject, ModuleLocation, ObjectFacts, Outcome, RequestContext,
 };

@@ -21,7 +21,8 @@ use self::run::RunId;
 use crate::address::Address;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
-use crate::error::{Error, Explanation};
+use crate::error::Error;
+use crate::explanation::Explanation;
 use crate::mirror::{Answer, Archive, ClientAddress, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig};
 use crate::upstream::providers::VersionList;
 

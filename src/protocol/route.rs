@@ -14,7 +14,8 @@ use crate::address::{
     ProviderAddress, System, Version,
 };
 use crate::digest::DigestPrefix;
-use crate::error::{Error, Explanation};
+use crate::error::Error;
+use crate::explanation::Explanation;
 use crate::labels::labelled_enum;
 use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
 use crate::upstream::discovery::Service;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::egress_policy::EgressRefusal;
-use crate::error::Explanation;
+use crate::explanation::Explanation;
 use crate::wording::escape_invisible;
 
 /// A failed upstream request.
