@@ -687,7 +687,7 @@ impl MetricSources {
     fn registry(mut self, mirror: Arc<Mirror>, jobs: &Arc<Jobs>, started: Timestamp, clock: Clock) -> Arc<Registry> {
         let (help, start_time) = ("Start time of this larder, since 1970", ConstGauge::new(started.0));
         self.registry.register_with_unit("larder_start_time", help, Unit::Seconds, start_time);
-        self.registry.register_collector(Box::new(MirrorGauges { mirror, clock }));
+        self.registry.register_collector(Box::new(MirrorGauges { operations: Arc::clone(&mirror.operations), clock }));
         jobs.register_metrics(&mut self.registry);
         Arc::new(self.registry)
     }

@@ -6,8 +6,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::address::Hostname;
-use crate::mirror::library::AlarmKind;
-use crate::mirror::operate::rehash::DamageFinding;
+use serde::{Deserialize, Serialize};
+
+use crate::mirror::alarm_kind::AlarmKind;
 use crate::upstream::Traffic;
 use crate::verify;
 
@@ -165,4 +166,24 @@ impl Counters {
 
 fn unverified_labels(host: &Hostname, kind: &'static str) -> [(&'static str, String); 2] {
     [("host", host.to_string()), ("kind", kind.to_owned())]
+}
+
+/// The kind of damage to an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DamageFinding {
+    /// Its bytes are wrong. They were quarantined.
+    Damaged,
+    /// A name listed it, but it was not stored.
+    Missing,
+}
+
+impl DamageFinding {
+    /// The name, also in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Damaged => "damaged",
+            Self::Missing => "missing",
+        }
+    }
 }

@@ -4,9 +4,14 @@ use std::time::Duration;
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::config::FreshnessLifetimes;
+use crate::error::Error;
 use crate::upstream::Upstream;
+use crate::upstream::backoff::Origin;
 use crate::upstream::outbound::Connectivity;
 
+/// The lifetime of an answer from a checked copy, before the archive is opened and checked again. A change of the
+/// provider's revision ends it earlier.
+pub(in crate::mirror) const CHECKED_COPY_LIFETIME: Duration = Duration::from_secs(60);
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
 pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
 
@@ -109,6 +114,21 @@ pub(in crate::mirror) fn decide(
         Connectivity::Online => FreshnessDecision::Revalidate,
         Connectivity::Offline => FreshnessDecision::ServeStale,
     }
+}
+
+/// A stored or fetched value, with upstream's last answer about it.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct Confirmed<T> {
+    pub(in crate::mirror) value: T,
+    pub(in crate::mirror) confirmed: Confirmation,
+}
+
+pub(in crate::mirror) type FlightResult<T> = Result<Confirmed<T>, Error>;
+
+/// A stored object that can be revalidated.
+pub(in crate::mirror) trait Revalidatable {
+    /// The origins that a revalidation contacts.
+    fn origins(&self) -> Vec<Origin>;
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! A request carries its own time. Documents age, archives do not. Upstream work runs in single flights, so a client
 //! that disconnects cancels nothing for others.
 
+mod alarm_kind;
 mod archives;
 mod counters;
 mod documents;
@@ -14,6 +15,7 @@ mod offline;
 mod operate;
 mod proof_sets;
 mod request_context;
+mod required_platforms;
 mod runtime;
 mod single_flight;
 mod tasks;
@@ -35,20 +37,21 @@ pub use self::transfer::{
     ApplyError, ApplyOptions, Export, FileVerdict, GatherError, GatheredBundle, ImportCounts, ImportStep, ImportedFile,
     NotExported, ProvenBy, TransferPermit, Transfers, UnsignedPolicy,
 };
+pub use crate::mirror::alarm_kind::AlarmKind;
+pub use crate::mirror::archives::Archive;
 pub use crate::mirror::archives::pass_through::PassThrough;
-pub use crate::mirror::archives::unattended::ClientAddress;
-pub use crate::mirror::archives::{Archive, ArchiveRef, ProofFile, ProofFileRef, ProofSetRefs};
-pub use crate::mirror::counters::Counters;
+pub use crate::mirror::counters::{Counters, DamageFinding};
 pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::StoreFailure;
 pub use crate::mirror::library::evidence::EvidenceName;
-pub use crate::mirror::library::installable::RequiredPlatforms;
+pub use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};
+pub use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::usage::{FileAmount, PackageAmounts, RunTotals, Served, Usage};
-pub use crate::mirror::library::{Alarm, AlarmKind, PackageHashState, StoredArchive, ZipOrigin};
+pub use crate::mirror::library::{Alarm, NotReady, PackageHashState, StoredArchive, ZipOrigin};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{
     AcceptOutcome, AcceptResult, ChangedFile, KnownKey, UndecidedEvidence, UndecidedVersion,
@@ -60,40 +63,18 @@ pub use crate::mirror::operate::list::{PackageArchive, StoredPackage, StoredPage
 pub use crate::mirror::operate::notable::{NotableArchives, StoredArchiveNames};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
-pub use crate::mirror::operate::rehash::{DamageFinding, DamagedArchive, RepairOutcome, VerifyEvent};
+pub use crate::mirror::operate::rehash::{DamagedArchive, RepairOutcome, VerifyEvent};
 pub use crate::mirror::operate::status::{LastBundle, MirrorGauges, OriginBackoff, Status, StoreState, UpstreamState};
-pub use crate::mirror::operate::warm::{WarmedArchive, WarmedDocument};
-pub use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
-pub use crate::mirror::request_context::{Answer, Outcome, RequestContext, Urgency};
-pub use crate::mirror::runtime::{Limits, RuntimeConfig};
+pub use crate::mirror::operate::warm::WarmedArchive;
+pub use crate::mirror::request_context::{Answer, ClientAddress, Outcome, RequestContext, Urgency, WarmedDocument};
+pub use crate::mirror::required_platforms::RequiredPlatforms;
+pub use crate::mirror::runtime::{Limits, RuntimeConfig, SMALL_ARCHIVE_BYTES};
 
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FetchReason;
 use crate::store::{Store, StoreError};
 use crate::supervisor::Supervisor;
 pub use crate::upstream::outbound::Connectivity;
-
-/// Archives up to this size are verified before the status line, and checked on every read.
-pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
-
-/// A reason why the store is not ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotReady {
-    /// The store is gone or cannot be read.
-    StoreGone,
-    /// Its disk does not respond.
-    DiskUnresponsive,
-}
-
-impl NotReady {
-    /// The reason, for people.
-    pub fn describe(self) -> &'static str {
-        match self {
-            Self::StoreGone => "the store is not there",
-            Self::DiskUnresponsive => "the store does not answer",
-        }
-    }
-}
 
 /// The cache core: one service for each concern, and no logic of its own.
 #[derive(Debug)]
@@ -153,13 +134,5 @@ impl Mirror {
             operations,
             transfers,
         }))
-    }
-}
-
-/// Treats a store that is gone as empty.
-fn default_if_store_unavailable<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
-    match read {
-        Err(StoreError::Unavailable) => Ok(T::default()),
-        read => read,
     }
 }

@@ -1,8 +1,11 @@
 //! The context of one request, and the answer to it.
 
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use url::Url;
@@ -11,12 +14,10 @@ use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::archives::unattended::ClientAddress;
-use crate::mirror::documents::DocumentRequest;
-use crate::mirror::freshness::STORED_ANSWER_LIFETIME;
+use crate::mirror::freshness::{FreshnessRule, STORED_ANSWER_LIFETIME};
 use crate::mirror::last_answers::Failure;
 use crate::mirror::runtime::ConfigGeneration;
-use crate::mirror::{Connectivity, Runtime, RuntimeConfig, WarmedDocument};
+use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::backoff::{BudgetPurpose, Origin, RequestTime, RevalidationPermit};
 use crate::upstream::error::{Fault, UpstreamError};
@@ -356,6 +357,25 @@ impl Runtime {
     }
 }
 
+/// A document that is wanted: its names, its upstream and its freshness rule.
+#[derive(Debug, Clone)]
+pub(in crate::mirror) struct DocumentRequest {
+    pub(in crate::mirror) subject: String,
+    pub(in crate::mirror) key: Key,
+    pub(in crate::mirror) upstream: Arc<Upstream>,
+    pub(in crate::mirror) rule: FreshnessRule,
+}
+
+/// A document as an `init` would get it.
+#[derive(Debug)]
+pub struct WarmedDocument<T> {
+    /// The document.
+    pub value: T,
+    /// A message for people if upstream could not be asked, with the time of the last confirmation. `None` if upstream
+    /// has confirmed the document.
+    pub unconfirmed: Option<String>,
+}
+
 /// A request of a job to an upstream, for messages and for the upstream's limits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JobRequest<'a> {
@@ -418,5 +438,27 @@ impl JobRequest<'_> {
             Some(until) => Error::HeldBack { subject: self.subject.to_owned(), until },
             None => error,
         }
+    }
+}
+
+/// A client's address. Of IPv6 only the /64 network counts, because one client gets all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClientAddress(IpAddr);
+
+impl fmt::Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V4(address) => address.fmt(f),
+            IpAddr::V6(network) => write!(f, "{network}/64"),
+        }
+    }
+}
+
+impl From<IpAddr> for ClientAddress {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+            address @ IpAddr::V4(_) => address,
+        })
     }
 }

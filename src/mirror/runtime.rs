@@ -18,12 +18,15 @@ use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::config;
 use crate::error::Error;
 use crate::mirror::last_answers::LastAnswers;
-use crate::mirror::library::installable::RequiredPlatforms;
+use crate::mirror::required_platforms::RequiredPlatforms;
 use crate::mirror::tasks::Tasks;
 use crate::mirror::{Connectivity, Counters, RequestContext};
 use crate::store::{Key, SizeLimit};
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
+
+/// Archives up to this size are verified before the status line, and checked on every read.
+pub const SMALL_ARCHIVE_BYTES: u64 = 1 << 20;
 
 /// The settings in force, the limits, the tasks and the counters of the cache core.
 #[derive(Debug)]

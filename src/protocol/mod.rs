@@ -290,7 +290,8 @@ impl Protocols {
                 Box::pin(mirror.archives.archive(target, call)).await?.map(ReplyContent::File)
             }
             Route::ProofFile(target) => {
-                Box::pin(mirror.archives.proof_file(target, call)).await?.map(ReplyContent::File)
+                let file = Box::pin(mirror.proof_sets.proof_file(target, call)).await?;
+                file.map(|file| ReplyContent::File(file.into()))
             }
             Route::ModuleArchive(target) => {
                 let archive = Box::pin(mirror.modules.module_archive(target, call)).await?;

@@ -53,6 +53,7 @@ mod jobs_events;
 mod jobs_recurring;
 mod jobs_restart;
 mod keeping;
+mod layers;
 mod lifecycle;
 mod links;
 mod listing;

@@ -17,6 +17,7 @@ use crate::mirror::archives::archive_request::{
     DownloadAttempts, DownloadSource, LengthAgreement, PartialDownload, length_mismatch,
 };
 use crate::mirror::archives::unattended::ListedFill;
+use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::{Reservation, StoredArchive};
 use crate::store::{FileBytes, READ_BUFFER_BYTES, ReadShare, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
@@ -384,32 +385,6 @@ impl WriteBack {
 
 /// The number of bytes withheld at the end of a download.
 pub(super) const TAIL_BYTES: u64 = 64 * 1024;
-
-/// The state of a fill.
-#[derive(Debug, Clone)]
-pub(in crate::mirror) enum FillProgress {
-    /// Upstream has not answered yet.
-    Waiting,
-    Streaming {
-        bytes: FileBytes,
-        written: u64,
-        length: Option<u64>,
-    },
-    /// Verified and stored.
-    Committed {
-        bytes: Option<FileBytes>,
-        archive: Box<StoredArchive>,
-    },
-    /// Verified, but the disk could not store it. It is readable while its file is open.
-    NotStored {
-        bytes: FileBytes,
-        size_bytes: u64,
-        error: StoreError,
-    },
-    /// The disk cannot take it. Clients without any of its bytes get it passed through from upstream.
-    NoSpace(StoreError),
-    Failed(Error),
-}
 
 /// Waits until the archive of a fill is stored, without reading its bytes. Meanwhile reports the bytes received and the
 /// total. Returns the archive, and true if it was downloaded now: its bytes may have been stored under another name.

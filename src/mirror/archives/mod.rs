@@ -13,41 +13,30 @@ use crate::mirror::request_context::ProxyPath;
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::SingleFlights;
 use crate::mirror::{Library, ProofSets, Runtime, VerifiedReader};
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use bytes::Bytes;
 use tokio::sync::watch;
-use tokio::time::timeout_at;
 
-use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
+use crate::address::Package;
 use crate::clock::Timestamp;
-use crate::digest::{Digest, DigestPrefix};
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::archive_request::ArchiveRequest;
-use crate::mirror::archives::download::{FillProgress, TailStream};
+use crate::mirror::archives::download::TailStream;
 use crate::mirror::archives::fill::Fill;
 use crate::mirror::archives::pass_through::PassThrough;
 use crate::mirror::archives::verified_open::OpenOutcome;
-use crate::mirror::freshness::Confirmation;
+use crate::mirror::freshness::CHECKED_COPY_LIFETIME;
+use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes};
+use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
-use crate::mirror::proof_sets::describe_set;
-use crate::mirror::{Answer, FetchReason, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
+use crate::mirror::proof_sets::files::RequestedFile;
+use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
 use crate::store::{Blob, Key};
 use crate::upstream::outbound::Connectivity;
-
-/// A provider archive, as one of our URLs names it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ArchiveRef {
-    /// The package.
-    pub package: Package,
-    /// The first 16 hex digits of the file's own SHA-256, so that a client never mixes two proof sets.
-    pub digest: DigestPrefix,
-    /// The file's name.
-    pub filename: FileName,
-}
 
 /// A file to send.
 #[derive(Debug)]
@@ -86,87 +75,9 @@ pub enum Archive {
     },
 }
 
-/// The lifetime of an answer from a checked copy, before the archive is opened and checked again. A change of the
-/// provider's revision ends it earlier.
-const CHECKED_COPY_LIFETIME: Duration = Duration::from_secs(60);
-
-/// The most platforms of a version for which upstream is asked for SHA256SUMS or a signature. Nearly every provider has
-/// one SHA256SUMS for all platforms.
-const MAX_PLATFORMS_ASKED: usize = 4;
-
-/// The SHA256SUMS of a version or its signature, as one of our URLs names it. The URL has no platform, because clients
-/// such as Renovate count one list of hashes for each URL.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ProofFileRef {
-    /// The provider.
-    pub provider: ProviderAddress,
-    /// The version.
-    pub version: Version,
-    /// The first 16 hex digits of the file's own SHA-256.
-    pub digest: DigestPrefix,
-    /// Selects one of the two files.
-    pub file: ProofFile,
-}
-
-/// A file of a proof set beside the download document.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ProofFile {
-    /// SHA256SUMS.
-    Sums,
-    /// Its signature.
-    Signature,
-}
-
-impl ProofFile {
-    /// The file's name in our URLs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sums => "SHA256SUMS",
-            Self::Signature => "SHA256SUMS.sig",
-        }
-    }
-
-    /// Parses a name from one of our URLs.
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::Sums, Self::Signature].into_iter().find(|file| file.name() == name)
-    }
-}
-
-/// The URLs of the files that one proof set names, as references.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProofSetRefs {
-    /// The archive.
-    pub archive: ArchiveRef,
-    /// SHA256SUMS.
-    pub sums: ProofFileRef,
-    /// The signature.
-    pub signature: ProofFileRef,
-}
-
-impl ProofSet {
-    /// Builds the references for this set.
-    pub fn refs(&self, package: &Package) -> ProofSetRefs {
-        let Package { provider, version, .. } = package;
-        let proof = |digest: Digest, file| ProofFileRef {
-            provider: provider.clone(),
-            version: version.clone(),
-            digest: digest.prefix(),
-            file,
-        };
-        let filename = self.document.filename.clone();
-        ProofSetRefs {
-            archive: ArchiveRef { package: package.clone(), digest: self.document.shasum.prefix(), filename },
-            sums: proof(self.sums_digest(), ProofFile::Sums),
-            signature: proof(self.signature_digest(), ProofFile::Signature),
-        }
-    }
-
-    fn proof_file(&self, file: ProofFile) -> Archive {
-        let (bytes, digest) = match file {
-            ProofFile::Sums => (&self.sums, self.sums_digest()),
-            ProofFile::Signature => (&self.signature, self.signature_digest()),
-        };
-        Archive::InMemory { bytes: bytes.clone(), digest, stored: None }
+impl From<ProofFileBytes> for Archive {
+    fn from(ProofFileBytes { bytes, digest }: ProofFileBytes) -> Self {
+        Self::InMemory { bytes, digest, stored: None }
     }
 }
 
@@ -228,96 +139,14 @@ impl Archives {
             return self.archive_from_set(wanted, stored, &set, file, call).await;
         }
         let requested = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
-        let stored =
-            self.refetch_set_listing(requested, stored.map(|stored| stored.stored_set.confirmed), call).await?;
+        let stored = self
+            .proof_sets
+            .refetch_set_listing(requested, stored.map(|stored| stored.stored_set.confirmed), call)
+            .await?;
         match stored.find(&wanted.digest, call.now) {
             Some((set, file)) => self.archive_from_set(wanted, &stored, &set, file, call).await,
             None => Err(requested.not_found_error()),
         }
-    }
-
-    /// Returns SHA256SUMS or a signature from any stored proof set of the version, current or previous, that contains
-    /// the digest. Where none does, asks upstream again for the sets that may contain it.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] where no set contains the digest, even after asking upstream.
-    pub async fn proof_file(&self, wanted: &ProofFileRef, call: &RequestContext) -> Result<Answer<Archive>, Error> {
-        let ProofFileRef { provider, version, digest, file } = wanted;
-        let stored = self.library.platforms_with_sets(provider, version).await?;
-        let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
-        for platform in &stored {
-            let usable = self.proof_sets.usable_set(&package(platform.clone()), call).await?;
-            if let Some(set) = usable.and_then(|usable| usable.with_proof_file(*file, digest, call.now)) {
-                let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
-                return Ok(Answer { fresh_until, ..Answer::of_now(set.proof_file(*file), Outcome::Hit, call) });
-            }
-        }
-        let mut last_error = None;
-        for platform in self.likely_platforms(provider, version, stored).await? {
-            let package = package(platform);
-            let requested = RequestedFile { package: &package, digest, name: file.name() };
-            let seen = self.proof_sets.usable_set(&package, call).await?.map(|usable| usable.stored_set.confirmed);
-            match self.refetch_set_listing(requested, seen, call).await {
-                Ok(usable) => match usable.with_proof_file(*file, digest, call.now) {
-                    Some(set) => return Ok(Answer::of_now(set.proof_file(*file), Outcome::Miss, call)),
-                    None => last_error = last_error.or(Some(requested.not_found_error())),
-                },
-                // A file absent for one platform may exist for another. After any other failure its absence is
-                // unproven.
-                Err(Error::NotFound(reason)) => last_error = last_error.or(Some(Error::NotFound(reason))),
-                Err(error) => return Err(error),
-            }
-        }
-        let subject = format!("{} of {provider} {version}", file.name());
-        Err(last_error.unwrap_or_else(|| Error::NotFound(format!("{subject}: no platform of that version is known"))))
-    }
-
-    /// Returns the platforms to ask upstream about when no stored set contains a file: those with a set first, then
-    /// those in the cached version list, the common ones before the others.
-    async fn likely_platforms(
-        &self,
-        provider: &ProviderAddress,
-        version: &Version,
-        stored: Vec<Platform>,
-    ) -> Result<Vec<Platform>, Error> {
-        let mut likely = stored;
-        let list = self.library.stored_version_list(&provider.into()).await?;
-        let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);
-        let names_none = listed.is_none_or(<[_]>::is_empty);
-        likely.extend(Platform::common().filter(|common| names_none || listed.is_some_and(|all| all.contains(common))));
-        likely.extend(listed.unwrap_or_default().iter().cloned());
-        let mut seen = HashSet::new();
-        likely.retain(|platform| seen.insert(platform.clone()));
-        likely.truncate(MAX_PLATFORMS_ASKED);
-        Ok(likely)
-    }
-
-    /// Fetches the proof set again, for a URL whose digest no stored set lists. Where the new set does not list it
-    /// either, upstream is not asked again for a while.
-    async fn refetch_set_listing(
-        &self,
-        wanted: RequestedFile<'_>,
-        seen: Option<Confirmation>,
-        call: &RequestContext,
-    ) -> Result<UsableProofSet, Error> {
-        let package = wanted.package;
-        if call.config.refetched_sets.get(package, call.now).is_some() {
-            return Err(wanted.not_found_error());
-        }
-        if self.runtime.connectivity() == Connectivity::Offline {
-            return Err(self.library.missing_error(package, format!("{} of {package}", wanted.name), call).await);
-        }
-        let subject = describe_set(package);
-        let _place = self.runtime.take_waiting_place(&subject, call)?;
-        call.refuse_if_absent(&Key::ProofSet(package.clone()))?;
-        let flight = self.proof_sets.join_set_flight(package, seen, FetchReason::NotStored, call);
-        let fetched = timeout_at(call.deadline, flight).await.map_err(|_| Error::Slow(subject))??;
-        let stored = UsableProofSet { stored_set: fetched.value, fallback: None };
-        if stored.find(wanted.digest, call.now).is_none() && !call.is_dry_run() {
-            let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
-            call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
-        }
-        Ok(stored)
     }
 
     async fn archive_from_set(
@@ -329,7 +158,7 @@ impl Archives {
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let name = wanted.filename.as_str();
-        let proof = |file: ProofFile| Answer::of_now(set.proof_file(file), Outcome::Hit, call);
+        let proof = |file: ProofFile| Answer::of_now(set.proof_file(file).into(), Outcome::Hit, call);
         match file {
             ProofSetFile::Archive if set.document.filename == wanted.filename => {
                 self.archive_from_fill(&wanted.package, &stored.stored_set, set, call).await
@@ -455,21 +284,5 @@ impl Archives {
                 return Err(Error::Interrupted(format!("the archive of {package}")));
             }
         }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct RequestedFile<'a> {
-    package: &'a Package,
-    digest: &'a DigestPrefix,
-    name: &'a str,
-}
-
-impl RequestedFile<'_> {
-    fn not_found_error(&self) -> Error {
-        let Self { package, digest, name } = self;
-        Error::NotFound(format!(
-            "{package} has no file {name} whose SHA-256 begins with {digest}: ask its download document again"
-        ))
     }
 }

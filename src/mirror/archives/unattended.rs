@@ -5,43 +5,20 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::pending;
-use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::WeakShared;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::error::Error;
+use crate::mirror::ClientAddress;
 
 /// The most abandoned fills of a client address before it may start no other.
 const MAX_UNATTENDED_FILLS: usize = 16;
 /// The interval at which a fill checks if it is over the limit.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A client's address. Of IPv6 only the /64 network counts, because one client gets all of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ClientAddress(IpAddr);
-
-impl fmt::Display for ClientAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            IpAddr::V4(address) => address.fmt(f),
-            IpAddr::V6(network) => write!(f, "{network}/64"),
-        }
-    }
-}
-
-impl From<IpAddr> for ClientAddress {
-    fn from(address: IpAddr) -> Self {
-        Self(match address.to_canonical() {
-            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-            address @ IpAddr::V4(_) => address,
-        })
-    }
-}
 
 /// A handle that reports if anything waits for a fill. The handle itself does not count.
 pub(in crate::mirror) trait CountsWaiters: fmt::Debug + Send {
@@ -171,7 +148,7 @@ mod tests {
     use super::*;
 
     fn client(address: &str) -> ClientAddress {
-        address.parse::<IpAddr>().unwrap().into()
+        address.parse::<std::net::IpAddr>().unwrap().into()
     }
 
     fn may_start(started: &FillsByClient, address: &str) -> bool {

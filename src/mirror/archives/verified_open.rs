@@ -12,13 +12,14 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::mirror::archives::Archive;
-use crate::mirror::library::StoredArchive;
+use crate::mirror::counters::DamageFinding;
 use crate::mirror::library::catalog::NameRecord;
-use crate::mirror::operate::rehash::DamageFinding;
+use crate::mirror::library::default_if_store_unavailable;
+use crate::mirror::library::{StoredArchive, unless_damaged};
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::{Library, RequestContext, Runtime, SMALL_ARCHIVE_BYTES, default_if_store_unavailable};
-use crate::store::{Blob, ReadBudget, ReadGrant, StoreError};
+use crate::mirror::{Library, RequestContext, Runtime, SMALL_ARCHIVE_BYTES};
+use crate::store::{Blob, ReadBudget, ReadGrant};
 
 /// Opens stored archives and checks them.
 #[derive(Debug)]
@@ -171,18 +172,6 @@ pub(in crate::mirror) enum OpenOutcome {
     Checked(Archive),
     Missing,
     Damaged,
-}
-
-/// Returns the value, or `None` where the data on disk is damaged for good.
-pub(in crate::mirror) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match read {
-        Ok(read) => Ok(Some(read)),
-        Err(error) if error.is_damage() => {
-            tracing::error!(%error, "a stored archive cannot be read");
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// The memory budget of all copies, in bytes.

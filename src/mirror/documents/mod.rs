@@ -17,11 +17,11 @@ use crate::address::{Address, Hostname};
 use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
-use crate::mirror::documents::revalidate::Confirmed;
 use crate::mirror::documents::version_lists::ListingState;
-use crate::mirror::freshness::{Confirmation, FreshnessDecision, FreshnessRule, decide};
+use crate::mirror::freshness::Confirmed;
+use crate::mirror::freshness::{Confirmation, FreshnessDecision, decide};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
-use crate::mirror::request_context::{ConfigAndProxyPath, FetchReason};
+use crate::mirror::request_context::{ConfigAndProxyPath, DocumentRequest, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runtime, RuntimeConfig};
 use crate::store::{Durability, Key};
@@ -119,15 +119,6 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = DocumentFlightResult> + Send {
         fetch.store(document)
     }
-}
-
-/// A document that is wanted: its names, its upstream and its freshness rule.
-#[derive(Debug, Clone)]
-pub(in crate::mirror) struct DocumentRequest {
-    pub(in crate::mirror) subject: String,
-    pub(in crate::mirror) key: Key,
-    pub(in crate::mirror) upstream: Arc<Upstream>,
-    pub(in crate::mirror) rule: FreshnessRule,
 }
 
 impl DocumentRequest {

@@ -1,40 +1,20 @@
 //! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
 
 use crate::mirror::Documents;
-use crate::mirror::documents::DocumentRequest;
+use crate::mirror::request_context::DocumentRequest;
 use std::sync::Arc;
 
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::Error;
-use crate::mirror::freshness::{Confirmation, FreshnessDecision, RevalidationTarget, STORED_ANSWER_LIFETIME, decide};
-use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::freshness::{
+    Confirmed, FlightResult, FreshnessDecision, Revalidatable, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
+};
 use crate::mirror::request_context::Urgency;
 use crate::mirror::single_flight::SharedResult;
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
 use crate::upstream::backoff::Origin;
-
-/// A stored or fetched value, with upstream's last answer about it.
-#[derive(Debug, Clone)]
-pub(in crate::mirror) struct Confirmed<T> {
-    pub(in crate::mirror) value: T,
-    pub(in crate::mirror) confirmed: Confirmation,
-}
-
-impl From<StoredDocument> for Confirmed<Arc<StoredDocument>> {
-    fn from(document: StoredDocument) -> Self {
-        Self { confirmed: document.confirmation(), value: Arc::new(document) }
-    }
-}
-
-pub(in crate::mirror) type FlightResult<T> = Result<Confirmed<T>, Error>;
-
-/// A stored object that can be revalidated.
-pub(in crate::mirror) trait Revalidatable {
-    /// The origins that a revalidation contacts.
-    fn origins(&self) -> Vec<Origin>;
-}
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
 async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: SharedResult<T>) -> Result<T, Elapsed> {

@@ -14,8 +14,8 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
 use crate::mirror::library::is_default;
+use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::mirror::library::proof_set::ProofSet;
-use crate::mirror::operate::{PinChange, PinOutcome, PinResult};
 use crate::store::{
     Durability, IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, Store, StoreError, Striped,
     to_json,

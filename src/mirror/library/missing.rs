@@ -15,7 +15,7 @@ use crate::address::{
 };
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::archives::unattended::ClientAddress;
+use crate::mirror::request_context::ClientAddress;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Library, RequestContext, Runtime, RuntimeConfig};
 use crate::store::{Durability, IndexEntry, Key, Store, StoreError, to_json};

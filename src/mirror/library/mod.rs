@@ -5,12 +5,15 @@ pub(in crate::mirror) mod background;
 pub(in crate::mirror) mod catalog;
 pub(in crate::mirror) mod eviction;
 pub(in crate::mirror) mod evidence;
+pub(in crate::mirror) mod file_refs;
+pub(in crate::mirror) mod fill_progress;
 pub(in crate::mirror) mod first_listed;
 pub(in crate::mirror) mod first_seen;
 pub(in crate::mirror) mod installable;
 pub(in crate::mirror) mod intake;
 pub(in crate::mirror) mod missing;
 pub(in crate::mirror) mod module_history;
+pub(in crate::mirror) mod pins;
 pub(in crate::mirror) mod proof_set;
 pub(in crate::mirror) mod provider_history;
 pub(in crate::mirror) mod reconcile;
@@ -19,8 +22,8 @@ pub(in crate::mirror) mod space;
 pub(in crate::mirror) mod stored_document;
 pub(in crate::mirror) mod usage;
 
+pub use self::alarms::Alarm;
 pub(in crate::mirror) use self::alarms::{AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, Alarms, AlarmsRecord};
-pub use self::alarms::{Alarm, AlarmKind};
 pub(in crate::mirror) use self::catalog::{Catalog, NameRecord};
 pub use self::catalog::{PackageHashState, StoredArchive, ZipOrigin};
 
@@ -41,17 +44,36 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::Runtime;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
 use crate::mirror::library::missing::MissingLog;
 use crate::mirror::library::stored_document::DocumentsInUse;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
-use crate::mirror::{NotReady, Runtime, default_if_store_unavailable};
 use crate::store::{Store, StoreError};
 
 /// Deadline of the readiness probe of the store.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A reason why the store is not ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotReady {
+    /// The store is gone or cannot be read.
+    StoreGone,
+    /// Its disk does not respond.
+    DiskUnresponsive,
+}
+
+impl NotReady {
+    /// The reason, for people.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::StoreGone => "the store is not there",
+            Self::DiskUnresponsive => "the store does not answer",
+        }
+    }
+}
 
 /// Everything stored, and the services that read and change it.
 #[derive(Debug)]
@@ -176,4 +198,26 @@ pub struct StoreFailure {
     pub why: String,
     /// The remedy.
     pub to_do: String,
+}
+
+/// Treats a store that is gone as empty.
+pub(in crate::mirror) fn default_if_store_unavailable<T: Default>(
+    read: Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    match read {
+        Err(StoreError::Unavailable) => Ok(T::default()),
+        read => read,
+    }
+}
+
+/// Returns the value, or `None` where the data on disk is damaged for good.
+pub(in crate::mirror) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if error.is_damage() => {
+            tracing::error!(%error, "a stored archive cannot be read");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }

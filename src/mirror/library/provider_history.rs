@@ -12,8 +12,9 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
+use crate::mirror::alarm_kind::AlarmKind;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use crate::mirror::library::alarms::{AlarmEvent, AlarmFinding, AlarmKind, AlarmPart, AlarmSubject};
+use crate::mirror::library::alarms::{AlarmEvent, AlarmFinding, AlarmPart, AlarmSubject};
 use crate::mirror::library::first_listed::FirstListed;
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, Observation,

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::mirror::library::NameRecord;
 use crate::mirror::library::missing::MissingRequests;
+use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::usage::Usage;
 use crate::mirror::library::{AlarmsRecord, FirstListed, ProviderRecordV0, SigningKeyLog, VersionHistory};
-use crate::mirror::modules::ModuleFirstSeenRecord;
 use crate::store::Key;
 
 /// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.

@@ -14,12 +14,13 @@ use crate::address::ModulePackage;
 use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
+use crate::mirror::Library;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::documents::revalidate::{Confirmed, FlightResult, Revalidatable};
 use crate::mirror::freshness::Confirmation;
+use crate::mirror::freshness::{Confirmed, FlightResult, Revalidatable};
+use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::first_listed::{provider_of_list, record_times};
 use crate::mirror::library::record_format as parts;
-use crate::mirror::{Library, default_if_store_unavailable};
 use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Discovery;
@@ -298,5 +299,11 @@ impl Library {
         // An unreadable location counts as not deleted: the archive can be fetched again.
         let record = self.store.records.get(&Key::location(package)).ok().flatten();
         record.and_then(StoredDocument::read).is_some_and(|document| document.metadata.gone)
+    }
+}
+
+impl From<StoredDocument> for Confirmed<Arc<StoredDocument>> {
+    fn from(document: StoredDocument) -> Self {
+        Self { confirmed: document.confirmation(), value: Arc::new(document) }
     }
 }

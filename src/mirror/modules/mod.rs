@@ -5,7 +5,6 @@
 
 pub(in crate::mirror) mod fetch;
 pub(in crate::mirror) mod fill;
-pub(in crate::mirror) use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -20,6 +19,7 @@ use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
 use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::evidence::EvidenceFact;
 use crate::mirror::library::module_history;
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
@@ -28,7 +28,7 @@ use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{
     AlarmKind, Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive,
-    VerifiedReader, default_if_store_unavailable,
+    VerifiedReader,
 };
 use crate::store::{Key, ReadOutcome};
 use crate::upstream::error::UpstreamError;

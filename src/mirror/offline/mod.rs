@@ -16,10 +16,10 @@ use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAd
 use crate::error::Error;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::documents::{DocumentKind, Documents};
-use crate::mirror::library::installable::{RequiredPlatforms, StoredVersions};
 use crate::mirror::library::missing::MissingPackage;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::offline::stored_pages::{PageSource, latest};
+use crate::mirror::required_platforms::{RequiredPlatforms, StoredVersions};
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Answer, Connectivity, Library, Outcome, RequestContext, Runtime};

@@ -9,9 +9,10 @@ use tokio::time::{timeout, timeout_at};
 use crate::address::{Address, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
+use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::too_many_waiting;
-use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext, default_if_store_unavailable};
+use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext};
 use crate::store::StoreError;
 use crate::upstream::pages::{PagePath, PageQuery, PageRef};
 

@@ -13,7 +13,7 @@ use crate::address::{
 };
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
-use crate::mirror::documents::revalidate::FlightResult;
+use crate::mirror::freshness::FlightResult;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::library::{AlarmPart, AlarmSubject};

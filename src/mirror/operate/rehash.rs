@@ -15,9 +15,10 @@ use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::download::until_stored;
-use crate::mirror::archives::verified_open::unless_damaged;
+use crate::mirror::counters::DamageFinding;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history::restore_first_seen;
+use crate::mirror::library::unless_damaged;
 use crate::mirror::{AlarmKind, Archive, ArchiveRef, Archives, Library, Operations, RequestContext};
 use crate::store::{Blob, Key, ReadOutcome, StoreError};
 use crate::upstream::outbound::Connectivity;
@@ -74,26 +75,6 @@ impl fmt::Display for DamagedArchive {
                 f.write_str("not fetched again, because larder is offline; `larder missing` lists the package")
             }
             RepairOutcome::NotNow { error } => write!(f, "not fetched again yet: {error}"),
-        }
-    }
-}
-
-/// The kind of damage to an archive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DamageFinding {
-    /// Its bytes are wrong. They were quarantined.
-    Damaged,
-    /// A name listed it, but it was not stored.
-    Missing,
-}
-
-impl DamageFinding {
-    /// The name, also in metrics.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Damaged => "damaged",
-            Self::Missing => "missing",
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::{
-    Alarm, AlarmKind, Connectivity, Library, Mirror, MissingRequest, Operations, Runtime, StoreFailure, Usage,
+    Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, Usage,
 };
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
@@ -235,16 +235,16 @@ impl Operations {
 /// A collector of the mirror's gauges. Reads the disk, so it belongs on a blocking thread.
 #[derive(Debug)]
 pub struct MirrorGauges {
-    /// The mirror.
-    pub mirror: Arc<Mirror>,
+    /// The service that answers `status`.
+    pub operations: Arc<Operations>,
     /// The clock.
     pub clock: Clock,
 }
 
 impl Collector for MirrorGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Self { mirror, clock } = self;
-        let (library, runtime) = (&mirror.library, &mirror.runtime);
+        let Self { operations, clock } = self;
+        let (library, runtime) = (&operations.library, &operations.runtime);
         let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = library.store.index.totals();
         let kind = |kind: ObjectKind, value| (Some(("kind", kind.word())), value);
         let by_kind =
@@ -260,7 +260,7 @@ impl Collector for MirrorGauges {
         let waiting_for_accept = alarms.iter().filter(|alarm| alarm.kind.refuses()).count() as u64;
         let unresolved = AlarmKind::ALL
             .map(|kind| (Some(("kind", kind.name())), alarms.iter().filter(|alarm| alarm.kind == kind).count() as u64));
-        let unattended = mirror.archives.started_fills.unattended() as u64;
+        let unattended = operations.archives.started_fills.unattended() as u64;
         let mut gauges = vec![
             ("larder_store_objects", "What is stored, by kind", None, by_kind(archives, documents)),
             ("larder_store", "What is stored, by kind", Some(Unit::Bytes), by_kind(archive_bytes, document_bytes)),

@@ -11,10 +11,11 @@ use crate::mirror::archives::archive_request::ArchiveRequest;
 use crate::mirror::archives::download::until_stored;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::location_label;
-use crate::mirror::documents::revalidate::Revalidatable;
+use crate::mirror::freshness::Revalidatable;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::request_context::JobRequest;
+use crate::mirror::request_context::WarmedDocument;
 use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
 use crate::upstream::backoff::Origin;
@@ -29,16 +30,6 @@ pub enum WarmedArchive {
     AlreadyStored,
     /// It was fetched and verified.
     Fetched,
-}
-
-/// A document as an `init` would get it.
-#[derive(Debug)]
-pub struct WarmedDocument<T> {
-    /// The document.
-    pub value: T,
-    /// A message for people if upstream could not be asked, with the time of the last confirmation. `None` if upstream
-    /// has confirmed the document.
-    pub unconfirmed: Option<String>,
 }
 
 impl Operations {

@@ -1,6 +1,7 @@
 //! Serves, revalidates, fetches and replaces proof sets.
 
 pub(in crate::mirror) mod fetch;
+pub(in crate::mirror) mod files;
 
 use std::sync::Arc;
 
@@ -11,20 +12,19 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::documents::DocumentRequest;
-use crate::mirror::documents::revalidate::{Confirmed, FlightResult};
 use crate::mirror::freshness::{Confirmation, FreshnessDecision, decide};
+use crate::mirror::freshness::{Confirmed, FlightResult};
 use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::{Signer, observation};
 use crate::mirror::proof_sets::fetch::SetBasis;
 use crate::mirror::request_context::ConfigAndProxyPath;
+use crate::mirror::request_context::DocumentRequest;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
-use crate::mirror::{
-    AlarmKind, Answer, Documents, FetchReason, Library, Outcome, RequestContext, Runtime, default_if_store_unavailable,
-};
+use crate::mirror::{AlarmKind, Answer, Documents, FetchReason, Library, Outcome, RequestContext, Runtime};
 use crate::store::{Durability, IndexEntry, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;

@@ -9,23 +9,24 @@ use crate::address::{Artifact, ModulePackage, Package, Version};
 use crate::bundle::{ApplyOutcome, FetchOrigin, FileRole, ModuleEntry, ProviderEntry, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
+use crate::mirror::Library;
+use crate::mirror::alarm_kind::AlarmKind;
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree, TreeComparison};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{
-    AcceptScope, AcceptedFinding, AlarmEvent, AlarmKind, AlarmPart, AlarmSubject, Observation, Signer, StoredArchive,
-    observation,
+    AcceptScope, AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, Observation, Signer, StoredArchive, observation,
 };
 use crate::mirror::transfer::bundle::entry::{
     AcceptedEntry, EntryCriteria, EntryRefusal, SmallFiles, document_from_bundle, store_failed,
 };
 use crate::mirror::transfer::{TransferStage, set_of_files};
-use crate::mirror::{Library, default_if_store_unavailable};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack};
 use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
 use crate::upstream::error::sanitized;
