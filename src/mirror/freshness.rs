@@ -11,37 +11,37 @@ use crate::upstream::outbound::Connectivity;
 
 /// The lifetime of an answer from a checked copy, before the archive is opened and checked again. A change of the
 /// provider's revision ends it earlier.
-pub(in crate::mirror) const CHECKED_COPY_LIFETIME: Duration = Duration::from_secs(60);
+pub const CHECKED_COPY_LIFETIME: Duration = Duration::from_secs(60);
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
-pub(in crate::mirror) const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
+pub const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);
 
 /// The last answer of upstream about a stored document. Freshness counts from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct Confirmation {
+pub struct Confirmation {
     /// The time of upstream's last confirmation.
-    pub(in crate::mirror) checked: Timestamp,
+    pub checked: Timestamp,
     /// True if upstream said then that it no longer exists.
-    pub(in crate::mirror) gone: bool,
+    pub gone: bool,
 }
 
 impl Confirmation {
     /// Returns true if this copy stays when `incoming` arrives: upstream confirmed it later. A time in the future, from a
     /// wrong clock, does not count.
-    pub(in crate::mirror) fn is_confirmed_after(self, incoming: Self, now: Timestamp) -> bool {
+    pub fn is_confirmed_after(self, incoming: Self, now: Timestamp) -> bool {
         self.checked > incoming.checked && self.checked <= now.after(CLOCK_SLACK)
     }
 }
 
 /// The freshness rule of a kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct FreshnessRule {
+pub struct FreshnessRule {
     /// The lifetime of a confirmed document.
-    pub(in crate::mirror) fresh: Duration,
+    pub fresh: Duration,
     /// The lifetime of a 404; never longer than `fresh`.
-    pub(in crate::mirror) not_found: Duration,
+    pub not_found: Duration,
     /// The longest wait for a revalidation.
-    pub(in crate::mirror) patience: Duration,
-    pub(in crate::mirror) target: RevalidationTarget,
+    pub patience: Duration,
+    pub target: RevalidationTarget,
 }
 
 impl Upstream {
@@ -58,7 +58,7 @@ impl Upstream {
 
 /// The location at which a stored document is revalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum RevalidationTarget {
+pub enum RevalidationTarget {
     /// The location that it came from.
     SameLocation,
     /// A new location: its upstream has moved since.
@@ -67,23 +67,23 @@ pub(in crate::mirror) enum RevalidationTarget {
 
 impl FreshnessRule {
     /// The end of freshness for a document that was confirmed then.
-    pub(in crate::mirror) fn fresh_until(&self, confirmed: Confirmation) -> Timestamp {
+    pub fn fresh_until(&self, confirmed: Confirmation) -> Timestamp {
         confirmed.checked.after(if confirmed.gone { self.not_found_lifetime() } else { self.fresh })
     }
 
     /// The rule for a copy from a former location: it is stale at any age.
-    pub(in crate::mirror) fn at_new_location(self) -> Self {
+    pub fn at_new_location(self) -> Self {
         Self { fresh: Duration::ZERO, target: RevalidationTarget::NewLocation, ..self }
     }
 
     /// The effective lifetime of a 404.
-    pub(in crate::mirror) fn not_found_lifetime(&self) -> Duration {
+    pub fn not_found_lifetime(&self) -> Duration {
         self.not_found.min(self.fresh)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum FreshnessDecision {
+pub enum FreshnessDecision {
     /// Serve the stored copy; it is fresh.
     Serve,
     /// Serve the stored copy; upstream cannot be asked.
@@ -96,7 +96,7 @@ pub(in crate::mirror) enum FreshnessDecision {
     Refuse,
 }
 
-pub(in crate::mirror) fn decide(
+pub fn decide(
     stored: Option<Confirmation>,
     rule: &FreshnessRule,
     connectivity: Connectivity,
@@ -118,15 +118,15 @@ pub(in crate::mirror) fn decide(
 
 /// A stored or fetched value, with upstream's last answer about it.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct Confirmed<T> {
-    pub(in crate::mirror) value: T,
-    pub(in crate::mirror) confirmed: Confirmation,
+pub struct Confirmed<T> {
+    pub value: T,
+    pub confirmed: Confirmation,
 }
 
-pub(in crate::mirror) type FlightResult<T> = Result<Confirmed<T>, Error>;
+pub type FlightResult<T> = Result<Confirmed<T>, Error>;
 
 /// A stored object that can be revalidated.
-pub(in crate::mirror) trait Revalidatable {
+pub trait Revalidatable {
     /// The origins that a revalidation contacts.
     fn origins(&self) -> Vec<Origin>;
 }

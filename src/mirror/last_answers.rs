@@ -15,31 +15,31 @@ const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// Upstream's last answer about one object.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct LastAnswer {
+pub struct LastAnswer {
     /// The time of the answer.
-    pub(in crate::mirror) at: Timestamp,
+    pub at: Timestamp,
     /// The time that it took.
-    pub(in crate::mirror) took: Duration,
+    pub took: Duration,
     /// The failure; `None` for a good answer, which was late.
-    pub(in crate::mirror) failure: Option<Failure>,
+    pub failure: Option<Failure>,
 }
 
 /// A failed answer.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct Failure {
+pub struct Failure {
     /// The error.
-    pub(in crate::mirror) error: Error,
+    pub error: Error,
     /// True if clients had a status line by then: they saw a body that broke off.
-    pub(in crate::mirror) broke_off: bool,
+    pub broke_off: bool,
 }
 
 /// The last answers, by the record of the object: a document, a proof set, or the name of an archive.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct LastAnswers(TtlCache<Key, LastAnswer>);
+pub struct LastAnswers(TtlCache<Key, LastAnswer>);
 
 impl LastAnswers {
     /// Records a failed answer, which took this long.
-    pub(in crate::mirror) fn record_failure(&self, key: &Key, failure: Failure, took: Duration, now: Timestamp) {
+    pub fn record_failure(&self, key: &Key, failure: Failure, took: Duration, now: Timestamp) {
         // Other errors say nothing about upstream.
         if is_of_upstream(&failure.error) {
             self.insert(key, LastAnswer { at: now, took, failure: Some(failure) }, now);
@@ -48,7 +48,7 @@ impl LastAnswers {
 
     /// Records a good answer, which took this long. It removes an earlier one, unless a client that waits for `patience`
     /// would not have seen it.
-    pub(in crate::mirror) fn record_success(&self, key: &Key, took: Duration, patience: Duration, now: Timestamp) {
+    pub fn record_success(&self, key: &Key, took: Duration, patience: Duration, now: Timestamp) {
         if took < patience {
             self.0.remove(key);
         } else {
@@ -66,29 +66,24 @@ impl LastAnswers {
     }
 
     /// Forgets the answers about an address in its canonical spelling, after an operator accepted what it has now.
-    pub(in crate::mirror) fn forget_address(&self, address: &Address) {
+    pub fn forget_address(&self, address: &Address) {
         self.0.remove_if(|key| is_about(key, address, &Versions::All));
     }
 
     /// Forgets 404s about the selected versions of an address in its canonical spelling.
-    pub(in crate::mirror) fn forget_absences(&self, address: &Address, versions: &Versions) {
+    pub fn forget_absences(&self, address: &Address, versions: &Versions) {
         let is_absent = |last: &LastAnswer| matches!(&last.failure, Some(Failure { error: Error::NotFound(_), .. }));
         let absent = self.0.keys_if(|key, last| is_absent(last) && is_about(key, address, versions));
         absent.iter().for_each(|key| self.0.remove(key));
     }
 
     /// Forgets the answer about one object.
-    pub(in crate::mirror) fn forget(&self, key: &Key) {
+    pub fn forget(&self, key: &Key) {
         self.0.remove(key);
     }
 
     /// The packages that answers are about, of the selected versions of an address in its canonical spelling.
-    pub(in crate::mirror) fn packages(
-        &self,
-        address: &Address,
-        versions: &Versions,
-        now: Timestamp,
-    ) -> BTreeSet<Artifact> {
+    pub fn packages(&self, address: &Address, versions: &Versions, now: Timestamp) -> BTreeSet<Artifact> {
         let keys = self.0.keys_if(|key, _| is_about(key, address, versions));
         let packages = keys.into_iter().filter(|key| self.get(key, now).is_some()).filter_map(|key| match key {
             Key::ProofSet(package) => Some(Artifact::Provider(package)),
@@ -100,7 +95,7 @@ impl LastAnswers {
     }
 
     /// Upstream's last answer about this object, if it failed or was late.
-    pub(in crate::mirror) fn get(&self, key: &Key, now: Timestamp) -> Option<LastAnswer> {
+    pub fn get(&self, key: &Key, now: Timestamp) -> Option<LastAnswer> {
         self.0.get(key, now)
     }
 
@@ -109,13 +104,7 @@ impl LastAnswers {
     ///
     /// # Errors
     /// The failure, or [`Error::Slow`] for an answer that would come later.
-    pub(in crate::mirror) fn replay(
-        &self,
-        key: &Key,
-        subject: &str,
-        patience: Duration,
-        now: Timestamp,
-    ) -> Result<(), Error> {
+    pub fn replay(&self, key: &Key, subject: &str, patience: Duration, now: Timestamp) -> Result<(), Error> {
         match self.get(key, now) {
             Some(LastAnswer { took, .. }) if took >= patience => Err(Error::Slow(subject.to_owned())),
             Some(LastAnswer { failure: Some(Failure { error, broke_off: false }), .. }) => Err(error),

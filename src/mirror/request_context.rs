@@ -359,11 +359,11 @@ impl Runtime {
 
 /// A document that is wanted: its names, its upstream and its freshness rule.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct DocumentRequest {
-    pub(in crate::mirror) subject: String,
-    pub(in crate::mirror) key: Key,
-    pub(in crate::mirror) upstream: Arc<Upstream>,
-    pub(in crate::mirror) rule: FreshnessRule,
+pub struct DocumentRequest {
+    pub subject: String,
+    pub key: Key,
+    pub upstream: Arc<Upstream>,
+    pub rule: FreshnessRule,
 }
 
 /// A document as an `init` would get it.

@@ -6,7 +6,7 @@ use crate::address::{Address, Platform, Version, WaitingVersion};
 
 /// The versions of a provider with a stored set and archive, and their platforms; or those of a module with a stored
 /// archive, without platforms.
-pub(in crate::mirror) type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
+pub type StoredVersions = BTreeMap<Version, BTreeSet<Platform>>;
 
 /// The platforms that a provider version must be stored for to be listed while offline (`[network] sealed_platforms`);
 /// empty if any will do.

@@ -21,7 +21,7 @@ use crate::upstream::request::{IncomingFile, UpstreamRequest, Validators};
 use crate::verify::VerificationError;
 
 /// A file that is downloaded over as many connections as needed.
-pub(in crate::mirror) trait DownloadSource {
+pub trait DownloadSource {
     fn file(&mut self) -> &mut FileRequest;
 
     /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
@@ -29,10 +29,10 @@ pub(in crate::mirror) trait DownloadSource {
 }
 
 /// A file that a service of an upstream names, and the state of its download.
-pub(in crate::mirror) struct FileRequest {
-    pub(in crate::mirror) call: RequestContext,
-    pub(in crate::mirror) subject: String,
-    pub(in crate::mirror) attempts: DownloadAttempts,
+pub struct FileRequest {
+    pub call: RequestContext,
+    pub subject: String,
+    pub attempts: DownloadAttempts,
     documents: Arc<Documents>,
     service: Service,
     host: Hostname,
@@ -40,7 +40,7 @@ pub(in crate::mirror) struct FileRequest {
 }
 
 impl FileRequest {
-    pub(in crate::mirror) fn new(
+    pub fn new(
         documents: &Arc<Documents>,
         (service, host): (Service, &Hostname),
         subject: String,
@@ -53,12 +53,7 @@ impl FileRequest {
 
     /// Handles a connection that broke at byte `offset` after `received_bytes` new bytes: pauses before the next
     /// attempt, or returns the error.
-    pub(in crate::mirror) async fn handle_break(
-        &mut self,
-        error: UpstreamError,
-        received_bytes: u64,
-        offset: u64,
-    ) -> Result<(), Error> {
+    pub async fn handle_break(&mut self, error: UpstreamError, received_bytes: u64, offset: u64) -> Result<(), Error> {
         match self.attempts.after_break(received_bytes) {
             NextStep::RetryAfter(pause) => {
                 tracing::warn!(of = self.subject, %error, at_byte = offset, "a download broke; it is resumed");
@@ -80,7 +75,7 @@ impl FileRequest {
     }
 
     /// Returns the length that upstream announces, in bytes, without fetching the body. `None` where it announces none.
-    pub(in crate::mirror) async fn announced_length(&self) -> Option<u64> {
+    pub async fn announced_length(&self) -> Option<u64> {
         let credentials = self.documents.credentials_for(self.service, &self.host, &self.call).await;
         let length = self.call.config.outbound.announced_length(self.upstream_request(&credentials)).await;
         length.unwrap_or_else(|error| {
@@ -115,11 +110,11 @@ impl DownloadSource for FileRequest {
 }
 
 /// The request for the archive of a verified set.
-pub(in crate::mirror) struct ArchiveRequest {
+pub struct ArchiveRequest {
     pub(super) archives: Arc<Archives>,
     pub(super) package: Package,
     pub(super) set: Arc<ProofSet>,
-    pub(in crate::mirror) file: FileRequest,
+    pub file: FileRequest,
 }
 
 impl DownloadSource for ArchiveRequest {
@@ -149,12 +144,7 @@ impl DownloadSource for ArchiveRequest {
 }
 
 impl ArchiveRequest {
-    pub(in crate::mirror) fn new(
-        archives: Arc<Archives>,
-        package: Package,
-        set: Arc<ProofSet>,
-        call: RequestContext,
-    ) -> Self {
+    pub fn new(archives: Arc<Archives>, package: Package, set: Arc<ProofSet>, call: RequestContext) -> Self {
         let (subject, url) = (format!("the archive of {package}"), set.document.archive_url.clone());
         let service = (Service::Providers, &package.provider.host);
         let file = FileRequest::new(&archives.proof_sets.documents, service, subject, url, call);
@@ -210,11 +200,7 @@ impl ArchiveRequest {
 const LENGTH_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 /// The error for an upstream whose announced length now differs from the one that clients were sent.
-pub(in crate::mirror) fn length_mismatch(
-    incoming: &IncomingFile,
-    sent_to_clients: u64,
-    announced_length: u64,
-) -> Error {
+pub fn length_mismatch(incoming: &IncomingFile, sent_to_clients: u64, announced_length: u64) -> Error {
     incoming
         .upstream_error(Fault::Unusable(format!("it announced {sent_to_clients} bytes, and then {announced_length}")))
         .into()
@@ -238,7 +224,7 @@ const MIN_DOWNLOAD_RATE: u64 = 1024;
 
 /// The length announced to clients. If it changed, a client could take a part of the archive for the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum AnnouncedLength {
+pub enum AnnouncedLength {
     Nothing,
     /// This many bytes.
     Length(u64),
@@ -247,7 +233,7 @@ pub(in crate::mirror) enum AnnouncedLength {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum NextStep {
+pub enum NextStep {
     /// Request the rest after this pause.
     RetryAfter(Duration),
     /// The URL may have expired: fetch the document that names it again.
@@ -259,7 +245,7 @@ pub(in crate::mirror) enum NextStep {
 
 /// The result of comparing upstream's announcement with the earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum LengthAgreement {
+pub enum LengthAgreement {
     /// The announcements do not contradict each other. The download continues with this length; `None` if it is
     /// unknown.
     Length(Option<u64>),
@@ -271,14 +257,14 @@ pub(in crate::mirror) enum LengthAgreement {
 
 /// The partial download: its size, and the length announced for the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct PartialDownload {
-    pub(in crate::mirror) bytes: u64,
-    pub(in crate::mirror) length: Option<u64>,
+pub struct PartialDownload {
+    pub bytes: u64,
+    pub length: Option<u64>,
 }
 
 /// The state of the attempts to fetch one archive.
 #[derive(Debug)]
-pub(in crate::mirror) struct DownloadAttempts {
+pub struct DownloadAttempts {
     announced: AnnouncedLength,
     has_refreshed_url: bool,
     fruitless: u32,
@@ -288,7 +274,7 @@ pub(in crate::mirror) struct DownloadAttempts {
 
 impl DownloadAttempts {
     /// Starts without attempts. An upstream that is too slow over `stall` is given up.
-    pub(in crate::mirror) fn new(stall: Duration) -> Self {
+    pub fn new(stall: Duration) -> Self {
         Self {
             announced: AnnouncedLength::Nothing,
             has_refreshed_url: false,
@@ -299,26 +285,26 @@ impl DownloadAttempts {
     }
 
     /// Records that clients may be sent this length from now on.
-    pub(in crate::mirror) fn announce(&mut self, length: Option<u64>) {
+    pub fn announce(&mut self, length: Option<u64>) {
         self.announced = length.map_or(AnnouncedLength::NoLength, AnnouncedLength::Length);
     }
 
-    pub(in crate::mirror) fn announced(&self) -> AnnouncedLength {
+    pub fn announced(&self) -> AnnouncedLength {
         self.announced
     }
 
     /// Counts a wait for an answer. Returns true if upstream is too slow; before anything was announced to clients,
     /// never.
-    pub(in crate::mirror) fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
+    pub fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
         self.announced != AnnouncedLength::Nothing && self.is_too_slow(waited, 0)
     }
 
     /// Counts a wait and its bytes. Returns true if upstream is too slow.
-    pub(in crate::mirror) fn is_too_slow(&mut self, waited: Duration, received_bytes: u64) -> bool {
+    pub fn is_too_slow(&mut self, waited: Duration, received_bytes: u64) -> bool {
         self.throughput.is_too_slow(waited, received_bytes, self.stall)
     }
 
-    pub(in crate::mirror) fn after_refusal(&mut self, fault: &Fault) -> NextStep {
+    pub fn after_refusal(&mut self, fault: &Fault) -> NextStep {
         if self.has_refreshed_url || !fault.may_be_an_expired_url() {
             return NextStep::GiveUp;
         }
@@ -327,7 +313,7 @@ impl DownloadAttempts {
     }
 
     /// Decides the next step after a connection broke with `received_bytes` new bytes.
-    pub(in crate::mirror) fn after_break(&mut self, received_bytes: u64) -> NextStep {
+    pub fn after_break(&mut self, received_bytes: u64) -> NextStep {
         if received_bytes > 0 {
             self.fruitless = 0;
             // A long download may outlive its second URL too.
@@ -346,12 +332,7 @@ impl DownloadAttempts {
     }
 
     /// Compares the first byte and the length that upstream announces now with the partial download.
-    pub(in crate::mirror) fn compare_length(
-        &self,
-        before: PartialDownload,
-        from: u64,
-        length: Option<u64>,
-    ) -> LengthAgreement {
+    pub fn compare_length(&self, before: PartialDownload, from: u64, length: Option<u64>) -> LengthAgreement {
         match (self.announced, length) {
             (AnnouncedLength::Length(sent_to_clients), Some(announced_length))
                 if sent_to_clients != announced_length =>

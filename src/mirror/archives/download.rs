@@ -31,25 +31,25 @@ const ROOM_STEP_BYTES: u64 = 1 << 20;
 const WRITE_BACK_BYTES: u64 = 32 << 20;
 
 /// A download to a staging file, over as many connections as needed.
-pub(in crate::mirror) struct Download<'a, S> {
-    pub(in crate::mirror) library: &'a Arc<Library>,
-    pub(in crate::mirror) source: &'a mut S,
-    pub(in crate::mirror) stage_name: &'a str,
-    pub(in crate::mirror) reservation: &'a mut Reservation,
+pub struct Download<'a, S> {
+    pub library: &'a Arc<Library>,
+    pub source: &'a mut S,
+    pub stage_name: &'a str,
+    pub reservation: &'a mut Reservation,
     /// The bytes to reserve where upstream announces no length.
-    pub(in crate::mirror) expected_bytes: u64,
+    pub expected_bytes: u64,
     /// False if no digest verifies the bytes in the end. Then a download is resumed only if its server can confirm, by
     /// a strong ETag or a date, that the file is unchanged.
-    pub(in crate::mirror) is_verified_by_digest: bool,
+    pub is_verified_by_digest: bool,
     /// The clients that follow the download, if any. They are told the announced length.
-    pub(in crate::mirror) progress: Option<&'a watch::Sender<FillProgress>>,
+    pub progress: Option<&'a watch::Sender<FillProgress>>,
     /// The entry in the list of the client that started it. The download is given up once that is over its limit.
-    pub(in crate::mirror) listed_fill: Option<&'a ListedFill>,
+    pub listed_fill: Option<&'a ListedFill>,
 }
 
 impl<S: DownloadSource> Download<'_, S> {
     /// Downloads until everything is staged.
-    pub(in crate::mirror) async fn run(mut self) -> Result<Staged, Error> {
+    pub async fn run(mut self) -> Result<Staged, Error> {
         let (library, limit) = (self.library, self.library.runtime.limits.archive_bytes);
         let subject = self.source.file().subject.clone();
         let mut staged = self.stage().await?;
@@ -202,7 +202,7 @@ fn is_complete(staged: &Staged) -> bool {
 }
 
 /// The validators for resuming a staged download.
-pub(in crate::mirror) fn validators(staged: &Staged) -> Validators {
+pub fn validators(staged: &Staged) -> Validators {
     let note = staged.note().cloned().unwrap_or_default();
     Validators { etag: note.etag, last_modified: note.last_modified }
 }
@@ -325,18 +325,18 @@ impl DownloadWriter {
 }
 
 /// Writes to a staging file and keeps the store error, which [`io::Error`] would hide.
-pub(in crate::mirror) struct StageWriter<'a> {
+pub struct StageWriter<'a> {
     staged: &'a mut Staged,
     failed: Option<StoreError>,
 }
 
 impl<'a> StageWriter<'a> {
-    pub(in crate::mirror) fn new(staged: &'a mut Staged) -> Self {
+    pub fn new(staged: &'a mut Staged) -> Self {
         Self { staged, failed: None }
     }
 
     /// Returns the result of the work that wrote, or the store error that ended it.
-    pub(in crate::mirror) fn end<T>(self, written: T) -> Result<T, StoreError> {
+    pub fn end<T>(self, written: T) -> Result<T, StoreError> {
         self.failed.map_or(Ok(written), Err)
     }
 }
@@ -391,7 +391,7 @@ pub(super) const TAIL_BYTES: u64 = 64 * 1024;
 ///
 /// # Errors
 /// The fill failed, or the disk could not store the archive.
-pub(in crate::mirror) async fn until_stored(
+pub async fn until_stored(
     mut progress: watch::Receiver<FillProgress>,
     subject: &str,
     report: impl Fn(u64, Option<u64>),
@@ -416,13 +416,13 @@ pub(in crate::mirror) async fn until_stored(
 /// One client's position in a fill.
 #[derive(Debug)]
 pub struct TailStream {
-    pub(in crate::mirror) progress: watch::Receiver<FillProgress>,
+    pub progress: watch::Receiver<FillProgress>,
     /// The length announced to the client, if any. A body of another length is an error.
     announced: Option<u64>,
 }
 
 impl TailStream {
-    pub(in crate::mirror) fn new(progress: watch::Receiver<FillProgress>, announced: Option<u64>) -> Self {
+    pub fn new(progress: watch::Receiver<FillProgress>, announced: Option<u64>) -> Self {
         Self { progress, announced }
     }
 

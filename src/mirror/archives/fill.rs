@@ -40,7 +40,7 @@ impl Fill {
     /// computed.
     ///
     /// The flight ends before the result is published: a later request finds the archive, or starts another fill.
-    pub(in crate::mirror) async fn run<L>(mut self, guard: L) -> Option<Digest> {
+    pub async fn run<L>(mut self, guard: L) -> Option<Digest> {
         let library = Arc::clone(&self.request.archives.library);
         let counted = FillGauge::new(&library.runtime.counters.fills);
         let ended = self.fill().await;
@@ -175,10 +175,10 @@ impl Fill {
 }
 
 /// Counts a fill in progress until dropped.
-pub(in crate::mirror) struct FillGauge(Gauge);
+pub struct FillGauge(Gauge);
 
 impl FillGauge {
-    pub(in crate::mirror) fn new(gauge: &Gauge) -> Self {
+    pub fn new(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }

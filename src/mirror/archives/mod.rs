@@ -1,11 +1,11 @@
 //! Serves provider archives, SHA256SUMS and signatures: from the store, or from a fill in progress.
 
-pub(in crate::mirror) mod archive_request;
-pub(in crate::mirror) mod download;
-pub(in crate::mirror) mod fill;
-pub(in crate::mirror) mod pass_through;
-pub(in crate::mirror) mod unattended;
-pub(in crate::mirror) mod verified_open;
+pub mod archive_request;
+pub mod download;
+pub mod fill;
+pub mod pass_through;
+pub mod unattended;
+pub mod verified_open;
 
 use crate::mirror::archives::pass_through::MAX_PASS_THROUGHS;
 use crate::mirror::archives::unattended::FillsByClient;

@@ -21,7 +21,7 @@ const MAX_UNATTENDED_FILLS: usize = 16;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A handle that reports if anything waits for a fill. The handle itself does not count.
-pub(in crate::mirror) trait CountsWaiters: fmt::Debug + Send {
+pub trait CountsWaiters: fmt::Debug + Send {
     fn has_waiters(&self) -> bool;
 }
 
@@ -47,7 +47,7 @@ type Fills = BTreeMap<u64, Box<dyn CountsWaiters>>;
 
 /// The fills in progress that clients started, by address. An address without one has no entry.
 #[derive(Debug, Clone, Default)]
-pub(in crate::mirror) struct FillsByClient(Arc<Mutex<RunningFills>>);
+pub struct FillsByClient(Arc<Mutex<RunningFills>>);
 
 #[derive(Debug, Default)]
 struct RunningFills {
@@ -57,7 +57,7 @@ struct RunningFills {
 
 /// An entry in the list of the client that started the fill, removed on drop.
 #[derive(Debug)]
-pub(in crate::mirror) struct ListedFill {
+pub struct ListedFill {
     fills: FillsByClient,
     client: ClientAddress,
     number: u64,
@@ -68,11 +68,7 @@ impl FillsByClient {
     ///
     /// # Errors
     /// [`Error::TooManyUnattendedFills`] while too many abandoned fills of this client are in progress.
-    pub(in crate::mirror) fn may_start(
-        &self,
-        client: Option<ClientAddress>,
-        subject: impl FnOnce() -> String,
-    ) -> Result<(), Error> {
+    pub fn may_start(&self, client: Option<ClientAddress>, subject: impl FnOnce() -> String) -> Result<(), Error> {
         let Some(client) = client else { return Ok(()) };
         let running = self.0.lock();
         let unattended = running.by_client.get(&client).map_or(0, |fills| unattended(fills.values()));
@@ -84,16 +80,12 @@ impl FillsByClient {
     }
 
     /// The number of fills in progress that clients started and abandoned.
-    pub(in crate::mirror) fn unattended(&self) -> usize {
+    pub fn unattended(&self) -> usize {
         self.0.lock().by_client.values().map(|fills| unattended(fills.values())).sum()
     }
 
     /// Lists a fill that others can already join. A job's fill is not listed.
-    pub(in crate::mirror) fn started(
-        &self,
-        client: Option<ClientAddress>,
-        fill: impl CountsWaiters + 'static,
-    ) -> Option<ListedFill> {
+    pub fn started(&self, client: Option<ClientAddress>, fill: impl CountsWaiters + 'static) -> Option<ListedFill> {
         let client = client?;
         let mut running = self.0.lock();
         let number = running.next;
@@ -110,7 +102,7 @@ fn unattended<'a>(fills: impl Iterator<Item = &'a Box<dyn CountsWaiters>>) -> us
 impl ListedFill {
     /// Waits until this fill must be cancelled: it is abandoned, and so are as many earlier ones of its client as the
     /// limit allows. Returns the error. A job's fill is never cancelled.
-    pub(in crate::mirror) async fn until_over_limit(started: Option<&Self>, subject: &str) -> Error {
+    pub async fn until_over_limit(started: Option<&Self>, subject: &str) -> Error {
         let Some(started) = started else { return pending().await };
         let mut checks = tokio::time::interval(CHECK_INTERVAL);
         while !started.is_over_limit() {

@@ -24,15 +24,15 @@ use crate::store::{Blob, ReadBudget, ReadGrant};
 /// Opens stored archives and checks them.
 #[derive(Debug)]
 pub struct VerifiedReader {
-    pub(in crate::mirror) runtime: Arc<Runtime>,
-    pub(in crate::mirror) library: Arc<Library>,
+    pub runtime: Arc<Runtime>,
+    pub library: Arc<Library>,
     check_flights: SingleFlights<Digest, SharedResult<Result<bool, Error>>>,
     recently_used: TtlCache<Digest, ()>,
     small: SmallCopies,
 }
 
 impl VerifiedReader {
-    pub(in crate::mirror) fn new(runtime: Arc<Runtime>, library: Arc<Library>) -> Arc<Self> {
+    pub fn new(runtime: Arc<Runtime>, library: Arc<Library>) -> Arc<Self> {
         Arc::new(Self {
             runtime,
             library,
@@ -43,7 +43,7 @@ impl VerifiedReader {
     }
 
     /// Records the use of an archive, at most once a minute.
-    pub(in crate::mirror) fn record_use(self: &Arc<Self>, digest: Digest, now: Timestamp) {
+    pub fn record_use(self: &Arc<Self>, digest: Digest, now: Timestamp) {
         if self.recently_used.get(&digest, now).is_some() {
             return;
         }
@@ -54,7 +54,7 @@ impl VerifiedReader {
 
     /// Opens and checks a stored archive (promise 10). A missing or damaged one is taken off its name, so that it is
     /// fetched again.
-    pub(in crate::mirror) async fn open_stored(
+    pub async fn open_stored(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,
         listed: &StoredArchive,
@@ -168,7 +168,7 @@ impl VerifiedReader {
     }
 }
 
-pub(in crate::mirror) enum OpenOutcome {
+pub enum OpenOutcome {
     Checked(Archive),
     Missing,
     Damaged,
@@ -180,7 +180,7 @@ const ALL_BYTES: usize = 64 << 20;
 const MAX_LISTED: usize = 1000;
 
 #[derive(Debug)]
-pub(in crate::mirror) struct SmallCopies {
+pub struct SmallCopies {
     memory: ReadBudget,
     // Weak, because a list that owns the bytes would keep them in memory.
     shared: Mutex<HashMap<Digest, Weak<Bytes>>>,
@@ -203,17 +203,17 @@ impl Default for SmallCopies {
 
 impl SmallCopies {
     /// The copy that is being sent to another client, if any.
-    pub(in crate::mirror) fn shared_copy(&self, digest: &Digest) -> Option<Bytes> {
+    pub fn shared_copy(&self, digest: &Digest) -> Option<Bytes> {
         self.shared.lock().get(digest).and_then(Weak::upgrade).map(|copy| Bytes::from_owner(CopyOwner(copy)))
     }
 
     /// Reserves memory for an archive; `None` where the budget is used up.
-    pub(in crate::mirror) fn reserve(&self, bytes: u64) -> Option<ReadGrant> {
+    pub fn reserve(&self, bytes: u64) -> Option<ReadGrant> {
         usize::try_from(bytes).ok().and_then(|bytes| self.memory.try_grant(bytes))
     }
 
     /// Shares a new copy with other readers for as long as it has any.
-    pub(in crate::mirror) fn share(&self, digest: Digest, bytes: Vec<u8>, grant: ReadGrant) -> Bytes {
+    pub fn share(&self, digest: Digest, bytes: Vec<u8>, grant: ReadGrant) -> Bytes {
         let copy = Arc::new(grant.fill(bytes));
         let mut shared = self.shared.lock();
         if shared.len() >= MAX_LISTED {

@@ -25,7 +25,7 @@ use crate::upstream::{CredentialScope, Upstream};
 
 /// The discovery document that a fetch may follow. This is about freshness, not about signatures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum DiscoveryTrust {
+pub enum DiscoveryTrust {
     /// Only one that upstream has confirmed. Otherwise the stored copy is served stale, instead of asking a former
     /// location.
     ConfirmedOnly,

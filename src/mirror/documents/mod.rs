@@ -1,11 +1,11 @@
 //! Documents: JSON that larder fetched from upstreams and that ages. One flow serves, fetches and confirms them all. A
 //! kind of document says what upstream is asked, and what becomes of its answer.
 
-pub(in crate::mirror) mod discovery;
-pub(in crate::mirror) mod module_location;
-pub(in crate::mirror) mod pages;
-pub(in crate::mirror) mod revalidate;
-pub(in crate::mirror) mod version_lists;
+pub mod discovery;
+pub mod module_location;
+pub mod pages;
+pub mod revalidate;
+pub mod version_lists;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ use crate::upstream::request::{AcceptedCoding, Document, Fetched};
 use crate::upstream::{CredentialScope, Upstream};
 
 /// The number of retries of a fetch when nothing is stored.
-pub(in crate::mirror) const RETRIES: usize = 2;
+pub const RETRIES: usize = 2;
 
 /// Fetches, revalidates and serves documents: discovery, version lists, module locations and API pages.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub struct Documents {
 /// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
 /// version list, a module version its location, a page reference a page. Names are in the client's spelling, which is
 /// also sent to upstream.
-pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
+pub trait DocumentKind: Clone + Send + Sync + 'static {
     /// The document, for messages.
     fn label(&self) -> String;
 
@@ -122,7 +122,7 @@ pub(in crate::mirror) trait DocumentKind: Clone + Send + Sync + 'static {
 }
 
 impl DocumentRequest {
-    pub(in crate::mirror) fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
+    pub fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
         let upstream = Arc::clone(call.upstream(kind.host())?);
         let rule = upstream.freshness_rule(K::lifetime);
         Ok(Self { subject: kind.label(), key: kind.key(&call.config), upstream, rule })
@@ -131,19 +131,19 @@ impl DocumentRequest {
 
 /// One fetch of a document, inside its flight.
 #[derive(Debug)]
-pub(in crate::mirror) struct DocumentFetch<'a> {
-    pub(in crate::mirror) documents: &'a Arc<Documents>,
-    pub(in crate::mirror) request: &'a DocumentRequest,
-    pub(in crate::mirror) call: &'a RequestContext,
+pub struct DocumentFetch<'a> {
+    pub documents: &'a Arc<Documents>,
+    pub request: &'a DocumentRequest,
+    pub call: &'a RequestContext,
     /// The stored copy to build on, if any.
-    pub(in crate::mirror) before: Option<Arc<StoredDocument>>,
+    pub before: Option<Arc<StoredDocument>>,
     /// The state of its version in upstream's list, for a kind that looks it up.
-    pub(in crate::mirror) listed: Option<ListingState>,
+    pub listed: Option<ListingState>,
 }
 
 impl DocumentFetch<'_> {
     /// The error for an answer that cannot be used.
-    pub(in crate::mirror) fn unusable(&self, reason: impl Into<String>) -> UpstreamError {
+    pub fn unusable(&self, reason: impl Into<String>) -> UpstreamError {
         let DocumentRequest { subject, upstream, .. } = self.request;
         UpstreamError::unusable(subject, origin(&upstream.settings.url), reason)
     }
@@ -152,7 +152,7 @@ impl DocumentFetch<'_> {
     ///
     /// # Errors
     /// [`Error::NotFound`] where no copy is kept. It is cached for a while.
-    pub(in crate::mirror) async fn keep_gone_copy(&self, error: &UpstreamError) -> Result<StoredDocument, Error> {
+    pub async fn keep_gone_copy(&self, error: &UpstreamError) -> Result<StoredDocument, Error> {
         let Self { documents, request, call, .. } = self;
         match &self.before {
             Some(before) if request.upstream.settings.keep_gone => {
@@ -184,7 +184,7 @@ impl DocumentFetch<'_> {
         Ok(before.confirmed_at(call.now, before.metadata.gone).into())
     }
 
-    pub(in crate::mirror) async fn store(&self, document: StoredDocument) -> DocumentFlightResult {
+    pub async fn store(&self, document: StoredDocument) -> DocumentFlightResult {
         self.documents.library.store_document(self.request.key.clone(), document).await
     }
 }

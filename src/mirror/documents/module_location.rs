@@ -121,12 +121,12 @@ impl StoredDocument {
 
 /// The location document of a version: a source address, parsed relative to the URL it came from.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct LocationDocument {
+pub struct LocationDocument {
     /// The parsed source.
-    pub(in crate::mirror) parsed: LocatedSource,
+    pub parsed: LocatedSource,
     /// The SHA-256 of the address as upstream wrote it. The address itself may hold secrets.
-    pub(in crate::mirror) digest: Digest,
-    pub(in crate::mirror) confirmed: Confirmation,
+    pub digest: Digest,
+    pub confirmed: Confirmation,
 }
 
 impl LocationDocument {
@@ -137,15 +137,12 @@ impl LocationDocument {
 }
 
 /// Names the document for error messages.
-pub(in crate::mirror) fn location_label(package: &ModulePackage) -> String {
+pub fn location_label(package: &ModulePackage) -> String {
     format!("the location of {package}")
 }
 
 /// The module's folder within larder's archive, as written in a location.
-pub(in crate::mirror) fn subdir_in_archive(
-    package: &ModulePackage,
-    subdir: Option<&Subdir>,
-) -> Result<Option<String>, Error> {
+pub fn subdir_in_archive(package: &ModulePackage, subdir: Option<&Subdir>) -> Result<Option<String>, Error> {
     let Some(subdir) = subdir.and_then(Subdir::in_package) else { return Ok(None) };
     let text = std::str::from_utf8(subdir.as_bytes()).ok();
     match text.filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic())) {

@@ -206,7 +206,7 @@ impl Library {
 }
 
 /// Builds the entry of a version in a list, as a registry would write it. Those of modules have no platforms.
-pub(in crate::mirror) fn entry_of<'a>(
+pub fn entry_of<'a>(
     service: Service,
     version: &Version,
     platforms: impl Iterator<Item = &'a Platform>,
@@ -259,7 +259,7 @@ impl StoredDocument {
 
 /// The state of one version in upstream's version list.
 #[derive(Debug)]
-pub(in crate::mirror) enum ListingState {
+pub enum ListingState {
     /// Listed, with this spelling.
     Listed(String),
     /// Not listed.
@@ -290,7 +290,7 @@ impl ListingState {
     }
 
     /// The version as upstream spells it.
-    pub(in crate::mirror) fn upstream_spelling(&self) -> Option<&str> {
+    pub fn upstream_spelling(&self) -> Option<&str> {
         match self {
             Self::Listed(spelling) => Some(spelling),
             Self::Unlisted { .. } | Self::Unknown(_) => None,

@@ -45,11 +45,11 @@ pub struct Alarm {
 
 /// The finding that raises an alarm.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) struct AlarmFinding {
+pub struct AlarmFinding {
     /// The text for people.
-    pub(in crate::mirror) detail: String,
+    pub detail: String,
     /// The facts that a person decides about.
-    pub(in crate::mirror) facts: BTreeSet<EvidenceFact>,
+    pub facts: BTreeSet<EvidenceFact>,
 }
 
 impl From<String> for AlarmFinding {
@@ -91,7 +91,7 @@ impl AlarmKind {
 }
 
 #[derive(Debug)]
-pub(in crate::mirror) struct Alarms {
+pub struct Alarms {
     store: Arc<Store>,
     /// Never locked during disk I/O.
     raised: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
@@ -110,7 +110,7 @@ struct AlarmsOfAddress {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::mirror) struct AlarmsRecord {
+pub struct AlarmsRecord {
     alarms: Vec<Box<RawValue>>,
 }
 
@@ -225,7 +225,7 @@ impl Alarms {
     ///
     /// # Errors
     /// The store failed.
-    pub(in crate::mirror) fn load(store: Arc<Store>) -> Result<Self, StoreError> {
+    pub fn load(store: Arc<Store>) -> Result<Self, StoreError> {
         let mut raised = BTreeMap::new();
         for address in store.records.addresses_with_alarms()? {
             let parse = |record: Vec<u8>| serde_json::from_slice(&record).ok();
@@ -240,7 +240,7 @@ impl Alarms {
     }
 
     /// Resolves the alarms that an event resolves, and returns their subjects.
-    pub(in crate::mirror) fn resolve(&self, address: &Address, event: &AlarmEvent<'_>) -> Vec<AlarmSubject> {
+    pub fn resolve(&self, address: &Address, event: &AlarmEvent<'_>) -> Vec<AlarmSubject> {
         if !self.has(address) {
             return Vec::new();
         }
@@ -270,11 +270,7 @@ impl Alarms {
     }
 
     /// The subjects of the alarms of an address that match.
-    pub(in crate::mirror) fn subjects(
-        &self,
-        address: &Address,
-        is_meant: impl Fn(&AlarmSubject) -> bool,
-    ) -> Vec<AlarmSubject> {
+    pub fn subjects(&self, address: &Address, is_meant: impl Fn(&AlarmSubject) -> bool) -> Vec<AlarmSubject> {
         let raised = self.raised.lock();
         let subjects = raised.get(address).into_iter().flat_map(|entry| entry.alarms.keys());
         subjects.filter(|subject| is_meant(subject)).cloned().collect()
@@ -282,7 +278,7 @@ impl Alarms {
 
     /// All alarms, each with the command that resolves it while larder has this connectivity. A finding for several
     /// platforms of a version is one alarm: one event, and one decision.
-    pub(in crate::mirror) fn all(&self, link: Connectivity) -> Vec<Alarm> {
+    pub fn all(&self, link: Connectivity) -> Vec<Alarm> {
         let raised = self.raised.lock();
         let mut all = Vec::new();
         for (address, entry) in &*raised {
@@ -445,14 +441,14 @@ impl Library {
 
 /// The identity of an alarm within its address. A new alarm replaces only one with the same subject.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::mirror) struct AlarmSubject {
-    pub(in crate::mirror) kind: AlarmKind,
-    pub(in crate::mirror) version: Version,
-    pub(in crate::mirror) part: AlarmPart,
+pub struct AlarmSubject {
+    pub kind: AlarmKind,
+    pub version: Version,
+    pub part: AlarmPart,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::mirror) enum AlarmPart {
+pub enum AlarmPart {
     /// The version as a whole.
     Version,
     /// The proof set of this platform.
@@ -495,7 +491,7 @@ impl AlarmSubject {
     }
 
     /// True if an `accept` of this scope that ends the alarm decides about the set of this package and signer.
-    pub(in crate::mirror) fn is_about(&self, package: &Package, key: Option<&str>, scope: AcceptScope) -> bool {
+    pub fn is_about(&self, package: &Package, key: Option<&str>, scope: AcceptScope) -> bool {
         if self.version != package.version || (scope == AcceptScope::Provider && self.kind.concerns_provider()) {
             return false;
         }
@@ -507,30 +503,30 @@ impl AlarmSubject {
     }
 
     /// True for an alarm that `accept` of a provider may resolve.
-    pub(in crate::mirror) fn is_resolved_by_accept(&self) -> bool {
+    pub fn is_resolved_by_accept(&self) -> bool {
         !matches!(self.kind, AlarmKind::Moved | AlarmKind::Dropped)
     }
 }
 
 /// The findings of an `accept` for one version.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct AcceptedFinding {
+pub struct AcceptedFinding {
     /// The platforms whose sets were accepted, each with the fingerprint of its signer.
-    pub(in crate::mirror) accepted: BTreeMap<Platform, Option<String>>,
+    pub accepted: BTreeMap<Platform, Option<String>>,
     /// The platforms that upstream has deleted.
-    pub(in crate::mirror) gone: BTreeSet<Platform>,
+    pub gone: BTreeSet<Platform>,
     /// The platforms that could not be fetched.
-    pub(in crate::mirror) failed: BTreeSet<Platform>,
-    pub(in crate::mirror) is_unlisted: bool,
+    pub failed: BTreeSet<Platform>,
+    pub is_unlisted: bool,
 }
 
 impl AcceptedFinding {
-    pub(in crate::mirror) fn one(platform: Platform, signer: Option<String>) -> Self {
+    pub fn one(platform: Platform, signer: Option<String>) -> Self {
         Self { accepted: [(platform, signer)].into(), ..Self::default() }
     }
 
     /// True if upstream has deleted the version.
-    pub(in crate::mirror) fn is_withdrawn(&self) -> bool {
+    pub fn is_withdrawn(&self) -> bool {
         self.accepted.is_empty() && self.failed.is_empty() && (self.is_unlisted || !self.gone.is_empty())
     }
 
@@ -541,7 +537,7 @@ impl AcceptedFinding {
 
 /// An event that may resolve alarms of an address.
 #[derive(Debug)]
-pub(in crate::mirror) enum AlarmEvent<'a> {
+pub enum AlarmEvent<'a> {
     /// A verified set was admitted.
     Admitted { package: &'a Package, is_signed: bool },
     /// An operator accepted the current state of upstream.
@@ -555,7 +551,7 @@ pub(in crate::mirror) enum AlarmEvent<'a> {
 }
 
 impl AlarmEvent<'_> {
-    pub(in crate::mirror) fn resolves(&self, subject: &AlarmSubject) -> bool {
+    pub fn resolves(&self, subject: &AlarmSubject) -> bool {
         let AlarmSubject { kind, version, part } = subject;
         match self {
             Self::Admitted { package, is_signed } => match kind {

@@ -27,8 +27,8 @@ const MAX_IMPORTED_LISTED: usize = 1000;
 
 /// The name records of stored packages.
 #[derive(Debug)]
-pub(in crate::mirror) struct Catalog {
-    pub(in crate::mirror) store: Arc<Store>,
+pub struct Catalog {
+    pub store: Arc<Store>,
     digest_locks: Striped<Mutex<()>>,
     imported: Mutex<Option<Vec<PackageRef>>>,
     /// Counters that grow with every change to the stored data of a provider, a module, or the pages of a registry. An
@@ -36,11 +36,11 @@ pub(in crate::mirror) struct Catalog {
     /// answers more often than needed.
     revisions: Striped<AtomicU64>,
     /// The archives that were compared with their digests since the start.
-    pub(in crate::mirror) verified_since_start: Mutex<HashSet<Digest>>,
+    pub verified_since_start: Mutex<HashSet<Digest>>,
 }
 
 impl Catalog {
-    pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
+    pub fn new(store: Arc<Store>) -> Self {
         Self {
             store,
             digest_locks: Striped::default(),
@@ -51,17 +51,17 @@ impl Catalog {
     }
 
     /// The lock for storing or removing an archive.
-    pub(in crate::mirror) fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
+    pub fn digest_lock(&self, digest: &Digest) -> &Mutex<()> {
         self.digest_locks.of(digest)
     }
 
     /// Locks all digests, so that no archive is stored or removed meanwhile.
-    pub(in crate::mirror) fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
+    pub fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
         self.digest_locks.stripes.iter().map(|lock| lock.lock()).collect()
     }
 
     /// Reads the name record of a package. Returns an empty one if it is absent, or damaged and thus quarantined.
-    pub(in crate::mirror) fn name_record(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
+    pub fn name_record(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
         Ok(self.read_name_record(&artifact.into())?.intact().unwrap_or_default())
     }
 
@@ -76,7 +76,7 @@ impl Catalog {
     }
 
     /// Reads a name record, changes it, and writes it back synced, in one step. An empty one is removed.
-    pub(in crate::mirror) fn change_name_record(
+    pub fn change_name_record(
         &self,
         artifact: impl Into<Artifact>,
         mut change: impl FnMut(&mut NameRecord),
@@ -109,7 +109,7 @@ impl Catalog {
 
     /// Packages imported without signatures and not verified since, at most [`MAX_IMPORTED_LISTED`]. Cached until the
     /// next change.
-    pub(in crate::mirror) fn imported(&self) -> Vec<PackageRef> {
+    pub fn imported(&self) -> Vec<PackageRef> {
         if let Some(known) = &*self.imported.lock() {
             return known.clone();
         }
@@ -335,17 +335,17 @@ pub enum PackageHashState {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mirror) struct NameRecord {
+pub struct NameRecord {
     /// The archives, oldest first. The last one was stored last.
-    pub(in crate::mirror) archives: Vec<StoredArchive>,
+    pub archives: Vec<StoredArchive>,
     /// True if it is exempt from eviction.
     #[serde(default)]
-    pub(in crate::mirror) pinned: bool,
+    pub pinned: bool,
 }
 
 impl NameRecord {
     /// Adds an archive as the last one stored. The same bytes are listed once.
-    pub(in crate::mirror) fn put(&mut self, mut archive: StoredArchive) {
+    pub fn put(&mut self, mut archive: StoredArchive) {
         if let Some(before) =
             self.get(&archive.digest).map(StoredArchive::first_stored).filter(|first| *first < archive.stored_at)
         {
@@ -355,17 +355,17 @@ impl NameRecord {
         self.archives.push(archive);
     }
 
-    pub(in crate::mirror) fn get(&self, digest: &Digest) -> Option<&StoredArchive> {
+    pub fn get(&self, digest: &Digest) -> Option<&StoredArchive> {
         self.archives.iter().find(|archive| archive.digest == *digest)
     }
 
     /// True if any archive was imported without signatures.
-    pub(in crate::mirror) fn is_imported(&self) -> bool {
+    pub fn is_imported(&self) -> bool {
         self.archives.iter().any(|archive| archive.proof.how == ProofBasis::Imported)
     }
 
     /// The index entry of the name record.
-    pub(in crate::mirror) fn indexed(&self) -> IndexedName {
+    pub fn indexed(&self) -> IndexedName {
         let listed = |archive: &StoredArchive| ListedArchive {
             digest: archive.digest,
             lacks_hashes: archive.hashes == PackageHashState::NotYet,
@@ -374,7 +374,7 @@ impl NameRecord {
         IndexedName { pinned: self.pinned, imported: self.is_imported(), archives }
     }
 
-    pub(in crate::mirror) fn find(&self, prefix: &DigestPrefix) -> Option<&StoredArchive> {
+    pub fn find(&self, prefix: &DigestPrefix) -> Option<&StoredArchive> {
         self.archives.iter().find(|archive| prefix.matches(&archive.digest))
     }
 }

@@ -16,7 +16,7 @@ const NAME_DIGITS: usize = 32;
 /// A fact that an operator decides about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "fact", rename_all = "snake_case")]
-pub(in crate::mirror) enum EvidenceFact {
+pub enum EvidenceFact {
     /// This key, or its absence, is to vouch for every version of the provider.
     Signer {
         /// The fingerprint.
@@ -48,7 +48,7 @@ impl EvidenceFact {
     }
 
     /// True if an accept of this scope decides about the fact. `concerns_provider`: the alarm that states it does.
-    pub(in crate::mirror) fn counts(&self, scope: AcceptScope, concerns_provider: bool) -> bool {
+    pub fn counts(&self, scope: AcceptScope, concerns_provider: bool) -> bool {
         match scope {
             AcceptScope::Provider => self.is_signer() || !concerns_provider,
             AcceptScope::Version => !self.is_signer(),
@@ -58,16 +58,16 @@ impl EvidenceFact {
 
 /// All facts of one decision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::mirror) struct Evidence(pub(in crate::mirror) BTreeSet<EvidenceFact>);
+pub struct Evidence(pub(in crate::mirror) BTreeSet<EvidenceFact>);
 
 impl Evidence {
     /// True if nothing is to be decided.
-    pub(in crate::mirror) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The name of the evidence about an address: the same facts about another one are another decision.
-    pub(in crate::mirror) fn name(&self, address: &Address) -> EvidenceName {
+    pub fn name(&self, address: &Address) -> EvidenceName {
         // The order of the set is that of its values, and JSON of the same value is the same.
         let json = serde_json::to_vec(&(address.to_string(), &self.0)).unwrap_or_default();
         let digest = Digest::of(&json).to_string();

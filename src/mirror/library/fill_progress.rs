@@ -6,7 +6,7 @@ use crate::store::{FileBytes, StoreError};
 
 /// The state of a fill.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) enum FillProgress {
+pub enum FillProgress {
     /// Upstream has not answered yet.
     Waiting,
     Streaming {

@@ -26,7 +26,7 @@ const MAX_WITHOUT_LIST: usize = 2_000;
 /// The record of one provider. A version of the stored list that is not among `others` was on the first list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "FirstListedLayouts")]
-pub(in crate::mirror) struct FirstListed {
+pub struct FirstListed {
     /// The time of the first list; `None` before there was one.
     first_list: Option<Timestamp>,
     /// Versions that were listed later, were imported, or are not on the stored list; at most [`MAX_VERSIONS`].
@@ -133,7 +133,7 @@ pub(super) fn provider_of_list(list: &Key) -> Option<&ProviderAddress> {
 }
 
 /// Records the times of a provider's versions when `list` replaces the stored one. Does nothing for another document.
-pub(in crate::mirror) fn record_times(
+pub fn record_times(
     step: &mut RecordStep<'_>,
     key: &Key,
     stored: Option<&StoredDocument>,

@@ -24,7 +24,7 @@ const MAX_RECORDED_NAME_BYTES: usize = 1 << 20;
 const MAX_KEYS_PER_PROVIDER: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum Signer {
+pub enum Signer {
     /// The fingerprint of the key that signed SHA256SUMS.
     Key(String),
     /// The registry lists no key for the provider.
@@ -35,7 +35,7 @@ pub(in crate::mirror) enum Signer {
 }
 
 impl Signer {
-    pub(in crate::mirror) fn of(how: &ProofBasis) -> Self {
+    pub fn of(how: &ProofBasis) -> Self {
         match how {
             ProofBasis::Signature { fingerprint } => Self::Key(fingerprint.clone()),
             ProofBasis::NoKeys => Self::Unsigned,
@@ -44,26 +44,26 @@ impl Signer {
     }
 
     /// The fingerprint, if a key signed.
-    pub(in crate::mirror) fn key(&self) -> Option<&str> {
+    pub fn key(&self) -> Option<&str> {
         if let Self::Key(key) = self { Some(key) } else { None }
     }
 }
 
 /// The facts that a verified proof set states about a version.
 #[derive(Debug)]
-pub(in crate::mirror) struct Observation<'a> {
+pub struct Observation<'a> {
     /// The package of the download document.
-    pub(in crate::mirror) package: &'a Package,
+    pub package: &'a Package,
     /// The digest that the document names for the package's platform, whatever the file name.
-    pub(in crate::mirror) archive: Digest,
-    pub(in crate::mirror) sums: &'a Checksums,
-    pub(in crate::mirror) signer: Signer,
-    pub(in crate::mirror) observed: Timestamp,
+    pub archive: Digest,
+    pub sums: &'a Checksums,
+    pub signer: Signer,
+    pub observed: Timestamp,
 }
 
 /// The facts that one proof set added to the history of its version. Records are appended and never changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mirror) struct FirstSeen {
+pub struct FirstSeen {
     /// 1 for the set that was verified first. A version whose first record was lost starts with a higher number.
     number: u32,
     at: Timestamp,
@@ -92,7 +92,7 @@ type Digests = Vec<Digest>;
 
 /// The verified history of one version.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(in crate::mirror) struct VersionHistory {
+pub struct VersionHistory {
     /// The length of the provider's signing-key log when the version was first verified.
     known_keys: usize,
     records: Vec<FirstSeen>,
@@ -100,7 +100,7 @@ pub(in crate::mirror) struct VersionHistory {
 
 /// The keys that ever signed for a provider, in the order of their first signature.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(in crate::mirror) struct SigningKeyLog {
+pub struct SigningKeyLog {
     entries: Vec<KeyEntry>,
     /// The number of the first entry. Not less than the `known_keys` of any version if an earlier log was lost.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -121,7 +121,7 @@ struct KeyEntry {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum HistoryChange {
+pub enum HistoryChange {
     /// A platform or a file has another digest than in every earlier set.
     OtherBytes {
         /// The file name, or the platform.
@@ -142,7 +142,7 @@ pub(in crate::mirror) enum HistoryChange {
 impl HistoryChange {
     /// Describes the change, to follow "its proof set …". Text from upstream is shortened and stripped of control
     /// characters.
-    pub(in crate::mirror) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Self::OtherBytes { subject, before, now } => {
                 let before = before.first().map(ToString::to_string).unwrap_or_default();
@@ -161,7 +161,7 @@ impl HistoryChange {
 
 /// Reasons to refuse a proof set until an operator accepts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum HistoryRefusal {
+pub enum HistoryRefusal {
     /// It changes the version, and its signer may not vouch for that.
     ChangedByUntrustedKey(HistoryChange),
     /// The provider was signed before, and the registry lists no key for it now.
@@ -173,7 +173,7 @@ pub(in crate::mirror) enum HistoryRefusal {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum HistoryVerdict {
+pub enum HistoryVerdict {
     Consistent,
     /// It changes the version, and its key may vouch for that.
     Republished(HistoryChange),
@@ -182,8 +182,8 @@ pub(in crate::mirror) enum HistoryVerdict {
 
 /// The verdict on a proof set, and the keys that it is a stranger to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) struct Judgement {
-    pub(in crate::mirror) verdict: HistoryVerdict,
+pub struct Judgement {
+    pub verdict: HistoryVerdict,
     /// The keys recorded before, if the set's key is not among them.
     pub(super) known_keys_if_signer_is_new: Option<Vec<String>>,
     /// True if an `accept` of the provider would make this signer, or its absence, vouch for it anew.
@@ -192,7 +192,7 @@ pub(in crate::mirror) struct Judgement {
 
 impl SigningKeyLog {
     /// The fingerprints, in log order.
-    pub(in crate::mirror) fn keys(&self) -> Vec<String> {
+    pub fn keys(&self) -> Vec<String> {
         self.entries.iter().filter_map(|entry| entry.key.clone()).collect()
     }
 
@@ -212,12 +212,12 @@ impl SigningKeyLog {
         Self::of_keys(0, keys, true)
     }
 
-    pub(in crate::mirror) fn contains(&self, key: &str) -> bool {
+    pub fn contains(&self, key: &str) -> bool {
         self.entries.iter().any(|entry| entry.key.as_deref() == Some(key))
     }
 
     /// True for a key that may vouch for every version: the provider's first key, or one accepted for the provider.
-    pub(in crate::mirror) fn trusts(&self, key: Option<&str>) -> bool {
+    pub fn trusts(&self, key: Option<&str>) -> bool {
         let is_trusted = |entry: &KeyEntry| entry.number == 0 || entry.accepted || self.is_first_key(entry);
         self.entries.iter().any(|entry| entry.key.as_deref() == key && is_trusted(entry))
     }
@@ -281,12 +281,12 @@ impl SigningKeyLog {
 }
 
 impl VersionHistory {
-    pub(in crate::mirror) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
     /// Every digest that a verified set ever named for the archive of a platform.
-    pub(in crate::mirror) fn digests_of(&self, platform: &Platform) -> Vec<Digest> {
+    pub fn digests_of(&self, platform: &Platform) -> Vec<Digest> {
         let named = self.binding_files().filter(|(name, _)| platform_in_name(name).as_ref() == Some(platform));
         let stated = self.records.iter().filter_map(|record| record.platforms.get(platform).copied());
         let mut digests = Vec::new();
@@ -479,7 +479,7 @@ impl VersionHistory {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(in crate::mirror) enum Recoverable<T> {
+pub enum Recoverable<T> {
     /// The record, as it was written or rebuilt from stored sets.
     Available(T),
     #[default]
@@ -491,21 +491,21 @@ pub(in crate::mirror) enum Recoverable<T> {
 
 /// The records that a new set is judged by.
 #[derive(Debug, Clone, Default)]
-pub(in crate::mirror) struct HistoryRecords {
-    pub(in crate::mirror) version: Recoverable<VersionHistory>,
-    pub(in crate::mirror) keys: Recoverable<SigningKeyLog>,
+pub struct HistoryRecords {
+    pub version: Recoverable<VersionHistory>,
+    pub keys: Recoverable<SigningKeyLog>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::mirror) struct HistoryUpdate {
+pub struct HistoryUpdate {
     /// Written first, so that the signing-key log never names a key that no version admitted.
-    pub(in crate::mirror) version: Option<VersionHistory>,
-    pub(in crate::mirror) keys: Option<SigningKeyLog>,
+    pub version: Option<VersionHistory>,
+    pub keys: Option<SigningKeyLog>,
 }
 
 impl HistoryRecords {
     /// Judges a verified set. Returns the verdict and the records to write; none if the set is refused.
-    pub(in crate::mirror) fn decide(self, seen: &Observation<'_>) -> (Judgement, HistoryUpdate) {
+    pub fn decide(self, seen: &Observation<'_>) -> (Judgement, HistoryUpdate) {
         let signer_is_untrusted = match &self.keys {
             Recoverable::Available(keys) => keys.distrusts(&seen.signer),
             Recoverable::Absent => false,
@@ -582,7 +582,7 @@ impl VersionHistory {
 }
 
 impl<T: Default> Recoverable<T> {
-    pub(in crate::mirror) fn into_value(self) -> T {
+    pub fn into_value(self) -> T {
         match self {
             Self::Available(value) | Self::Lost(value) => value,
             Self::Absent => T::default(),
@@ -592,7 +592,7 @@ impl<T: Default> Recoverable<T> {
 
 impl Observation<'_> {
     /// The facts of the set about its version, for a decision about it.
-    pub(in crate::mirror) fn facts(&self) -> Vec<EvidenceFact> {
+    pub fn facts(&self) -> Vec<EvidenceFact> {
         let Package { version, platform, .. } = self.package;
         let mut lines: Vec<String> = self.sums.iter().map(|(name, digest)| format!("{digest} {name}\n")).collect();
         lines.sort_unstable();
@@ -611,24 +611,24 @@ impl Observation<'_> {
     }
 
     /// The fact that its signer, or its absence, is to vouch for the provider.
-    pub(in crate::mirror) fn signer_fact(&self) -> EvidenceFact {
+    pub fn signer_fact(&self) -> EvidenceFact {
         EvidenceFact::Signer { key: self.signer.key().map(str::to_owned) }
     }
 }
 
 /// The decisions about a set that an operator owes before it is accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) struct Undecided {
+pub struct Undecided {
     /// Empty if nothing is at stake: accepting the set changes no trust.
-    pub(in crate::mirror) facts: Vec<EvidenceFact>,
+    pub facts: Vec<EvidenceFact>,
     /// Every change that the set makes.
-    pub(in crate::mirror) changes: Vec<HistoryChange>,
+    pub changes: Vec<HistoryChange>,
 }
 
 impl HistoryRecords {
     /// The decisions that an operator owes before [`Self::accept`] of the set. `has_alarm`: an alarm that an accept of this scope
     /// ends is about the set.
-    pub(in crate::mirror) fn undecided(self, seen: &Observation<'_>, scope: AcceptScope, has_alarm: bool) -> Undecided {
+    pub fn undecided(self, seen: &Observation<'_>, scope: AcceptScope, has_alarm: bool) -> Undecided {
         let is_lost = matches!(self.version, Recoverable::Lost(_)) || matches!(self.keys, Recoverable::Lost(_));
         let (version, keys) = (self.version.into_value(), self.keys.into_value());
         let key = seen.signer.key();
@@ -661,13 +661,13 @@ impl VersionHistory {
     }
 
     /// The fingerprints of the keys that signed for the version.
-    pub(in crate::mirror) fn signers(&self) -> BTreeSet<&str> {
+    pub fn signers(&self) -> BTreeSet<&str> {
         self.records.iter().filter_map(|record| record.key.as_deref()).collect()
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum AcceptScope {
+pub enum AcceptScope {
     /// All versions: the current signer, or its absence, becomes the provider's.
     Provider,
     Version,
@@ -675,11 +675,7 @@ pub(in crate::mirror) enum AcceptScope {
 
 impl HistoryRecords {
     /// Accepts a set whatever was verified before. Returns every change that it makes, and the records to write.
-    pub(in crate::mirror) fn accept(
-        self,
-        seen: &Observation<'_>,
-        scope: AcceptScope,
-    ) -> (Vec<HistoryChange>, HistoryUpdate) {
+    pub fn accept(self, seen: &Observation<'_>, scope: AcceptScope) -> (Vec<HistoryChange>, HistoryUpdate) {
         let (is_lost, has_log) =
             (matches!(self.version, Recoverable::Lost(_)), matches!(self.keys, Recoverable::Available(_)));
         let (mut version, mut keys) = (self.version.into_value(), self.keys.into_value());

@@ -282,7 +282,7 @@ impl Library {
 }
 
 /// The bytes of an archive to commit.
-pub(in crate::mirror) enum ArchiveBytes {
+pub enum ArchiveBytes {
     Staged(Box<Verified<Staged>>),
     /// They are in the store, under another name or since before a crash.
     Stored,
@@ -290,7 +290,7 @@ pub(in crate::mirror) enum ArchiveBytes {
 
 /// The tree that a fetched one is compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum TreeExpectation {
+pub enum TreeExpectation {
     /// The first-seen tree.
     FirstSeen,
     /// The one that an operator accepts.
@@ -298,8 +298,8 @@ pub(in crate::mirror) enum TreeExpectation {
 }
 
 /// A packed archive in staging, not published yet.
-pub(in crate::mirror) struct PackedArchive {
-    pub(in crate::mirror) staged: Staged,
-    pub(in crate::mirror) tree: ModuleTree,
-    pub(in crate::mirror) origin: String,
+pub struct PackedArchive {
+    pub staged: Staged,
+    pub tree: ModuleTree,
+    pub origin: String,
 }

@@ -156,7 +156,7 @@ impl RequestCount {
 
 /// The newest change that is not in the record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::mirror) enum Unsaved {
+pub enum Unsaved {
     /// None.
     #[default]
     Nothing,
@@ -167,7 +167,7 @@ pub(in crate::mirror) enum Unsaved {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct MissingRequests {
+pub struct MissingRequests {
     packages: BTreeMap<MissingPackage, RequestCount>,
     texts: BTreeMap<String, RequestCount>,
     unsaved: Unsaved,
@@ -187,7 +187,7 @@ struct MissingLine {
 
 impl MissingRequests {
     /// Reads the record of an earlier run. `None` if it is invalid. Applies the current limits.
-    pub(in crate::mirror) fn read(record: &[u8]) -> Option<Self> {
+    pub fn read(record: &[u8]) -> Option<Self> {
         let MissingRecord { things } = serde_json::from_slice(record).ok()?;
         let mut requests = Self::default();
         for MissingLine { what: package, count } in things {
@@ -198,7 +198,7 @@ impl MissingRequests {
     }
 
     /// Serialises the record. Missing non-packages are kept only in memory.
-    pub(in crate::mirror) fn write(&self) -> Vec<u8> {
+    pub fn write(&self) -> Vec<u8> {
         let lines = self.packages.iter().map(|(package, count)| MissingLine { what: package.clone(), count: *count });
         to_json(&MissingRecord { things: lines.collect() })
     }
@@ -253,14 +253,14 @@ impl MissingRequests {
 
 /// The packages requested while offline and not stored.
 #[derive(Debug)]
-pub(in crate::mirror) struct MissingLog {
+pub struct MissingLog {
     requests: Mutex<MissingRequests>,
     is_save_scheduled: AtomicBool,
 }
 
 impl MissingLog {
     /// Loads the record of an earlier run. An unreadable one is logged and ignored.
-    pub(in crate::mirror) fn load(store: &Store) -> Self {
+    pub fn load(store: &Store) -> Self {
         let read = store.records.read_as(&Key::Missing, |record| MissingRequests::read(&record));
         let read = read.inspect_err(|error| {
             tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts empty");

@@ -1,38 +1,38 @@
 //! The stored state: names and their locks, first-seen records of providers, alarms, and eviction.
 
-pub(in crate::mirror) mod alarms;
-pub(in crate::mirror) mod background;
-pub(in crate::mirror) mod catalog;
-pub(in crate::mirror) mod eviction;
-pub(in crate::mirror) mod evidence;
-pub(in crate::mirror) mod file_refs;
-pub(in crate::mirror) mod fill_progress;
-pub(in crate::mirror) mod first_listed;
-pub(in crate::mirror) mod first_seen;
-pub(in crate::mirror) mod installable;
-pub(in crate::mirror) mod intake;
-pub(in crate::mirror) mod missing;
-pub(in crate::mirror) mod module_history;
-pub(in crate::mirror) mod pins;
-pub(in crate::mirror) mod proof_set;
-pub(in crate::mirror) mod provider_history;
-pub(in crate::mirror) mod reconcile;
+pub mod alarms;
+pub mod background;
+pub mod catalog;
+pub mod eviction;
+pub mod evidence;
+pub mod file_refs;
+pub mod fill_progress;
+pub mod first_listed;
+pub mod first_seen;
+pub mod installable;
+pub mod intake;
+pub mod missing;
+pub mod module_history;
+pub mod pins;
+pub mod proof_set;
+pub mod provider_history;
+pub mod reconcile;
 pub mod record_format;
-pub(in crate::mirror) mod space;
-pub(in crate::mirror) mod stored_document;
-pub(in crate::mirror) mod usage;
+pub mod space;
+pub mod stored_document;
+pub mod usage;
 
 pub use self::alarms::Alarm;
-pub(in crate::mirror) use self::alarms::{AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, Alarms, AlarmsRecord};
-pub(in crate::mirror) use self::catalog::{Catalog, NameRecord};
+pub use self::alarms::{AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, Alarms, AlarmsRecord};
+pub use self::catalog::{Catalog, NameRecord};
 pub use self::catalog::{PackageHashState, StoredArchive, ZipOrigin};
 
-pub(in crate::mirror) use self::first_listed::FirstListed;
-pub(in crate::mirror) use self::first_seen::{
+pub use self::first_listed::FirstListed;
+pub use self::first_seen::{
     AcceptScope, HistoryChange, Observation, Recoverable, Signer, SigningKeyLog, VersionHistory,
 };
-pub(in crate::mirror) use self::provider_history::{ProviderHistories, ProviderRecordV0, observation};
-pub(in crate::mirror) use self::space::{Evictor, Reservation};
+pub use self::provider_history::{ProviderHistories, ProviderRecordV0, observation};
+pub use self::space::{Evictor, Reservation};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,10 +90,10 @@ pub struct Library {
 
 /// Limits and shared results of the library's own work, and its last failures.
 #[derive(Debug)]
-pub(in crate::mirror) struct LibraryWork {
-    pub(in crate::mirror) hashing_limit: WorkLimit,
-    pub(in crate::mirror) documents_in_use: DocumentsInUse,
-    pub(in crate::mirror) probe_flights: SingleFlights<(), SharedResult<Result<(), NotReady>>>,
+pub struct LibraryWork {
+    pub hashing_limit: WorkLimit,
+    pub documents_in_use: DocumentsInUse,
+    pub probe_flights: SingleFlights<(), SharedResult<Result<(), NotReady>>>,
     /// The last failure of each kind. With one entry for all, a small document that fits would hide that no archive does.
     store_failures: Mutex<BTreeMap<ObjectKind, StoreFailure>>,
 }
@@ -201,9 +201,7 @@ pub struct StoreFailure {
 }
 
 /// Treats a store that is gone as empty.
-pub(in crate::mirror) fn default_if_store_unavailable<T: Default>(
-    read: Result<T, StoreError>,
-) -> Result<T, StoreError> {
+pub fn default_if_store_unavailable<T: Default>(read: Result<T, StoreError>) -> Result<T, StoreError> {
     match read {
         Err(StoreError::Unavailable) => Ok(T::default()),
         read => read,
@@ -211,7 +209,7 @@ pub(in crate::mirror) fn default_if_store_unavailable<T: Default>(
 }
 
 /// Returns the value, or `None` where the data on disk is damaged for good.
-pub(in crate::mirror) fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+pub fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match read {
         Ok(read) => Ok(Some(read)),
         Err(error) if error.is_damage() => {

@@ -16,48 +16,48 @@ use crate::verify::PackedTree;
 
 /// The first-seen record of a module version, and the differences found since.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mirror) struct ModuleFirstSeen {
-    pub(in crate::mirror) first_seen: Timestamp,
+pub struct ModuleFirstSeen {
+    pub first_seen: Timestamp,
     /// The first-seen tree: the one seen first, or the one that an operator accepted since. No other is served.
     #[serde(rename = "pinned")]
-    pub(in crate::mirror) tree: ModuleTree,
+    pub tree: ModuleTree,
     /// A different tree that upstream served since, not accepted yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::mirror) moved: Option<ModuleTree>,
+    pub moved: Option<ModuleTree>,
     /// The time at which upstream last confirmed the location whose tree was compared last.
     #[serde(rename = "looked")]
-    pub(in crate::mirror) location_checked: Timestamp,
+    pub location_checked: Timestamp,
     /// True if `fold_case` was on when this was recorded. The record then covers every spelling of the module.
     #[serde(default)]
-    pub(in crate::mirror) folded: bool,
+    pub folded: bool,
     /// The kind of source that upstream has moved the version to, if larder cannot fetch that.
     #[serde(rename = "elsewhere", default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::mirror) unsupported_source: Option<String>,
+    pub unsupported_source: Option<String>,
 }
 
 /// A tree of a module version: fetched from its location, found unchanged there, or named by a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::mirror) struct ModuleTree {
+pub struct ModuleTree {
     /// The tree, as the proof of an archive packed from it. Of the location, only a digest is recorded, because the
     /// location itself may hold secrets.
     #[serde(flatten)]
-    pub(in crate::mirror) packed: PackedTree,
+    pub packed: PackedTree,
     /// The validators of an archive's server, for conditional requests.
     #[serde(default)]
-    pub(in crate::mirror) validators: Validators,
+    pub validators: Validators,
     /// The time of the fetch.
-    pub(in crate::mirror) at: Timestamp,
+    pub at: Timestamp,
 }
 
 impl ModuleTree {
-    pub(in crate::mirror) fn has_validators(&self) -> bool {
+    pub fn has_validators(&self) -> bool {
         self.validators != Validators::default()
     }
 }
 
 impl ModuleTree {
     /// The fact that this tree is to be that of the version.
-    pub(in crate::mirror) fn fact(&self, version: &Version) -> EvidenceFact {
+    pub fn fact(&self, version: &Version) -> EvidenceFact {
         let PackedTree { tree_digest, subdir, .. } = &self.packed;
         EvidenceFact::Tree { version: version.clone(), digest: *tree_digest, subdir: subdir.clone() }
     }
@@ -65,7 +65,7 @@ impl ModuleTree {
 
 impl PackedTree {
     /// True if both are the same module, whatever packed them. Another folder of the same tree is another module.
-    pub(in crate::mirror) fn is_same_module(&self, other: &Self) -> bool {
+    pub fn is_same_module(&self, other: &Self) -> bool {
         self.tree_digest == other.tree_digest && self.subdir == other.subdir
     }
 }
@@ -76,7 +76,7 @@ impl ModuleFirstSeen {
     }
 
     /// True if upstream serves something else now, not accepted yet.
-    pub(in crate::mirror) fn has_moved(&self) -> bool {
+    pub fn has_moved(&self) -> bool {
         self.moved.is_some() || self.unsupported_source.is_some()
     }
 }
@@ -85,7 +85,7 @@ impl ModuleFirstSeen {
 #[expect(clippy::large_enum_variant, reason = "short-lived: it is read or written at once")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(in crate::mirror) enum ModuleFirstSeenRecord {
+pub enum ModuleFirstSeenRecord {
     Seen(ModuleFirstSeen),
     /// An operator accepted that larder cannot fetch the version any more. Archives and other spellings do not restore
     /// the record.
@@ -96,7 +96,7 @@ pub(in crate::mirror) enum ModuleFirstSeenRecord {
 
 /// The result of comparing a tree with the first-seen record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::mirror) enum TreeComparison {
+pub enum TreeComparison {
     /// It is the first-seen tree.
     Consistent,
     /// It differs from the first-seen tree.
@@ -113,10 +113,7 @@ pub(in crate::mirror) enum TreeComparison {
 ///
 /// # Errors
 /// The disk failed. The next tree must not be taken for the first then.
-pub(in crate::mirror) fn read_first_seen(
-    library: &Library,
-    package: &ModulePackage,
-) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
+pub fn read_first_seen(library: &Library, package: &ModulePackage) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
     update_record(library, package, |_, recorded| Ok(recorded))
 }
 
@@ -216,7 +213,7 @@ fn rebuild_from_name_record(library: &Library, package: &ModulePackage) -> Resul
 
 /// The reason for comparing a tree with the first-seen record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum ComparisonPurpose {
+pub enum ComparisonPurpose {
     /// An archive of the tree is about to be stored. The first tree of a version creates the record.
     Store,
     /// Only the comparison. It never creates a record.
@@ -230,7 +227,7 @@ pub(in crate::mirror) enum ComparisonPurpose {
 ///
 /// # Errors
 /// The record could not be written. Then the archive must not be stored.
-pub(in crate::mirror) fn compare(
+pub fn compare(
     library: &Library,
     package: &ModulePackage,
     tree: &ModuleTree,
@@ -266,11 +263,7 @@ pub(in crate::mirror) fn compare(
 }
 
 /// Makes a tree the first-seen one, because an operator accepts it. Returns the one before.
-pub(in crate::mirror) fn accept(
-    library: &Library,
-    package: &ModulePackage,
-    tree: &ModuleTree,
-) -> Result<Option<ModuleTree>, StoreError> {
+pub fn accept(library: &Library, package: &ModulePackage, tree: &ModuleTree) -> Result<Option<ModuleTree>, StoreError> {
     update_record(library, package, |step, recorded| {
         let before = recorded.intact();
         let first_seen = before.as_ref().map_or(tree.at, |seen| seen.first_seen);
@@ -281,14 +274,14 @@ pub(in crate::mirror) fn accept(
 }
 
 /// Forgets the record of a version, because an operator accepts that larder cannot fetch it any more.
-pub(in crate::mirror) fn forget(library: &Library, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
+pub fn forget(library: &Library, package: &ModulePackage, now: Timestamp) -> Result<(), StoreError> {
     let key = Key::ModuleFirstSeen(package.clone());
     let record = to_json(&ModuleFirstSeenRecord::Forgotten { forgotten: now });
     library.store.records.put(&key, &record, Durability::Synced)
 }
 
 /// Records that upstream moved a version to a source that larder cannot fetch. Returns the record.
-pub(in crate::mirror) fn record_external_move(
+pub fn record_external_move(
     library: &Library,
     package: &ModulePackage,
     kind: &str,
@@ -306,11 +299,7 @@ const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no st
 
 /// Restores the first-seen record of a version if anything stored allows it. Returns false, and raises an alarm, if it
 /// stays lost until `accept`.
-pub(in crate::mirror) fn restore_first_seen(
-    library: &Library,
-    package: &ModulePackage,
-    now: Timestamp,
-) -> Result<bool, StoreError> {
+pub fn restore_first_seen(library: &Library, package: &ModulePackage, now: Timestamp) -> Result<bool, StoreError> {
     let is_lost = read_first_seen(library, package)? == ReadOutcome::Damaged;
     if is_lost {
         library.raise_alarm(&package.module, AlarmKind::DamagedRecord.of(&package.version), DAMAGED_RECORD_DETAIL, now);

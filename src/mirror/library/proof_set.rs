@@ -39,21 +39,21 @@ pub struct ProofSet {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(in crate::mirror) struct ProofSetMetadata {
-    pub(in crate::mirror) asked: Url,
-    pub(in crate::mirror) url: Url,
+pub struct ProofSetMetadata {
+    pub asked: Url,
+    pub url: Url,
     /// The origins contacted for all three, redirects included.
     #[serde(default)]
-    pub(in crate::mirror) origins: Vec<Origin>,
-    pub(in crate::mirror) validators: Validators,
-    pub(in crate::mirror) sums_validators: Validators,
-    pub(in crate::mirror) signature_validators: Validators,
-    pub(in crate::mirror) fetched: Timestamp,
-    pub(in crate::mirror) proof: Proof,
+    pub origins: Vec<Origin>,
+    pub validators: Validators,
+    pub sums_validators: Validators,
+    pub signature_validators: Validators,
+    pub fetched: Timestamp,
+    pub proof: Proof,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum ProofSetFile {
+pub enum ProofSetFile {
     Archive,
     Proof(ProofFile),
 }
@@ -133,12 +133,12 @@ impl Revalidatable for Arc<StoredProofSet> {
 
 /// A stored set with its predecessor.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct StoredProofSet {
+pub struct StoredProofSet {
     /// The set to serve.
-    pub(in crate::mirror) current: Arc<ProofSet>,
+    pub current: Arc<ProofSet>,
     /// The set before it, and the time of its replacement.
-    pub(in crate::mirror) predecessor: Option<(Arc<ProofSet>, Timestamp)>,
-    pub(in crate::mirror) confirmed: Confirmation,
+    pub predecessor: Option<(Arc<ProofSet>, Timestamp)>,
+    pub confirmed: Confirmation,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -151,15 +151,15 @@ struct ProofSetRecord {
 
 /// A stored set, and its predecessor where that must be served instead.
 #[derive(Debug, Clone)]
-pub(in crate::mirror) struct UsableProofSet {
-    pub(in crate::mirror) stored_set: Arc<StoredProofSet>,
+pub struct UsableProofSet {
+    pub stored_set: Arc<StoredProofSet>,
     /// The predecessor, if its archive is stored and the current one's is not.
-    pub(in crate::mirror) fallback: Option<Arc<ProofSet>>,
+    pub fallback: Option<Arc<ProofSet>>,
 }
 
 impl UsableProofSet {
     /// Drops the sets that do not meet the policy; `None` if the current one does not.
-    pub(in crate::mirror) fn meeting_policy(self, policy: VerificationPolicy) -> Option<Self> {
+    pub fn meeting_policy(self, policy: VerificationPolicy) -> Option<Self> {
         let is_met = |set: &Arc<ProofSet>| policy.is_met_by(&set.metadata.proof.how);
         if !is_met(&self.stored_set.current) {
             return None;
@@ -175,17 +175,13 @@ impl UsableProofSet {
     }
 
     /// The set to serve while upstream cannot be asked.
-    pub(in crate::mirror) fn offline_set(&self) -> &Arc<ProofSet> {
+    pub fn offline_set(&self) -> &Arc<ProofSet> {
         self.fallback.as_ref().unwrap_or(&self.stored_set.current)
     }
 
     /// Finds the set with the file that a digest names. The predecessor's digests are served for a day, and longer
     /// while only its archive is stored.
-    pub(in crate::mirror) fn find(
-        &self,
-        prefix: &DigestPrefix,
-        now: Timestamp,
-    ) -> Option<(Arc<ProofSet>, ProofSetFile)> {
+    pub fn find(&self, prefix: &DigestPrefix, now: Timestamp) -> Option<(Arc<ProofSet>, ProofSetFile)> {
         let lately = |replaced: Timestamp| now.since(replaced).as_secs() < PREDECESSOR_LIFETIME_SECONDS;
         let predecessor = self.stored_set.predecessor.as_ref().filter(|(_, replaced)| lately(*replaced));
         let sets = [Some(&self.stored_set.current), predecessor.map(|(set, _)| set), self.fallback.as_ref()];
@@ -193,18 +189,13 @@ impl UsableProofSet {
     }
 
     /// Finds the set whose SHA256SUMS or signature has this digest.
-    pub(in crate::mirror) fn with_proof_file(
-        &self,
-        file: ProofFile,
-        prefix: &DigestPrefix,
-        now: Timestamp,
-    ) -> Option<Arc<ProofSet>> {
+    pub fn with_proof_file(&self, file: ProofFile, prefix: &DigestPrefix, now: Timestamp) -> Option<Arc<ProofSet>> {
         self.find(prefix, now).filter(|(_, found)| *found == ProofSetFile::Proof(file)).map(|(set, _)| set)
     }
 }
 
 impl StoredProofSet {
-    pub(in crate::mirror) fn read(record: Vec<u8>, package: &Package) -> Option<Self> {
+    pub fn read(record: Vec<u8>, package: &Package) -> Option<Self> {
         let (metadata, parts) = parts::read::<ProofSetRecord>(record)?;
         let mut parts = parts.into_iter();
         let mut set = |metadata| ProofSet::new(metadata, parts.next()?, parts.next()?, parts.next()?, package).ok();
@@ -219,7 +210,7 @@ impl StoredProofSet {
         Some(Self { current, predecessor, confirmed: Confirmation { checked: metadata.checked, gone: metadata.gone } })
     }
 
-    pub(in crate::mirror) fn write(&self) -> Vec<u8> {
+    pub fn write(&self) -> Vec<u8> {
         let predecessor = self.predecessor.as_ref();
         let record = ProofSetRecord {
             checked: self.confirmed.checked,
@@ -255,6 +246,6 @@ impl Library {
 }
 
 /// The detail of an `imported-differs` alarm.
-pub(in crate::mirror) fn imported_differs(imported: Digest, verified: Digest) -> String {
+pub fn imported_differs(imported: Digest, verified: Digest) -> String {
     format!("imported without signatures with SHA-256 {imported}; the verified one, {verified}, is served")
 }

@@ -27,14 +27,14 @@ use crate::upstream::providers::MAX_VERSIONS;
 use crate::verify::{Checksums, ProofBasis};
 
 #[derive(Debug)]
-pub(in crate::mirror) struct ProviderHistories {
+pub struct ProviderHistories {
     store: Arc<Store>,
 }
 
 /// The first record layout of store format 1: all versions and keys of a provider in one file. Split by version at the
 /// next read or change of the provider's records.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(in crate::mirror) struct ProviderRecordV0 {
+pub struct ProviderRecordV0 {
     #[serde(default)]
     keys: BTreeMap<String, Timestamp>,
     #[serde(default)]
@@ -62,7 +62,7 @@ impl ProviderRecordV0 {
 }
 
 impl ProviderHistories {
-    pub(in crate::mirror) fn new(store: Arc<Store>) -> Self {
+    pub fn new(store: Arc<Store>) -> Self {
         Self { store }
     }
 
@@ -108,7 +108,7 @@ impl ProviderHistories {
 
     /// Records sets that an operator accepts. Returns the changes of each, compared with the history before any of
     /// these sets was recorded; `None`, and records nothing, if `is_undecided` of one, by the history of this moment.
-    pub(in crate::mirror) fn accept(
+    pub fn accept(
         &self,
         provider: &ProviderAddress,
         sets: &[Observation<'_>],
@@ -147,7 +147,7 @@ impl ProviderHistories {
     }
 
     /// The decisions about each of these sets that an operator owes before they are accepted.
-    pub(in crate::mirror) fn undecided(
+    pub fn undecided(
         &self,
         provider: &ProviderAddress,
         sets: &[Observation<'_>],
@@ -164,7 +164,7 @@ impl ProviderHistories {
     }
 
     /// The keys of a provider's log in its order, each with the number of versions that it signed.
-    pub(in crate::mirror) fn known_keys(&self, provider: &ProviderAddress) -> Result<Vec<(String, usize)>, StoreError> {
+    pub fn known_keys(&self, provider: &ProviderAddress) -> Result<Vec<(String, usize)>, StoreError> {
         self.read(provider, |step| {
             let mut versions = Vec::new();
             for key in step.step.first_seen(provider)? {
@@ -178,7 +178,7 @@ impl ProviderHistories {
 
     /// Every digest that a verified set ever named for the archive of a package. [`Recoverable::Lost`], without
     /// any digest, if the record is lost.
-    pub(in crate::mirror) fn digests_of(&self, package: &Package) -> Result<Recoverable<Vec<Digest>>, StoreError> {
+    pub fn digests_of(&self, package: &Package) -> Result<Recoverable<Vec<Digest>>, StoreError> {
         let history = self.read(&package.provider, |step| step.history(&package.version))?;
         Ok(match history.version {
             Recoverable::Available(version) => Recoverable::Available(version.digests_of(&package.platform)),
@@ -188,7 +188,7 @@ impl ProviderHistories {
     }
 
     /// The signing-key log of a provider; `None` if it is lost.
-    pub(in crate::mirror) fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<SigningKeyLog>, StoreError> {
+    pub fn keys_of(&self, provider: &ProviderAddress) -> Result<Option<SigningKeyLog>, StoreError> {
         self.read(provider, |step| step.keys())
     }
 
@@ -197,10 +197,7 @@ impl ProviderHistories {
     ///
     /// # Errors
     /// The history could not be read or written. Then no set may be removed.
-    pub(in crate::mirror) fn record_stored(
-        &self,
-        provider: &ProviderAddress,
-    ) -> Result<Vec<(Package, StoreError)>, StoreError> {
+    pub fn record_stored(&self, provider: &ProviderAddress) -> Result<Vec<(Package, StoreError)>, StoreError> {
         let mut unrecorded = Vec::new();
         for package in self.store.records.packages_with_sets(provider)? {
             unrecorded.extend(self.record_set(&package)?.map(|unreadable| (package, unreadable)));
@@ -243,7 +240,7 @@ impl ProviderHistories {
 
     /// Rebuilds a damaged record of a version or a provider's signing-key log from stored sets. Returns true if it is
     /// readable again.
-    pub(in crate::mirror) fn restore(&self, key: &Key) -> Result<bool, StoreError> {
+    pub fn restore(&self, key: &Key) -> Result<bool, StoreError> {
         match key {
             Key::FirstSeen(provider, version) => {
                 let history = self.read(provider, |step| step.history(version))?;
@@ -405,14 +402,14 @@ impl HistoryStep<'_, '_> {
     }
 }
 
-pub(in crate::mirror) struct AcceptedSets {
+pub struct AcceptedSets {
     /// The changes that each set makes.
-    pub(in crate::mirror) changes: Vec<Vec<HistoryChange>>,
+    pub changes: Vec<Vec<HistoryChange>>,
     /// The keys in the provider's log before the accept.
-    pub(in crate::mirror) keys_before: Vec<String>,
+    pub keys_before: Vec<String>,
 }
 
-pub(in crate::mirror) fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums) -> Observation<'a> {
+pub fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums) -> Observation<'a> {
     let signer = Signer::of(&set.proof().how);
     Observation { package, archive: set.document.shasum, sums, signer, observed: set.fetched() }
 }
@@ -551,7 +548,7 @@ impl Library {
 }
 
 /// The reason for admitting a verified set.
-pub(in crate::mirror) enum Admission {
+pub enum Admission {
     /// Consistent with everything verified before.
     Consistent,
     /// It changes the version, and its key may vouch for that.
@@ -571,7 +568,7 @@ impl HistoryRefusal {
         }
     }
 
-    pub(in crate::mirror) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Self::ChangedByUntrustedKey(change) => {
                 let change = change.describe();

@@ -44,7 +44,7 @@ struct RecordHead<M> {
 }
 
 /// Writes the metadata and the parts.
-pub(in crate::mirror) fn write<M: Serialize>(metadata: &M, parts: &[&[u8]]) -> Vec<u8> {
+pub fn write<M: Serialize>(metadata: &M, parts: &[&[u8]]) -> Vec<u8> {
     let head = RecordHead { about: metadata, parts: parts.iter().map(|part| part.len()).collect() };
     let mut record = serde_json::to_vec(&head).expect("our own records are plain data, which always serialises");
     record.push(b'\n');
@@ -55,7 +55,7 @@ pub(in crate::mirror) fn write<M: Serialize>(metadata: &M, parts: &[&[u8]]) -> V
 }
 
 /// Parses a record of [`write()`]; `None` where it is malformed.
-pub(in crate::mirror) fn read<M: DeserializeOwned>(record: Vec<u8>) -> Option<(M, Vec<Bytes>)> {
+pub fn read<M: DeserializeOwned>(record: Vec<u8>) -> Option<(M, Vec<Bytes>)> {
     let record = Bytes::from(record);
     let end = record.iter().position(|byte| *byte == b'\n')?;
     let head: RecordHead<M> = serde_json::from_slice(&record[..end]).ok()?;

@@ -16,7 +16,7 @@ use crate::store::{IndexedArchive, Key, SizeLimit, StoreError};
 
 /// The state that writers share with the eviction task.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct Evictor {
+pub struct Evictor {
     /// Locked while one archive or document is evicted, and by pin and purge.
     eviction_lock: Mutex<()>,
     last_request: AtomicU64,
@@ -44,7 +44,7 @@ pub(super) struct EvictionProgress {
 
 /// Disk space reserved for a fill in progress, in bytes. Released on drop.
 #[derive(Debug)]
-pub(in crate::mirror) struct Reservation {
+pub struct Reservation {
     bytes: u64,
     reserved: Arc<AtomicU64>,
 }
@@ -61,7 +61,7 @@ impl Evictor {
     }
 
     /// Blocks eviction. Taken before any digest or record lock.
-    pub(in crate::mirror) fn block_evictions(&self) -> MutexGuard<'_, ()> {
+    pub fn block_evictions(&self) -> MutexGuard<'_, ()> {
         self.eviction_lock.lock()
     }
 
@@ -255,7 +255,7 @@ pub(super) struct HeldNames {
 
 /// Ends the exemption on drop.
 #[derive(Debug)]
-pub(in crate::mirror) struct EvictionHoldGuard(Arc<Evictor>);
+pub struct EvictionHoldGuard(Arc<Evictor>);
 
 impl Drop for EvictionHoldGuard {
     fn drop(&mut self) {

@@ -27,7 +27,7 @@ use crate::upstream::discovery::Discovery;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::{Document, Validators};
 
-pub(in crate::mirror) type DocumentFlightResult = FlightResult<Arc<StoredDocument>>;
+pub type DocumentFlightResult = FlightResult<Arc<StoredDocument>>;
 
 /// Size in bytes from which a document is parsed on a blocking thread.
 const LARGE_DOCUMENT: usize = 64 * 1024;
@@ -49,26 +49,26 @@ pub struct StoredDocument {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(in crate::mirror) struct DocumentMetadata {
+pub struct DocumentMetadata {
     /// The requested URL.
-    pub(in crate::mirror) asked: Url,
+    pub asked: Url,
     /// The URL after redirects.
-    pub(in crate::mirror) url: Url,
+    pub url: Url,
     /// The origins contacted, redirects included.
     #[serde(default)]
-    pub(in crate::mirror) origins: Vec<Origin>,
+    pub origins: Vec<Origin>,
     #[serde(default)]
-    pub(in crate::mirror) validators: Validators,
-    pub(in crate::mirror) fetched: Timestamp,
+    pub validators: Validators,
+    pub fetched: Timestamp,
     /// The time of upstream's last answer about the document, a 304 or a 404 included.
-    pub(in crate::mirror) checked: Timestamp,
+    pub checked: Timestamp,
     /// True if that answer was a 404.
     #[serde(default)]
-    pub(in crate::mirror) gone: bool,
+    pub gone: bool,
     /// Set for a document from a bundle until it is fetched from upstream. No credential is sent to the origins it
     /// names.
     #[serde(rename = "carried", default, skip_serializing_if = "std::ops::Not::not")]
-    pub(in crate::mirror) from_bundle: bool,
+    pub from_bundle: bool,
 }
 
 impl StoredDocument {
@@ -186,7 +186,7 @@ impl Library {
 
 /// The documents that requests use at this moment. A large list is read once for all that want it at the same time.
 #[derive(Debug, Default)]
-pub(in crate::mirror) struct DocumentsInUse {
+pub struct DocumentsInUse {
     documents: Mutex<HashMap<Key, (Generation, Weak<StoredDocument>)>>,
     reading: Striped<tokio::sync::Mutex<()>>,
 }

@@ -37,40 +37,40 @@ use crate::upstream::source::{
 const MAX_PAGES: usize = 10;
 /// Limits how many archives are unpacked and packed concurrently: this takes CPU time, and file names are in memory.
 /// One upstream gets at most half.
-pub(in crate::mirror) const UNPACK_LIMITS: ConcurrencyLimit =
+pub const UNPACK_LIMITS: ConcurrencyLimit =
     ConcurrencyLimit { per_upstream: 2, all: 4, wait: Duration::from_secs(300), queue: 256 };
 /// The time that a folder named by a page is remembered, for clients that cannot wait for the archive.
 const SUBDIR_CACHED_FOR: Duration = Duration::from_secs(3600);
 /// Maximum size of a page that names a source, in bytes.
 const MAX_PAGE_BYTES: u64 = 1 << 20;
 /// The fetched tree of a package, and the folder of the module in it.
-pub(in crate::mirror) struct FetchedTree {
-    pub(in crate::mirror) tree: Tree,
+pub struct FetchedTree {
+    pub tree: Tree,
     /// The folder that becomes the root of the archive.
-    pub(in crate::mirror) root: TreePath,
+    pub root: TreePath,
     /// The folder of the module below that root.
-    pub(in crate::mirror) subdir: Option<String>,
-    pub(in crate::mirror) commit: Option<String>,
+    pub subdir: Option<String>,
+    pub commit: Option<String>,
     /// The validators sent by an archive's server.
-    pub(in crate::mirror) validators: Validators,
+    pub validators: Validators,
     /// The origin that it was fetched from.
-    pub(in crate::mirror) origin: String,
+    pub origin: String,
     /// Held until the tree is packed, so that many cold modules do not exhaust memory. A task that waits for one holds
     /// neither another one nor any other permit.
     _permit: Permit,
     /// Dropped last: it contains the tree's files.
-    pub(in crate::mirror) _scratch: Arc<Scratch>,
+    pub _scratch: Arc<Scratch>,
 }
 
 /// Reasons that a tree could not be fetched.
-pub(in crate::mirror) enum FetchTreeError {
+pub enum FetchTreeError {
     /// The location may be outdated: registries sign URLs, and the file behind one may have been replaced.
     StaleLocation(Error),
     Failed(Error),
 }
 
 impl FetchTreeError {
-    pub(in crate::mirror) fn error(self) -> Error {
+    pub fn error(self) -> Error {
         match self {
             Self::StaleLocation(error) | Self::Failed(error) => error,
         }
@@ -84,16 +84,16 @@ impl<E: Into<Error>> From<E> for FetchTreeError {
 }
 
 /// One fetch of a package: its upstream, credential scope and memory reservation.
-pub(in crate::mirror) struct SourceFetch<'a> {
-    pub(in crate::mirror) modules: &'a Arc<Modules>,
-    pub(in crate::mirror) package: &'a ModulePackage,
-    pub(in crate::mirror) credential_scope: CredentialScope,
-    pub(in crate::mirror) call: &'a RequestContext,
-    pub(in crate::mirror) reservation: &'a mut Reservation,
+pub struct SourceFetch<'a> {
+    pub modules: &'a Arc<Modules>,
+    pub package: &'a ModulePackage,
+    pub credential_scope: CredentialScope,
+    pub call: &'a RequestContext,
+    pub reservation: &'a mut Reservation,
 }
 
 impl<'a> SourceFetch<'a> {
-    pub(in crate::mirror) async fn new(
+    pub async fn new(
         modules: &'a Arc<Modules>,
         package: &'a ModulePackage,
         call: &'a RequestContext,
@@ -105,10 +105,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Fetches the tree that a location leads to.
-    pub(in crate::mirror) async fn fetch_tree(
-        mut self,
-        location: &LocationDocument,
-    ) -> Result<FetchedTree, FetchTreeError> {
+    pub async fn fetch_tree(mut self, location: &LocationDocument) -> Result<FetchedTree, FetchTreeError> {
         let LocatedSource { mut source, mut subdir } = location.parsed.clone();
         for _ in 0..=MAX_PAGES {
             match source {
@@ -197,11 +194,11 @@ impl<'a> SourceFetch<'a> {
         Ok(FetchedTree { tree, root, subdir, commit, validators, origin, _permit: permit, _scratch: scratch })
     }
 
-    pub(in crate::mirror) fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
+    pub fn request<'b>(&'b self, url: &'b Url, subject: &'b str) -> UpstreamRequest<'b> {
         self.call.upstream_request(subject, url, &self.package.module.host, &self.credential_scope, RETRIES)
     }
 
-    pub(in crate::mirror) fn subject(&self) -> String {
+    pub fn subject(&self) -> String {
         format!("the package of {}", self.package)
     }
 
@@ -210,7 +207,7 @@ impl<'a> SourceFetch<'a> {
     }
 
     /// Converts an error of the git client.
-    pub(in crate::mirror) fn git_failed(&self, error: GitError, url: &Url) -> Error {
+    pub fn git_failed(&self, error: GitError, url: &Url) -> Error {
         match error {
             GitError::Upstream(error) => error.into(),
             GitError::Tree { origin, error, .. } => self.refused(&origin, error),
@@ -259,7 +256,7 @@ impl Modules {
 
 /// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module
 /// itself exists.
-pub(in crate::mirror) fn location_fault(error: UpstreamError) -> FetchTreeError {
+pub fn location_fault(error: UpstreamError) -> FetchTreeError {
     let may_be_too_old = error.fault.may_be_an_expired_url();
     let fault = match error.fault {
         Fault::Absent(status) | Fault::Rejected { status, .. } => {
@@ -276,7 +273,7 @@ const MAX_CHECKSUM_LIST_BYTES: u64 = 1 << 20;
 
 impl SourceFetch<'_> {
     /// Downloads an archive, compares it with the checksum in its address, and unpacks it.
-    pub(in crate::mirror) async fn archive(
+    pub async fn archive(
         &mut self,
         source: &ArchiveSource,
         tree: Tree,
@@ -361,10 +358,10 @@ impl SourceFetch<'_> {
 
 /// The staging names in use. Two fetches that append to one file would mix their bytes.
 #[derive(Debug, Clone, Default)]
-pub(in crate::mirror) struct StageNames(Arc<Mutex<HashSet<String>>>);
+pub struct StageNames(Arc<Mutex<HashSet<String>>>);
 
 /// A staging name, reserved until dropped.
-pub(in crate::mirror) struct StageName {
+pub struct StageName {
     name: String,
     names: StageNames,
 }

@@ -227,7 +227,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The condition for a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) enum RecheckMode {
+pub enum RecheckMode {
     /// Only if upstream confirmed the location since the last check.
     IfDue,
     /// Always: an operator asks for it.

@@ -3,8 +3,8 @@
 //!
 //! Throughout, `package` is spelled as it was requested, and `key` as it is stored, which may differ in case.
 
-pub(in crate::mirror) mod fetch;
-pub(in crate::mirror) mod fill;
+pub mod fetch;
+pub mod fill;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

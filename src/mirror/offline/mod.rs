@@ -5,7 +5,7 @@
 //! network mirror protocol, module registry protocol). So the list must name nothing else for a constraint to select a
 //! stored version. Stored documents stay unchanged: back online, the full list is served again.
 
-pub(in crate::mirror) mod stored_pages;
+pub mod stored_pages;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

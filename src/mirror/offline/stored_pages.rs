@@ -83,7 +83,7 @@ fn is_on_page(address: &Address, page: &PageRef) -> bool {
 }
 
 /// The latest of some versions; a pre-release only if there is no release.
-pub(in crate::mirror) fn latest<'a>(versions: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
+pub fn latest<'a>(versions: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
     versions.into_iter().max_by_key(|version| (!version.is_pre_release(), *version))
 }
 

@@ -1,14 +1,14 @@
 //! The commands of an operator, and the steps of jobs.
 
-pub(in crate::mirror) mod accept;
-pub(in crate::mirror) mod explain;
-pub(in crate::mirror) mod list;
-pub(in crate::mirror) mod notable;
-pub(in crate::mirror) mod purge;
-pub(in crate::mirror) mod refresh;
-pub(in crate::mirror) mod rehash;
-pub(in crate::mirror) mod status;
-pub(in crate::mirror) mod warm;
+pub mod accept;
+pub mod explain;
+pub mod list;
+pub mod notable;
+pub mod purge;
+pub mod refresh;
+pub mod rehash;
+pub mod status;
+pub mod warm;
 
 use std::sync::Arc;
 

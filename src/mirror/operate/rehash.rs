@@ -28,14 +28,14 @@ const PIECES_AT_ONCE: usize = 4;
 
 /// A limit on the rate of reads, and the time at which it allows the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::mirror) struct ReadRate {
+pub struct ReadRate {
     bytes_per_second: u64,
     /// `None` before the first read.
     next_read: Option<Instant>,
 }
 
 impl ReadRate {
-    pub(in crate::mirror) const fn of(bytes_per_second: u64) -> Self {
+    pub const fn of(bytes_per_second: u64) -> Self {
         Self { bytes_per_second, next_read: None }
     }
 

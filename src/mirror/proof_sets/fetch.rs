@@ -34,7 +34,7 @@ type CompanionFile = (Bytes, Validators, Vec<Origin>);
 
 /// The stored set that a fetch builds on.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::mirror) enum SetBasis<'a> {
+pub enum SetBasis<'a> {
     /// None is stored, so a version that upstream's own list does not name is refused.
     Nothing,
     /// Upstream may confirm this set.
@@ -253,7 +253,7 @@ impl ProofSets {
 
 /// The place of a download document, and the state of its version in upstream's list.
 #[derive(Debug)]
-pub(in crate::mirror) struct LocatedSet {
+pub struct LocatedSet {
     url: Url,
     credential_scope: CredentialScope,
     listed: ListingState,

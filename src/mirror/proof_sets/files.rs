@@ -22,14 +22,14 @@ const MAX_PLATFORMS_ASKED: usize = 4;
 
 /// A file of a package, as a URL names it.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::mirror) struct RequestedFile<'a> {
-    pub(in crate::mirror) package: &'a Package,
-    pub(in crate::mirror) digest: &'a DigestPrefix,
-    pub(in crate::mirror) name: &'a str,
+pub struct RequestedFile<'a> {
+    pub package: &'a Package,
+    pub digest: &'a DigestPrefix,
+    pub name: &'a str,
 }
 
 impl RequestedFile<'_> {
-    pub(in crate::mirror) fn not_found_error(&self) -> Error {
+    pub fn not_found_error(&self) -> Error {
         let Self { package, digest, name } = self;
         Error::NotFound(format!(
             "{package} has no file {name} whose SHA-256 begins with {digest}: ask its download document again"

@@ -1,7 +1,7 @@
 //! Serves, revalidates, fetches and replaces proof sets.
 
-pub(in crate::mirror) mod fetch;
-pub(in crate::mirror) mod files;
+pub mod fetch;
+pub mod files;
 
 use std::sync::Arc;
 
@@ -34,12 +34,12 @@ use crate::verify::ProofBasis;
 /// The most proof sets verified at a time; each may take a second of CPU.
 const MAX_CONCURRENT_VERIFICATIONS: usize = 2;
 /// The download document, SHA256SUMS and the signature.
-pub(in crate::mirror) const REQUESTS_PER_SET: u32 = 3;
+pub const REQUESTS_PER_SET: u32 = 3;
 
-pub(in crate::mirror) type SetFlightResult = FlightResult<Arc<StoredProofSet>>;
+pub type SetFlightResult = FlightResult<Arc<StoredProofSet>>;
 
 /// Returns true for a fetch that failed because upstream has no such package.
-pub(in crate::mirror) fn is_absent(error: &Error) -> bool {
+pub fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Upstream(error) if matches!(error.fault, Fault::Absent(_)))
 }
 
@@ -450,6 +450,6 @@ impl ProofSets {
 }
 
 /// Names the set of a package, for messages.
-pub(in crate::mirror) fn describe_set(package: &Package) -> String {
+pub fn describe_set(package: &Package) -> String {
     Key::ProofSet(package.clone()).to_string()
 }
