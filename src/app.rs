@@ -36,7 +36,7 @@ use crate::http::local_socket;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerTarget, LivenessError};
 use crate::http::{
-    Admin, AdminCaller, AdminProcess, MainListener, MainUrl, RequestMetrics, RequestTraffic, RunAccess, Runs,
+    Admin, AdminCaller, AdminProcess, MainListener, RequestMetrics, RequestTraffic, RunAccess, Runs, ServingLarder,
 };
 use crate::jobs::{self, Jobs, Recurring, TrafficHistory};
 use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
@@ -433,11 +433,15 @@ impl SharedParts {
         );
         let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
         let admin_tls = admin_tls::server_config(&token)?;
-        let process = AdminProcess::Larder {
+        let serving = ServingLarder {
             access: Access::new(token, self.admin_address.ip(), reads),
             recurring: Arc::clone(&self.recurring),
             started: self.started,
             traffic: Arc::clone(&self.traffic),
+        };
+        let process = match self.run_ids {
+            None => AdminProcess::Service(serving),
+            Some(_) => AdminProcess::Run(serving),
         };
         let admin = Arc::new(Admin {
             mirror: Arc::clone(&self.mirror),
@@ -446,10 +450,7 @@ impl SharedParts {
             process,
             registry: Arc::clone(&self.registry),
             requests: self.requests.clone(),
-            base: match self.run_ids {
-                None => MainUrl::Served(base_url_of(config, self.main_address)),
-                Some(_) => MainUrl::Configured(base_url_of(config, self.main_address)),
-            },
+            base: base_url_of(config, self.main_address),
             runs: Some(RunAccess {
                 runs: self.runs.clone(),
                 listener: config.server.tls.is_none().then(|| loopback_if_unspecified(self.main_address)),
@@ -494,7 +495,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         registry: metrics.registry(Arc::clone(&mirror), &jobs, clock.now(), clock.clone()),
         jobs,
         mirror,
-        base: MainUrl::Configured(base_url_of(config, config.server.listen)),
+        base: base_url_of(config, config.server.listen),
         runs: None,
         clock,
         config_file: config.file(),

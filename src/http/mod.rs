@@ -28,7 +28,7 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-pub use self::admin::{Admin, AdminCaller, AdminProcess, MainUrl, RunAccess};
+pub use self::admin::{Admin, AdminCaller, AdminProcess, RunAccess, ServingLarder};
 pub use self::body::Body;
 pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;

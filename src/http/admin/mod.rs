@@ -74,8 +74,8 @@ pub struct Admin {
     pub registry: Arc<Registry>,
     /// The request counters, for the status.
     pub requests: RequestMetrics,
-    /// The URL of the main listener for clients, without a final slash.
-    pub base: MainUrl,
+    /// The URL of the main listener for clients, without a final slash: where a service answers them, or would.
+    pub base: String,
     /// The runs of this larder; `None` for a service within a command, which has no main listener.
     pub runs: Option<RunAccess>,
     /// The clock.
@@ -88,22 +88,6 @@ pub struct Admin {
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
     pub bundles: BundleKeys,
-}
-
-/// The URL of the main listener for clients.
-#[derive(Debug, Clone)]
-pub enum MainUrl {
-    /// Every client that larder admits is answered there.
-    Served(String),
-    /// `larder serve` would answer there. This process is a command, or serves runs alone.
-    Configured(String),
-}
-
-impl MainUrl {
-    fn as_str(&self) -> &str {
-        let (Self::Served(url) | Self::Configured(url)) = self;
-        url
-    }
 }
 
 /// The counts of runs, and the way of their clients to the main listener.
@@ -119,22 +103,38 @@ pub struct RunAccess {
 /// The process that an admin service is part of.
 #[derive(Debug)]
 pub enum AdminProcess {
-    /// A serving larder.
-    Larder {
-        /// The access rules of the admin listener.
-        access: Access,
-        /// The recurring warm-ups.
-        recurring: Arc<Recurring>,
-        /// The start time.
-        started: Timestamp,
-        /// The traffic of the last day.
-        traffic: Arc<TrafficHistory>,
-    },
+    /// `larder serve`: every client that larder admits is answered.
+    Service(ServingLarder),
+    /// `larder run`: its own clients are answered.
+    Run(ServingLarder),
     /// One command without a larder. Only the command itself reaches the service.
     Command {
         /// The recorded recurring warm-ups.
         warm_ups: Vec<RecurringState>,
     },
+}
+
+/// What a larder with listeners has.
+#[derive(Debug)]
+pub struct ServingLarder {
+    /// The access rules of the admin listener.
+    pub access: Access,
+    /// The recurring warm-ups.
+    pub recurring: Arc<Recurring>,
+    /// The start time.
+    pub started: Timestamp,
+    /// The traffic of the last day.
+    pub traffic: Arc<TrafficHistory>,
+}
+
+impl AdminProcess {
+    /// The larder that serves; `None` for one command.
+    fn serving(&self) -> Option<&ServingLarder> {
+        match self {
+            Self::Service(serving) | Self::Run(serving) => Some(serving),
+            Self::Command { .. } => None,
+        }
+    }
 }
 
 /// The sender of a request to an admin service.
@@ -168,8 +168,8 @@ impl Admin {
             let reason = format!("there is nothing at {}: GET {INDEX} lists the paths", request.uri().path());
             return Err(errors(StatusCode::NOT_FOUND, vec![reason]));
         };
-        if let (AdminProcess::Larder { access, .. }, AdminCaller::Network) = (&self.process, caller)
-            && let Err(refusal) = self.check_access(access, route, &request)
+        if let (Some(serving), AdminCaller::Network) = (self.process.serving(), caller)
+            && let Err(refusal) = self.check_access(&serving.access, route, &request)
         {
             bodies::discard(request);
             return Err(refusal);
@@ -199,7 +199,7 @@ impl Admin {
             }
             AdminRoute::ClientConfig => {
                 let client_route = ClientRoute::of_query(request.uri().query());
-                match ClientConfig::of(&self.mirror, self.base.as_str(), client_route).await {
+                match ClientConfig::of(&self.mirror, &self.base, client_route).await {
                     Ok(config) => Ok(response::plain_text(StatusCode::OK, config.to_string())),
                     Err(error) => Err(internal(&error.to_string())),
                 }
@@ -274,7 +274,7 @@ impl Admin {
         let listener = self.runs()?.listener;
         let base = match listener {
             Some(listener) => format!("http://{listener}{}", id.base()),
-            None => self.base.as_str().to_owned(),
+            None => self.base.clone(),
         };
         let runs_elsewhere = network_of_query(query).is_some_and(|network| network != Place::here().network_id());
         if runs_elsewhere && is_loopback(&base) {
@@ -294,7 +294,7 @@ impl Admin {
     async fn explain(&self, query: Option<&str>) -> Answer {
         let request = ExplainRequest::parse(query, &self.default_host).map_err(refused)?;
         // Nobody could ask at a URL that nobody serves: then the steps have paths.
-        let base = if let MainUrl::Served(base) = &self.base { base } else { "" };
+        let base = if let AdminProcess::Service(_) = self.process { &self.base } else { "" };
         let report = self.protocols.explain(&request, base, self.clock.now(), response::HTTP_ANSWERS).await;
         report.map(|report| json(&report)).map_err(|error| self.failure(error))
     }
@@ -372,11 +372,9 @@ impl Admin {
     /// Responds to a failure. Only a command's own user sees paths of this machine.
     fn failure(&self, error: impl Into<Error>) -> Box<Response<Body>> {
         let failure = RequestFailure::from(error.into());
-        match self.process {
-            AdminProcess::Larder { .. } => Box::new(response::failure(&failure, Api::Other)),
-            AdminProcess::Command { .. } => {
-                errors(response::failure_status(&failure, Api::Other), vec![failure.to_string()])
-            }
+        match self.process.serving() {
+            Some(_) => Box::new(response::failure(&failure, Api::Other)),
+            None => errors(response::failure_status(&failure, Api::Other), vec![failure.to_string()]),
         }
     }
 
@@ -412,17 +410,14 @@ impl Admin {
 
     fn status(&self) -> StatusReport {
         let (mirror, bundle_keys) = (self.mirror.operations.status(), self.bundles.ids());
-        let (since_start, warm_ups) = match &self.process {
-            AdminProcess::Larder { recurring, started, .. } => (Some(self.since(*started)), recurring.states()),
-            AdminProcess::Command { warm_ups } => (None, warm_ups.clone()),
+        let (process, warm_ups) = match &self.process {
+            AdminProcess::Service(serving) => (ProcessKind::Service, serving.recurring.states()),
+            AdminProcess::Run(serving) => (ProcessKind::Run, serving.recurring.states()),
+            AdminProcess::Command { warm_ups } => (ProcessKind::Command, warm_ups.clone()),
         };
+        let since_start = self.process.serving().map(|serving| self.since(serving.started));
         let config_file = self.config_file.as_ref().map(|file| file.display().to_string());
         let default_host = Some(self.default_host.clone());
-        let process = match (&self.process, &self.base) {
-            (AdminProcess::Command { .. }, _) => ProcessKind::Command,
-            (AdminProcess::Larder { .. }, MainUrl::Served(_)) => ProcessKind::Service,
-            (AdminProcess::Larder { .. }, MainUrl::Configured(_)) => ProcessKind::Run,
-        };
         let store_named_by = self.store_named_by;
         StatusReport { mirror, process, config_file, store_named_by, default_host, since_start, warm_ups, bundle_keys }
     }

@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use super::super::body::Body;
 use super::super::page::{self, JobOnPage, OperationResult, StatusData, TrafficOfDay};
 use super::super::requests::Refusal;
-use super::{Admin, AdminProcess, Answer, bodies, refused};
+use super::{Admin, Answer, bodies, refused};
 use crate::address::PackageSelector;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
@@ -25,10 +25,7 @@ const MAX_FAILURES: usize = 3;
 impl Admin {
     /// Renders the status page. Reads the disk.
     pub(super) fn status_page(&self) -> Response<Body> {
-        let traffic = match &self.process {
-            AdminProcess::Larder { traffic, .. } => Some(TrafficOfDay::of(traffic)),
-            AdminProcess::Command { .. } => None,
-        };
+        let traffic = self.process.serving().map(|serving| TrafficOfDay::of(&serving.traffic));
         let jobs = self.jobs.all().into_iter().map(|summary| {
             let failed = JobId::parse(&summary.id).filter(|_| summary.state == JobState::Failed);
             let failures = failed.and_then(|id| self.jobs.find(id)).map(|job| job.first_failures(MAX_FAILURES));
@@ -40,7 +37,7 @@ impl Admin {
             traffic,
             archives: self.mirror.operations.notable_archives(NOTABLE_ARCHIVES).map_err(|error| error.to_string()),
             default_host: self.default_host.clone(),
-            base: self.base.as_str().to_owned(),
+            base: self.base.clone(),
             now: self.clock.now(),
         })
     }
@@ -49,8 +46,8 @@ impl Admin {
     pub(super) async fn submit_form(self: &Arc<Self>, request: Request<Incoming>) -> Answer {
         let fields = bodies::read_form(request).await?;
         let field = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
-        if let AdminProcess::Larder { access, .. } = &self.process
-            && !field("token").is_some_and(|token| access.is_token(token.trim()))
+        if let Some(serving) = self.process.serving()
+            && !field("token").is_some_and(|token| serving.access.is_token(token.trim()))
         {
             self.requests.record_refusal(Refusal::AdminToken);
             return Ok(page::wrong_token(&self.mirror.operations.status().store));
