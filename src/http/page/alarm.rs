@@ -110,7 +110,7 @@ fn explanation(kind: AlarmKind) -> AlarmText {
                 &[
                     choice(
                         "You do not know yet",
-                        "Look for the key's fingerprint on the publisher's own pages. Until you know, exclude the version in your constraints, as in != 1.2.3.",
+                        "Look for the key's fingerprint on the publisher's own pages. Until you know, exclude this version in your constraints with !=.",
                         None,
                     ),
                     choice(
