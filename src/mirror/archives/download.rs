@@ -127,7 +127,7 @@ impl<S: DownloadSource> Download<'_, S> {
 
     async fn stage(&self) -> Result<Staged, Error> {
         let name = self.stage_name.to_owned();
-        self.library.on_disk(move |library| library.store.blobs.stage(&name)).await
+        self.library.on_disk(move |library| library.stage(&name)).await
     }
 
     async fn start_over(&self, staged: Staged) -> Result<Staged, Error> {

@@ -13,9 +13,9 @@ use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::counters::DamageFinding;
-use crate::mirror::library::catalog::NameRecord;
+use crate::mirror::library::StoredArchive;
+use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::default_if_store_unavailable;
-use crate::mirror::library::{StoredArchive, unless_damaged};
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Library, RequestContext, Runtime, SMALL_ARCHIVE_BYTES};
@@ -61,7 +61,7 @@ impl VerifiedReader {
         call: &RequestContext,
     ) -> Result<OpenOutcome, Error> {
         let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
-        let open = move |library: &Library| default_if_store_unavailable(library.store.blobs.open(&digest));
+        let open = move |library: &Library| default_if_store_unavailable(library.open_file(&digest));
         let stored_blob = self.library.on_disk(open).await?;
         if call.is_dry_run() {
             return self.look_at(stored_blob, listed).await;
@@ -143,25 +143,7 @@ impl VerifiedReader {
     /// through anyway.
     async fn remove_from_name(self: &Arc<Self>, artifact: &Artifact, archive: &StoredArchive, found: DamageFinding) {
         let (owned_artifact, digest, fast) = (artifact.clone(), archive.digest, archive.fast);
-        let remove = move |library: &Library| {
-            let _lock = library.catalog.digest_lock(&digest).lock();
-            // It may have been repaired since it was opened.
-            match (found, library.store.blobs.open(&digest)?) {
-                (DamageFinding::Missing, Some(_)) => return Ok(()),
-                (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => {
-                    return Ok(());
-                }
-                (DamageFinding::Damaged, Some(_)) => library.store.blobs.quarantine(&digest)?,
-                (_, None) => {}
-            }
-            library.catalog.verified_since_start.lock().remove(&digest);
-            let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != digest);
-            library.catalog.change_name_record(&owned_artifact, take_off)?;
-            library.store.index.archive_gone(&digest);
-            library.runtime.counters.damaged(found);
-            library.increment_revision(&owned_artifact);
-            Ok(())
-        };
+        let remove = move |library: &Library| library.take_off_name(&owned_artifact, &digest, fast, found);
         if let Err(error) = self.library.on_disk(remove).await {
             tracing::error!(package = %artifact, %digest, %error, "an unusable archive could not be removed from its name record");
         }

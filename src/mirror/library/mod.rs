@@ -3,9 +3,11 @@
 pub mod alarms;
 pub mod background;
 pub mod catalog;
+pub mod damage;
 pub mod eviction;
 pub mod evidence;
 pub mod file_refs;
+pub mod files;
 pub mod fill_progress;
 pub mod first_listed;
 pub mod first_seen;
@@ -205,17 +207,5 @@ pub fn default_if_store_unavailable<T: Default>(read: Result<T, StoreError>) -> 
     match read {
         Err(StoreError::Unavailable) => Ok(T::default()),
         read => read,
-    }
-}
-
-/// Returns the value, or `None` where the data on disk is damaged for good.
-pub fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match read {
-        Ok(read) => Ok(Some(read)),
-        Err(error) if error.is_damage() => {
-            tracing::error!(%error, "a stored archive cannot be read");
-            Ok(None)
-        }
-        Err(error) => Err(error),
     }
 }

@@ -157,7 +157,7 @@ impl<'a> SourceFetch<'a> {
 
     async fn fetched(&mut self, source: &PackageSource, subdir: Option<Subdir>) -> Result<FetchedTree, FetchTreeError> {
         let spooling = self.modules.library.on_disk(|library| {
-            let scratch = library.store.blobs.scratch()?;
+            let scratch = library.scratch()?;
             let spool = scratch.file()?;
             Ok((Arc::new(scratch), spool))
         });

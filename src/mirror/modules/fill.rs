@@ -192,8 +192,7 @@ fn pack_into_stage(
     now: Timestamp,
 ) -> Result<Result<PackedArchive, TreeError>, StoreError> {
     // Leftovers of an earlier run are discarded: packing again takes only a moment.
-    library.store.blobs.stage(name)?.discard()?;
-    let mut staged = library.store.blobs.stage(name)?;
+    let mut staged = library.stage_anew(name)?;
     let mut writer = StageWriter::new(&mut staged);
     let packed = pack(&fetched.tree, &fetched.root, &mut writer);
     let PackResult { tree_digest: tree, notes } = match writer.end(packed) {

@@ -9,6 +9,7 @@ use url::Url;
 use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Version, Versions};
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::library::files::FileRemoval;
 use crate::mirror::library::first_listed::record_times;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
@@ -193,16 +194,14 @@ impl Purge<'_> {
             library.catalog.change_name_record(&artifact, |name| name.archives.clear())?;
         }
         for digest in digests {
-            let Some(blob) = library.store.blobs.open(&digest)? else { continue };
-            if !index.names_of(&digest)?.is_empty() {
-                self.purged.shared += 1;
-                continue;
+            match library.remove_file(&digest)? {
+                FileRemoval::Absent => {}
+                FileRemoval::Named => self.purged.shared += 1,
+                FileRemoval::Removed { bytes } => {
+                    self.purged.archives += 1;
+                    self.purged.archive_bytes += bytes;
+                }
             }
-            library.store.blobs.remove(&digest, Durability::Synced)?;
-            index.archive_gone(&digest);
-            library.catalog.verified_since_start.lock().remove(&digest);
-            self.purged.archives += 1;
-            self.purged.archive_bytes += blob.size_bytes();
         }
         Ok(pinned)
     }

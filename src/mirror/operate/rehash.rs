@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::mirror::archives::download::until_stored;
 use crate::mirror::counters::DamageFinding;
 use crate::mirror::library::StoredArchive;
+use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::module_history::restore_first_seen;
-use crate::mirror::library::unless_damaged;
 use crate::mirror::{AlarmKind, Archive, ArchiveRef, Archives, Library, Operations, RequestContext};
-use crate::store::{Blob, Key, ReadOutcome, StoreError};
+use crate::store::{Blob, Key, ReadOutcome};
 use crate::upstream::outbound::Connectivity;
 
 /// The pieces read and hashed in one blocking call: 1 MiB in all.
@@ -105,7 +105,7 @@ impl Operations {
         rate: &mut ReadRate,
         call: &RequestContext,
     ) -> Result<Option<DamagedArchive>, Error> {
-        let opened = self.library.on_disk(move |library| library.store.blobs.open(&digest)).await?;
+        let opened = self.library.on_disk(move |library| library.open_file(&digest)).await?;
         if let Some(blob) = &opened
             && self.is_right(blob, digest, rate).await?
         {
@@ -119,7 +119,7 @@ impl Operations {
             return Ok(None);
         }
         let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
-        let remove = move |library: &Library| library.remove_from_all_names(digest, opened.as_ref());
+        let remove = move |library: &Library| library.take_off_all_names(digest, opened.as_ref());
         let Some(names) = self.library.on_complete_index(remove).await? else { return Ok(None) };
         self.runtime.counters.count_rehashed();
         self.runtime.counters.damaged(found);
@@ -153,37 +153,6 @@ impl Operations {
             reading = returned;
             tokio::time::sleep_until(rate.next(began, read)).await;
         }
-    }
-}
-
-impl Library {
-    /// Quarantines a wrong archive and takes it off every name. `None` where it was replaced or removed since it was
-    /// opened.
-    fn remove_from_all_names(
-        &self,
-        digest: Digest,
-        opened: Option<&Blob>,
-    ) -> Result<Option<Vec<(Artifact, StoredArchive)>>, StoreError> {
-        self.store.index.require_complete()?;
-        let _lock = self.catalog.digest_lock(&digest).lock();
-        match opened {
-            Some(opened) if !self.store.blobs.quarantine_unless_replaced(&digest, opened)? => return Ok(None),
-            None if self.store.blobs.is_stored(&digest)? => return Ok(None),
-            Some(_) | None => {}
-        }
-        self.catalog.verified_since_start.lock().remove(&digest);
-        self.store.index.archive_gone(&digest);
-        let mut taken_off = Vec::new();
-        for artifact in self.store.index.names_of(&digest)? {
-            let mut taken = None;
-            self.catalog.change_name_record(&artifact, |name| {
-                taken = name.get(&digest).cloned();
-                name.archives.retain(|archive| archive.digest != digest);
-            })?;
-            self.increment_revision(&artifact);
-            taken_off.extend(taken.map(|archive| (artifact, archive)));
-        }
-        Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
     }
 }
 

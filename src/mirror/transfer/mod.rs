@@ -108,8 +108,7 @@ impl TransferStage {
     /// Creates a staging file with disk space for `bytes`. Leftovers of an interrupted import may have other bytes and
     /// are discarded.
     fn create_stage(library: &Library, name: &str, bytes: u64) -> Result<Self, StoreError> {
-        library.store.blobs.stage(name)?.discard()?;
-        let mut stage = Self(Some(library.store.blobs.stage(name)?));
+        let mut stage = Self(Some(library.stage_anew(name)?));
         // Also reserves the disk space. The note itself is never read, because leftovers are discarded.
         stage.remember(ResumeNote { length: Some(bytes), ..ResumeNote::default() }, bytes)?;
         Ok(stage)
@@ -169,7 +168,7 @@ struct Spool {
 
 impl Spool {
     fn new(library: &Library) -> Result<Self, StoreError> {
-        let scratch = library.store.blobs.scratch()?;
+        let scratch = library.scratch()?;
         Ok(Self { places: HashMap::new(), file: scratch.file()?, written: 0, _scratch: scratch })
     }
 

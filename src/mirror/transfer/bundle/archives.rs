@@ -57,7 +57,7 @@ impl ArrivedArchive {
 
     /// Opens and verifies an archive of the store. `missing` explains an absent one.
     pub(super) fn stored(library: &Library, digest: Digest, missing: impl FnOnce() -> String) -> Result<Self, String> {
-        let blob = library.store.blobs.open(&digest).map_err(store_failed)?.ok_or_else(missing)?;
+        let blob = library.open_file(&digest).map_err(store_failed)?.ok_or_else(missing)?;
         let (actual, fast) = blob.hashes().map_err(store_failed)?;
         if actual != digest {
             return Err(format!(
@@ -251,7 +251,7 @@ impl Library {
                     None
                 }
                 Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
-                Some(stored) if default_if_store_unavailable(self.store.blobs.is_stored(&stored.current.document.shasum))? => {
+                Some(stored) if default_if_store_unavailable(self.has_file(&stored.current.document.shasum))? => {
                     Some((stored.current, now))
                 }
                 Some(stored) => stored.predecessor,
@@ -280,7 +280,7 @@ impl Library {
     /// True if an archive is stored under this name.
     pub(super) fn is_stored_under(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name_record(artifact)?.get(&digest).is_some()
-            && default_if_store_unavailable(self.store.blobs.is_stored(&digest))?)
+            && default_if_store_unavailable(self.has_file(&digest))?)
     }
 }
 
@@ -400,7 +400,7 @@ impl BundledModule {
 
     /// Checks that larder packed the archive from the tree that the manifest names.
     fn check_tree(&self, library: &Library, arrived: &ArrivedArchive) -> Result<(), String> {
-        let scratch = library.store.blobs.scratch().map_err(store_failed)?;
+        let scratch = library.scratch().map_err(store_failed)?;
         let mut tree = Tree::new(scratch.file().map_err(store_failed)?, TreeLimits::default());
         let unpacked = match &arrived.source {
             ArchiveSource::Staged(stage) => {

@@ -127,8 +127,7 @@ impl Transfers {
                     entry_name()
                 ))
             };
-            let blob =
-                self.library.store.blobs.open(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
+            let blob = self.library.open_file(&file.file.sha256).map_err(io::Error::other)?.ok_or_else(evicted)?;
             let with_archive = |e: io::Error| io::Error::new(e.kind(), format!("the archive of {}: {e}", entry_name()));
             writer.file(&file, blob.reader().take(blob.size_bytes())).map_err(with_archive)?;
         }
@@ -148,9 +147,8 @@ impl Transfers {
                     let sets = [Some(&stored.stored_set.current), stored.fallback.as_ref()];
                     let name = self.library.catalog.name_record(package)?;
                     let listed_set = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
-                    let is_blob_stored = |set: &&Arc<ProofSet>| {
-                        self.library.store.blobs.is_stored(&set.document.shasum).unwrap_or(false)
-                    };
+                    let is_blob_stored =
+                        |set: &&Arc<ProofSet>| self.library.has_file(&set.document.shasum).unwrap_or(false);
                     let Some(set) = listed_set.filter(is_blob_stored) else { continue };
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }
@@ -190,7 +188,7 @@ impl Library {
             if !is_requested || !is_first_seen_tree {
                 continue;
             }
-            if let Some(blob) = self.store.blobs.open(&archive.digest)? {
+            if let Some(blob) = self.open_file(&archive.digest)? {
                 let first_seen = seen.as_ref().map_or(archive.stored_at, |seen| seen.first_seen);
                 return Ok(Some(StoredModule { archive, packed, size_bytes: blob.size_bytes(), first_seen }));
             }
@@ -217,7 +215,7 @@ impl Transfers {
             let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
-        let Some(blob) = self.library.store.blobs.open(&digest)? else {
+        let Some(blob) = self.library.open_file(&digest)? else {
             return Err(not_stored(&format!("the archive of {package}")));
         };
         if base.inventory.has(&Artifact::from(package), digest, proof_of(set)) {

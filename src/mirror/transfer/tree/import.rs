@@ -443,7 +443,7 @@ impl PackageRepack {
     /// # Errors
     /// The spool could not be created.
     fn begin(library: &Library, package: Package, folder: String) -> Result<Self, StoreError> {
-        let scratch = library.store.blobs.scratch()?;
+        let scratch = library.scratch()?;
         let bytes = library.runtime.limits.archive_bytes;
         let limits = TreeLimits { entries: PackageLimits::default().entries, bytes, file_bytes: bytes };
         Ok(Self { package, folder, tree: Tree::new(scratch.file()?, limits), flaw: None, scratch })

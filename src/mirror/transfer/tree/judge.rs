@@ -12,11 +12,10 @@ use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::filesystem_mirror::MirrorPath;
 use crate::filesystem_mirror::index::ArchiveHashes;
-use crate::mirror::counters::DamageFinding;
+use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet};
 use crate::mirror::library::provider_history::Admission;
-use crate::mirror::library::unless_damaged;
 use crate::mirror::library::{PackageHashState, Recoverable, Reservation, Signer, StoredArchive, ZipOrigin};
 use crate::mirror::request_context::JobRequest;
 use crate::mirror::transfer::tree::import::{ImportAbort, StagedTreeArchive, TreeImport};
@@ -519,18 +518,13 @@ impl Library {
         if self.catalog.name_record(package)?.get(&digest).is_none() {
             return Ok(StoredState::Nothing);
         }
-        let Some(blob) = default_if_store_unavailable(self.store.blobs.open(&digest))? else {
+        let Some(blob) = default_if_store_unavailable(self.open_file(&digest))? else {
             return Ok(StoredState::Nothing);
         };
         if unless_damaged(blob.fast_hash())? == Some(fast) {
             return Ok(StoredState::Whole);
         }
-        let _lock = self.catalog.digest_lock(&digest).lock();
-        if self.store.blobs.quarantine_unless_replaced(&digest, &blob)? {
-            self.catalog.verified_since_start.lock().remove(&digest);
-            self.store.index.archive_gone(&digest);
-            self.runtime.counters.damaged(DamageFinding::Damaged);
-        }
+        self.set_aside(&digest, &blob)?;
         Ok(StoredState::Damaged)
     }
 
@@ -538,7 +532,7 @@ impl Library {
     fn intact_package_hashes(&self, package: &Package) -> Result<Vec<String>, StoreError> {
         let mut known = Vec::new();
         for archive in self.catalog.name_record(package)?.archives {
-            let Some(blob) = default_if_store_unavailable(self.store.blobs.open(&archive.digest))? else { continue };
+            let Some(blob) = default_if_store_unavailable(self.open_file(&archive.digest))? else { continue };
             if unless_damaged(blob.fast_hash())? != Some(archive.fast) {
                 continue;
             }
