@@ -14,6 +14,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use larder::app::{App, StartSettings};
 use larder::config::{ByteSize, Config};
 use larder::protocol::client_config::ClientRoute;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use self::terraform::Terraform;
@@ -32,6 +33,8 @@ mod tls;
 mod upstream;
 
 const HOST: &str = "registry.terraform.io";
+/// The machines that may run this.
+const PLATFORMS: [&str; 4] = ["linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64"];
 /// Installed providers: name, version, size in bytes.
 const PROVIDERS: [(&str, &str, usize); 3] =
     [("cloud", "5.31.0", 60_000_000), ("network", "2.4.1", 25_000_000), ("random", "3.6.0", 5_000_000)];
@@ -53,7 +56,7 @@ async fn main() -> anyhow::Result<()> {
     }
     for (name, version, size) in PROVIDERS {
         let provider = Provider::new("acme", name).version(version).size(size);
-        registry.publish(provider.platform("linux_amd64").platform("darwin_arm64").platform("windows_amd64"));
+        registry.publish(PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform)));
     }
     let folder = tempfile::tempdir()?;
     let config_text = configuration(&registry, folder.path());
@@ -98,7 +101,11 @@ async fn main() -> anyhow::Result<()> {
             ),
         )?;
         println!("{}", keeping(&file, &admin));
-        tokio::signal::ctrl_c().await?;
+        let mut end = signal(SignalKind::terminate())?;
+        tokio::select! {
+            pressed = tokio::signal::ctrl_c() => pressed?,
+            _ = end.recv() => {}
+        }
     } else {
         println!("{NEXT}");
     }
@@ -111,9 +118,9 @@ async fn main() -> anyhow::Result<()> {
 const NEXT: &str = "
 Nothing stays: this larder ends here, and its store is removed. What next:
 
-  cargo run --example demo -- --keep       the same, and both stay up: for the commands and the status page
-  cargo run -- run -- terraform init       your own configuration, in its folder, through larder (needs its registry once)
-  cargo run -- serve                       the mirror of this machine; README.md says how a network uses it";
+  cargo run --example demo -- --keep                  the same, and both stay up: for the commands and the status page
+  cargo run -- run -- terraform -chdir=FOLDER init    your own configuration, through larder (needs its registry once)
+  cargo run -- serve                                  the mirror of this machine; README.md says how a network uses it";
 
 /// The ways to look at the demonstration while it goes on.
 fn keeping(file: &Path, admin: &str) -> String {
@@ -121,7 +128,7 @@ fn keeping(file: &Path, admin: &str) -> String {
         "
 The registry is back, and both go on until Ctrl-C. The status page is at {admin}. In another terminal, in this folder:
 
-  export LARDER_CONFIG={}
+  export LARDER_CONFIG='{}'
   cargo run -- status                      stored, served, saved
   cargo run -- list                        every package, with its proof
   cargo run -- explain acme/cloud          what a client gets, and why
@@ -133,8 +140,7 @@ The registry is back, and both go on until Ctrl-C. The status page is at {admin}
 /// The provider of `examples/first`, for every machine that runs it.
 async fn serve_registry(registry: &FakeUpstream) -> anyhow::Result<()> {
     let provider = Provider::new("hashicorp", "random").version("3.6.3").size(5_000_000);
-    let platforms = ["linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64"];
-    registry.publish(platforms.iter().fold(provider, |provider, platform| provider.platform(platform)));
+    registry.publish(PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform)));
     println!("[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"", registry.origin());
     tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await??;
     Ok(())
@@ -142,8 +148,8 @@ async fn serve_registry(registry: &FakeUpstream) -> anyhow::Result<()> {
 
 fn configuration(registry: &FakeUpstream, store: &Path) -> String {
     format!(
-        "server.listen = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\nstore.path = \"{}\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
-        store.display(),
+        "server.listen = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\nstore.path = {:?}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
+        store,
         registry.origin(),
     )
 }

@@ -1,4 +1,4 @@
-# The smallest configuration with something to install, for the first command of the README.
+# The smallest configuration with something to install, for docs/transcript.
 terraform {
   required_providers {
     random = {

@@ -107,13 +107,7 @@ async fn check_larder(config: &Config, usage: &Usage) -> (RunningLarder, Check) 
             return (running, Check::passed(RUNNING, runs_text(usage)));
         }
         Some(Ok(None)) => match usage.served_before_runs() {
-            Some(served) => {
-                let served = served.day();
-                let finding = format!(
-                    "no larder serves: the last one began on {served}, and `larder run` has used the store since"
-                );
-                return (RunningLarder::default(), Check::warn(RUNNING, finding).advise(START_ADVICE));
-            }
+            Some(served) => return (RunningLarder::default(), forgotten_service(served)),
             None => not_running(config).await,
         },
         Some(Err(error @ NotReached::NoToken { .. })) => {
@@ -155,6 +149,14 @@ async fn not_running(config: &Config) -> (String, &'static str) {
             "another larder listens there: give the doctor its --config, or this one another port",
         ),
     }
+}
+
+/// The finding where only runs have used the store for a while.
+fn forgotten_service(served: Timestamp) -> Check {
+    let served = served.day();
+    let finding =
+        format!("no larder serves: the last one began on {served}, and `larder run` has used the store since");
+    Check::warn(RUNNING, finding).advise(START_ADVICE)
 }
 
 /// The finding for a store that runs alone use.
@@ -216,6 +218,9 @@ async fn check_answering(
         if usage.served == Served::Never {
             running.state = LarderState::RunsAlone;
             return (running, Check::passed(RUNNING, runs_text(usage)));
+        }
+        if let Some(served) = usage.served_before_runs() {
+            return (RunningLarder::default(), forgotten_service(served));
         }
         running.state = LarderState::Down;
         let check = Check::fail(RUNNING, "no larder serves: `larder run` has the store at the moment");

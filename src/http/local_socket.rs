@@ -96,7 +96,7 @@ pub fn remove(path: &Path) {
     }
 }
 
-/// Connects to a Unix socket of this user or of root; for root, to one of the owner of its folder. Links are not followed.
+/// Connects to a Unix socket of this user or of root; for root, to one of the owner of its folder. On Linux, links are not followed.
 ///
 /// # Errors
 /// [`io::ErrorKind::PermissionDenied`] for a socket of another user, and the system's error where nobody listens.

@@ -11,7 +11,9 @@ use crate::support::programs::find;
 /// The demonstration with a home of its own, and with this `PATH` in place of the present one.
 fn demonstration(home: &Folder, arguments: &[&str], path: Option<&str>) -> Option<Command> {
     let mut command = command_of(&demo()?, home.path(), arguments);
-    command.env("TMPDIR", home.path()).env_remove("TF_CLI_CONFIG_FILE").env_remove("LARDER_REQUIRE_CLIENT");
+    let folder = home.path().join("a folder");
+    std::fs::create_dir(&folder).unwrap();
+    command.env("TMPDIR", &folder).env_remove("TF_CLI_CONFIG_FILE").env_remove("LARDER_REQUIRE_CLIENT");
     if let Some(path) = path {
         command.env("PATH", path);
     }
@@ -48,7 +50,7 @@ async fn the_demonstration_installs_with_the_registry_stopped_and_says_what_to_d
     assert!(output.out.contains("All 4 lock files are the same"), "{output:?}");
     assert!(output.out.contains("cargo run --example demo -- --keep"), "{output:?}");
     assert!(!output.out.contains("not yet confirmed") && output.err.is_empty(), "{output:?}");
-    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "nothing stays");
+    assert_eq!(std::fs::read_dir(home.path().join("a folder")).unwrap().count(), 0, "nothing stays");
 }
 
 #[tokio::test]
@@ -75,7 +77,9 @@ async fn a_demonstration_that_stays_answers_the_commands_that_it_prints() {
     for arguments in commands {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let mut command = command_of(env!("CARGO_BIN_EXE_larder").as_ref(), home.path(), &arguments);
-        command.env_remove("TF_CLI_CONFIG_FILE").env("LARDER_CONFIG", line.split_once('=').unwrap().1);
+        command
+            .env_remove("TF_CLI_CONFIG_FILE")
+            .env("LARDER_CONFIG", line.split_once('=').unwrap().1.trim_matches('\''));
         let output = run(command).await;
         assert_eq!(output.code, Some(0), "{arguments:?}: {output:?}\n{}", err.text());
         assert!(
@@ -83,7 +87,7 @@ async fn a_demonstration_that_stays_answers_the_commands_that_it_prints() {
             "{output:?}"
         );
     }
-    running.send(Signal::INT);
+    running.send(Signal::TERM);
     assert_eq!(running.wait_for_exit().await, Some(0), "{}", err.text());
-    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "nothing stays");
+    assert_eq!(std::fs::read_dir(home.path().join("a folder")).unwrap().count(), 0, "nothing stays");
 }

@@ -29,8 +29,12 @@ async fn while_larder_is_stopped_only_init_fails_and_names_its_address() {
     );
     let location = format!("{}/vpc.tar.gz", upstream.origin());
     upstream.publish_module(Module::new("acme", "vpc", "aws").version("1.0.0").at(&location));
+    upstream.publish(Provider::new("hashicorp", "null"));
     let setup = CommandSetup::new(&upstream);
     let larder = setup.serve();
+    let mut installed = client.workspace();
+    installed.require("hashicorp/null", "1.2.0").cli_config(&override_through(&setup.base()));
+    installed.init().await.expect_success();
     let mut workspace = client.workspace();
     workspace
         .file("main.tf", "module \"vpc\" {\n  source = \"acme/vpc/aws\"\n}\n")
@@ -40,12 +44,8 @@ async fn while_larder_is_stopped_only_init_fails_and_names_its_address() {
     for command in [&["validate", "-no-color"][..], &["plan", "-no-color"], &["apply", "-no-color", "-auto-approve"]] {
         workspace.run(command).await.expect_success();
     }
-    std::fs::write(
-        workspace.path().join("null.tf"),
-        "terraform {\n  required_providers {\n    null = { source = \"hashicorp/null\" }\n  }\n}\n",
-    )
-    .unwrap();
-    let text = workspace.init().await.expect_failure().one_line();
+    // Everything is installed and locked, and `init` asks for the version list all the same.
+    let text = installed.init().await.expect_failure().one_line();
     assert!(text.contains("connection refused") && text.contains(&setup.base().replace("http://", "")), "{text}");
 }
 

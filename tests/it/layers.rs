@@ -41,23 +41,19 @@ fn code(source: &str) -> String {
         code.push_str(before);
         rest = if from.starts_with("//") {
             &from[from.find('\n').unwrap_or(from.len())..]
-        } else if from.starts_with('"') {
+        } else if let Some(inside) = from.strip_prefix('"') {
             let hashes = before.len() - before.trim_end_matches('#').len();
-            let is_raw = before.trim_end_matches('#').ends_with('r');
-            match is_raw {
-                true => {
-                    let end = format!("\"{}", "#".repeat(hashes));
-                    from[1..].find(&end).map_or("", |end_at| &from[1 + end_at + end.len()..])
-                }
-                false => {
-                    let mut escaped = false;
-                    let end = from[1..].find(|c| {
-                        let ends = c == '"' && !escaped;
-                        escaped = c == '\\' && !escaped;
-                        ends
-                    });
-                    end.map_or("", |end| &from[1 + end + 1..])
-                }
+            if before.trim_end_matches('#').ends_with('r') {
+                let end = format!("\"{}", "#".repeat(hashes));
+                inside.split_once(&end).map_or("", |(_, after)| after)
+            } else {
+                let mut escaped = false;
+                let end = inside.find(|c| {
+                    let ends = c == '"' && !escaped;
+                    escaped = c == '\\' && !escaped;
+                    ends
+                });
+                end.map_or("", |end| &inside[end + 1..])
             }
         } else if let Some(after) = from.strip_prefix("'\"'").or_else(|| from.strip_prefix("'\\\"'")) {
             after
@@ -83,20 +79,29 @@ fn branches(text: &str) -> (Vec<Vec<String>>, &str) {
         loop {
             let (some, rest) = branches(inner);
             all.extend(some);
-            let rest = rest.trim_start();
+            let mut rest = rest.trim_start();
+            if let Some(alias) = rest.strip_prefix("as ") {
+                rest = alias.trim_start().trim_start_matches(|c: char| c.is_alphanumeric() || c == '_').trim_start();
+            }
             match rest.strip_prefix(',') {
                 Some(rest) => inner = rest,
-                None => return (all, rest.strip_prefix('}').unwrap_or(rest)),
+                None => {
+                    let end = rest.strip_prefix('}').unwrap_or_else(|| panic!("a group of names ends with {rest:.40}"));
+                    return (all, end);
+                }
             }
             if let Some(rest) = inner.trim_start().strip_prefix('}') {
                 return (all, rest);
             }
         }
     }
+    if let Some(rest) = text.strip_prefix('*') {
+        return (vec![vec!["*".to_owned()]], rest);
+    }
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
     match rest.strip_prefix("::") {
-        Some(deeper) if deeper.trim_start().starts_with(|c: char| c.is_alphabetic() || c == '{' || c == '_') => {
+        Some(deeper) if deeper.trim_start().starts_with(|c: char| c.is_alphabetic() || "{_*".contains(c)) => {
             let (some, rest) = branches(deeper);
             let with_name = some.into_iter().map(|path| [vec![name.to_owned()], path].concat());
             (with_name.collect(), rest)
@@ -180,7 +185,7 @@ fn no_file_names_what_is_above_it() {
 #[test]
 fn the_paths_of_a_source_are_found() {
     let source = "use crate::a::{b, c::{d, e}};\n// crate::comment::x\nlet text = \"crate::string::y\"; let raw = r#\"crate::raw::z\"#;\n\
-                  let quote = '\"'; crate::f::g(h); fn x(y: &crate::i::J) {}\n";
+                  let quote = '\"'; use crate::{k as l, m::*, n::{self, O as P}, q}; crate::f::g(h); fn x(y: &crate::i::J) {}\n";
     let paths: Vec<String> = named_paths(&code(source)).into_iter().map(|path| path.join("::")).collect();
-    assert_eq!(paths, ["a::b", "a::c::d", "a::c::e", "f::g", "i::J"]);
+    assert_eq!(paths, ["a::b", "a::c::d", "a::c::e", "k", "m::*", "n::self", "n::O", "q", "f::g", "i::J"]);
 }

@@ -42,7 +42,7 @@ async fn dashboard_and_alerts_name_only_metrics_that_exist() {
 }
 
 /// The beginning of every link: the folder that the first rule names.
-const RUNBOOKS: &str = "runbook_url: '{{ range query \"larder:docs\" }}{{ .Labels.url }}{{ end }}";
+const RUNBOOKS: &str = "runbook_url: '{{ with query \"larder:docs\" }}{{ . | first | label \"url\" }}{{ end }}";
 
 /// A person at night reads the summary, then the description, then the page: each must be there.
 #[test]

@@ -70,6 +70,9 @@ async fn a_damaged_record_counts_as_one_of_a_service_which_is_missed() {
     let kept = std::fs::read(&record).unwrap();
     std::fs::write(&record, "ruined").unwrap();
     assert_eq!(doctor(&setup).await.ids("fail"), ["running"]);
+    for _ in 0..2 {
+        assert!(usage(&setup).await.as_object().unwrap().contains_key("served"), "a look does not forget it");
+    }
     setup.require(&["acme/null"]).init(&[]).await;
     assert_eq!(doctor(&setup).await.ids("fail"), ["running"], "a run made the record again");
     assert_eq!(usage(&setup).await["served"], Value::Null);

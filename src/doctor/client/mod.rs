@@ -142,7 +142,7 @@ impl ClientChecks<'_> {
             .advise("to use larder, add the block that `larder client-config` prints")
     }
 
-    /// The client configuration that a user should write, with remarks.
+    /// The client configuration that a user should write.
     async fn lines_to_paste(&self) -> String {
         if let Some(larder) = &self.running.larder
             && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, larder.get(CLIENT_CONFIG)).await

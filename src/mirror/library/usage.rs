@@ -138,9 +138,9 @@ const SERVED_LATELY: Duration = Duration::from_secs(7 * 24 * 3600);
 impl Library {
     /// The use of this store.
     pub fn usage(&self) -> Usage {
-        let read = self.store.records.read_as(&Key::Usage, |record| serde_json::from_slice(&record).ok());
+        let read = self.store.records.read(&Key::Usage);
         let read = read.inspect_err(|error| tracing::warn!(%error, "the record of larder's use cannot be read"));
-        read.map_or(Usage::UNKNOWN, Usage::read)
+        read.map_or(Usage::UNKNOWN, |record| Usage::read(record.json()))
     }
 
     /// Records an attempt to serve, also one that fails afterwards. Blocks.
@@ -165,14 +165,8 @@ impl Library {
     }
 
     fn change_usage(&self, change: impl Fn(&mut Usage)) -> Result<(), StoreError> {
-        // A damaged record is gone once it was read, and the step may be repeated.
-        let mut damaged = None;
         self.store.records.change(&Key::Usage, |step| {
-            let record = step.read(&Key::Usage)?.json();
-            if matches!(record, ReadOutcome::Damaged) {
-                damaged = Some(Usage::read(ReadOutcome::Damaged));
-            }
-            let mut usage = damaged.unwrap_or_else(|| Usage::read(record));
+            let mut usage = Usage::read(step.read(&Key::Usage)?.json());
             change(&mut usage);
             step.put_json(&Key::Usage, &usage, Durability::Lazy);
             Ok(())
