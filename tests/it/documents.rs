@@ -297,6 +297,7 @@ async fn run_page_commands(path: &str) {
             inside.serve("http://127.0.0.1:9", "offline = true").await;
         }
         let larder = if block.comment_above == "on: inside" { &inside } else { &outside };
+        block_count += 1;
         if block.text.contains("terraform") && block.text.contains(" run -- ") && find("terraform").is_none() {
             continue;
         }
@@ -318,7 +319,6 @@ async fn run_page_commands(path: &str) {
             inside.extra_config = format!("[bundle]\n{}", line("trusted_keys"));
             outside.serve(&upstream.origin(), "").await;
         }
-        block_count += 1;
     }
     assert!(block_count > 0, "{path} has no command");
 }

@@ -56,6 +56,7 @@ impl ClientFiles {
 
     /// Reads one file. What the client would report of it is noted, because the client gets the copy instead.
     fn read_file(&mut self, file: &Path, named_by: Option<&str>) -> Option<CliConfigCopy> {
+        self.read.push(file.to_owned());
         let shown = file.display();
         let contents = match text(file, hcl::MAX_FILE_BYTES as u64) {
             Ok(contents) => contents,
@@ -69,7 +70,6 @@ impl ClientFiles {
                 return None;
             }
         };
-        self.read.push(file.to_owned());
         let parsed = CliConfig::read(contents.as_bytes())
             .and_then(|config| Ok((config, CliConfigCopy::read(contents.as_bytes())?)));
         match parsed {
