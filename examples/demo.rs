@@ -6,6 +6,7 @@
 #![expect(clippy::disallowed_methods, reason = "a demonstration is not a module of larder, whose calls are limited")]
 #![expect(clippy::print_stdout, reason = "a demonstration prints its results")]
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,8 @@ async fn main() -> anyhow::Result<()> {
         registry.publish(PLATFORMS.iter().fold(provider, |provider, platform| provider.platform(platform)));
     }
     let folder = tempfile::tempdir()?;
-    let config_text = configuration(&registry, folder.path());
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    let config_text = configuration(&registry, folder.path(), [any_port; 2]);
     let config = Config::parse(&config_text, Path::new("demo.toml"), &|name| std::env::var(name).ok())?.0;
     let app = App::start(&config, StartSettings::default()).await?;
     let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
@@ -92,14 +94,7 @@ async fn main() -> anyhow::Result<()> {
     if std::env::args().any(|argument| argument == "--keep") {
         registry.restart().await;
         let file = folder.path().join("mirror.toml");
-        std::fs::write(
-            &file,
-            config_text.replacen("127.0.0.1:0", &listeners[0].to_string(), 1).replacen(
-                "127.0.0.1:0",
-                &listeners[1].to_string(),
-                1,
-            ),
-        )?;
+        std::fs::write(&file, configuration(&registry, folder.path(), listeners))?;
         println!("{}", keeping(&file, &admin));
         let mut end = signal(SignalKind::terminate())?;
         tokio::select! {
@@ -146,9 +141,10 @@ async fn serve_registry(registry: &FakeUpstream) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn configuration(registry: &FakeUpstream, store: &Path) -> String {
+/// The configuration of a larder before the registry, with its main listener and its admin listener.
+fn configuration(registry: &FakeUpstream, store: &Path, [main, admin]: [SocketAddr; 2]) -> String {
     format!(
-        "server.listen = \"127.0.0.1:0\"\nadmin.listen = \"127.0.0.1:0\"\nstore.path = {:?}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
+        "server.listen = \"{main}\"\nadmin.listen = \"{admin}\"\nstore.path = {:?}\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\n",
         store,
         registry.origin(),
     )

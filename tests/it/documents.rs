@@ -92,7 +92,7 @@ fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
     assert!(link_count > 40, "only {link_count} links were found");
 }
 
-/// What the Debian package installs beside its pages, by the path in the repository.
+/// The files that the Debian package installs as documentation, by their path in the repository.
 fn installed_documents() -> BTreeSet<PathBuf> {
     let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let assets = manifest.lines().filter(|line| line.contains("\"usr/share/doc/larder/")).map(|line| {

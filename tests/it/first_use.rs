@@ -17,7 +17,7 @@ async fn upstream_publishing_null() -> FakeUpstream {
     upstream
 }
 
-/// What docs/trouble.md says of a client whose larder is stopped.
+/// A client whose larder is stopped, as docs/trouble.md describes it.
 #[tokio::test]
 async fn while_larder_is_stopped_only_init_fails_and_names_its_address() {
     let Some(client) = Terraform::find() else { return };

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// What each layer and room may name: only what stands before it, so that no arrow runs up.
+/// The layers and rooms that each may name: they stand before it, so that no arrow runs up.
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     let text = std::fs::read_to_string(root().join("tests/it/layers.txt")).unwrap();
     let mut allowed: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -65,10 +65,19 @@ fn code(source: &str) -> String {
     code + rest
 }
 
-/// The paths below `crate` that a source names: `crate::a::b`, also out of `use crate::a::{b, c::{d}}`.
-fn named_paths(code: &str) -> Vec<Vec<String>> {
-    let starts = code.match_indices("crate::").map(|(at, start)| &code[at + start.len()..]);
-    starts.flat_map(|rest| branches(rest).0).collect()
+/// The paths below `crate` that the source of the module `own` names: `crate::a::b`, also out of `use crate::a::{b, c::{d}}`, and
+/// `super::b`.
+fn named_paths(code: &str, own: &[String]) -> Vec<Vec<String>> {
+    let absolute = code.match_indices("crate::").flat_map(|(at, start)| branches(&code[at + start.len()..]).0);
+    let first = code.match_indices("super::").filter(|(at, _)| !code[..*at].ends_with("super::"));
+    let relative = first.flat_map(|(at, _)| {
+        let (mut rest, mut parent) = (&code[at..], own);
+        while let Some(deeper) = rest.strip_prefix("super::") {
+            (rest, parent) = (deeper, parent.split_last().map_or(parent, |(_, parent)| parent));
+        }
+        branches(rest).0.into_iter().map(|path| [parent, &path].concat()).collect::<Vec<_>>()
+    });
+    absolute.chain(relative).collect()
 }
 
 /// The branches of the tree of a use that begins here, and what follows it.
@@ -110,11 +119,16 @@ fn branches(text: &str) -> (Vec<Vec<String>>, &str) {
     }
 }
 
-/// Where the names that `mirror/mod.rs` hands on are defined: the path of each below `crate`.
+/// The definitions of the names that `mirror/mod.rs` hands on: the path of each below `crate`.
 fn handed_on() -> BTreeMap<String, Vec<String>> {
     let facade = code(&std::fs::read_to_string(root().join("src/mirror/mod.rs")).unwrap());
     let facade = facade.replace("self::", "crate::mirror::");
-    named_paths(&facade).into_iter().map(|path| (path.last().unwrap().clone(), path)).collect()
+    named_paths(&facade, &["mirror".to_owned()]).into_iter().map(|path| (path.last().unwrap().clone(), path)).collect()
+}
+
+fn is_layer(name: &str) -> bool {
+    let source = root().join("src").join(name);
+    source.is_dir() || source.with_extension("rs").is_file()
 }
 
 /// A folder of `mirror/` is a room. The files beside them are one more, the lowest.
@@ -148,17 +162,25 @@ fn no_file_names_what_is_above_it() {
         if matches!(own.last().map(String::as_str), Some("mod")) {
             own.pop();
         }
-        // The facade names every room.
-        let Some(own) = place(&own).filter(|own| !["lib", "main"].contains(&own.as_str())) else { continue };
+        if own == ["lib"] || own == ["main"] {
+            continue;
+        }
+        let module = own;
+        // The facade stands above its rooms.
+        let own = place(&module).unwrap_or_else(|| "mirror".to_owned());
         let source = std::fs::read_to_string(file).unwrap();
         let without_tests = source.split("#[cfg(test)]\nmod tests {").next().unwrap();
-        for path in named_paths(&code(without_tests)) {
+        for path in named_paths(&code(without_tests), &module) {
+            // `super` in a module within the file may lead to the file itself.
+            if !is_layer(&path[0]) {
+                continue;
+            }
             let resolved = match &path[..] {
                 [layer, name, ..] if layer == "mirror" => handed_on.get(name).unwrap_or(&path),
                 _ => &path,
             };
             // From outside, the rooms are one layer.
-            let named = if own.starts_with("mirror/") { place(resolved) } else { Some(path[0].clone()) };
+            let named = if own.starts_with("mirror") { place(resolved) } else { Some(path[0].clone()) };
             let Some(named) = named.filter(|named| *named != own) else { continue };
             let line = format!("{} names crate::{}", relative.display(), path.join("::"));
             found.entry((own.clone(), named)).or_default().insert(line);
@@ -185,7 +207,26 @@ fn no_file_names_what_is_above_it() {
 #[test]
 fn the_paths_of_a_source_are_found() {
     let source = "use crate::a::{b, c::{d, e}};\n// crate::comment::x\nlet text = \"crate::string::y\"; let raw = r#\"crate::raw::z\"#;\n\
-                  let quote = '\"'; use crate::{k as l, m::*, n::{self, O as P}, q}; crate::f::g(h); fn x(y: &crate::i::J) {}\n";
-    let paths: Vec<String> = named_paths(&code(source)).into_iter().map(|path| path.join("::")).collect();
-    assert_eq!(paths, ["a::b", "a::c::d", "a::c::e", "k", "m::*", "n::self", "n::O", "q", "f::g", "i::J"]);
+                  let quote = '\"'; use crate::{k as l, m::*, n::{self, O as P}, q}; crate::f::g(h); fn x(y: &crate::i::J) {}\n\
+                  use super::{r, super_s}; super::super::t::u();";
+    let own = ["x", "y", "z"].map(str::to_owned);
+    let paths: Vec<String> = named_paths(&code(source), &own).into_iter().map(|path| path.join("::")).collect();
+    assert_eq!(
+        paths,
+        [
+            "a::b",
+            "a::c::d",
+            "a::c::e",
+            "k",
+            "m::*",
+            "n::self",
+            "n::O",
+            "q",
+            "f::g",
+            "i::J",
+            "x::y::r",
+            "x::y::super_s",
+            "x::t::u"
+        ]
+    );
 }

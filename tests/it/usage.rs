@@ -115,7 +115,7 @@ async fn with_a_service_runs_count_and_the_commands_are_about_its_clients() {
     assert!(usage(&setup).await["served"].is_u64());
 }
 
-/// Whoever served once, and has only run clients for a week, may have forgotten the service, or given it up.
+/// A person who served once, and has only run clients for a week, may have forgotten the service, or given it up.
 #[tokio::test]
 async fn runs_long_after_the_last_service_make_a_warning_of_the_failure() {
     let setup = RunSetup::new(&upstream().await);

@@ -114,7 +114,7 @@ pub enum AdminProcess {
     },
 }
 
-/// What a larder with listeners has.
+/// A larder with listeners.
 #[derive(Debug)]
 pub struct ServingLarder {
     /// The access rules of the admin listener.

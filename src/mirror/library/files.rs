@@ -4,7 +4,7 @@ use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::store::{Blob, Durability, Scratch, Staged, StoreError};
 
-/// What became of a file that was to be removed.
+/// The result of removing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileRemoval {
     /// There was none.
