@@ -47,7 +47,6 @@ pub use crate::mirror::archives::Archive;
 pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::counters::{Counters, DamageFinding};
 pub use crate::mirror::documents::pages::UpstreamPage;
-pub use crate::mirror::library::StoreFailure;
 pub use crate::mirror::library::evidence::EvidenceName;
 pub use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};
@@ -56,7 +55,9 @@ pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::usage::{FileAmount, PackageAmounts, RunTotals, Served, Usage};
-pub use crate::mirror::library::{Alarm, NotReady, PackageHashState, StoredArchive, ZipOrigin};
+pub use crate::mirror::library::{
+    Alarm, NotReady, PackageHashState, StoreFailure, StoreState, StoredArchive, ZipOrigin,
+};
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{
     AcceptOutcome, AcceptResult, ChangedFile, KnownKey, UndecidedEvidence, UndecidedVersion,
@@ -69,7 +70,7 @@ pub use crate::mirror::operate::notable::{NotableArchives, StoredArchiveNames};
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
 pub use crate::mirror::operate::rehash::{DamagedArchive, RepairOutcome, VerifyEvent};
-pub use crate::mirror::operate::status::{LastBundle, MirrorGauges, OriginBackoff, Status, StoreState, UpstreamState};
+pub use crate::mirror::operate::status::{LastBundle, MirrorGauges, OriginBackoff, Status, UpstreamState};
 pub use crate::mirror::operate::warm::WarmedArchive;
 pub use crate::mirror::request_context::{Answer, ClientAddress, Outcome, RequestContext, Urgency, WarmedDocument};
 pub use crate::mirror::required_platforms::RequiredPlatforms;

@@ -94,7 +94,7 @@ impl Fill {
 
     fn log_not_stored(&self, reason: &StoreError, subject: &str) {
         let (package, library) = (&self.request.package, &self.request.archives.library);
-        let store = library.store.root().display();
+        let store = library.folder().display();
         tracing::error!(%package, %store, error = %reason, to_do = reason.remedy(), "{subject}");
         library.count_not_stored(ObjectKind::Archive, reason);
     }

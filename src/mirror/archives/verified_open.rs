@@ -49,7 +49,7 @@ impl VerifiedReader {
         }
         self.recently_used.insert(digest, (), now.after(Duration::from_secs(60)), now);
         let reader = Arc::clone(self);
-        self.runtime.tasks.spawn_blocking(move || reader.library.store.index.archive_used(&digest, now));
+        self.runtime.tasks.spawn_blocking(move || reader.library.file_used(&digest, now));
     }
 
     /// Opens and checks a stored archive (promise 10). A missing or damaged one is taken off its name, so that it is

@@ -208,7 +208,7 @@ impl Library {
         let Key::Document(DocumentKey::Discovery(host)) = key else { return Ok(false) };
         let upstream = config.upstreams.get(host);
         let is_of_it = |document: &StoredDocument| upstream.is_some_and(|upstream| host.is_usable(document, upstream));
-        let stored = self.store.records.get(key)?.and_then(StoredDocument::read);
+        let stored = self.read_document(key)?;
         Ok(self.runtime.connectivity() == Connectivity::Online
             && stored.as_ref().is_some_and(is_of_it)
             && !is_of_it(coming))

@@ -153,8 +153,7 @@ impl Documents {
             return Ok(Bytes::new());
         }
         let owned_address = address.clone();
-        let listing =
-            move |library: &Library| default_if_store_unavailable(library.store.records.named(&owned_address));
+        let listing = move |library: &Library| default_if_store_unavailable(library.named(&owned_address));
         let stored_artifacts = library.on_disk(listing).await?;
         let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
         let mut imported = HashSet::new();

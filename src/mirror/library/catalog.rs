@@ -1,8 +1,9 @@
 //! The name records of packages: each lists the stored archives of one package and its pin. Also the locks of archives,
 //! and the revisions that rendered answers depend on.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::Hash;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,8 +18,8 @@ use crate::mirror::library::is_default;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::store::{
-    Durability, IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, Store, StoreError, Striped,
-    to_json,
+    Durability, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction, Store, StoreError,
+    Striped, to_json,
 };
 use crate::upstream::outbound::origin;
 use crate::verify::{PackedTree, Proof, ProofBasis};
@@ -28,7 +29,7 @@ const MAX_IMPORTED_LISTED: usize = 1000;
 /// The name records of stored packages.
 #[derive(Debug)]
 pub struct Catalog {
-    pub store: Arc<Store>,
+    pub(super) store: Arc<Store>,
     digest_locks: Striped<Mutex<()>>,
     imported: Mutex<Option<Vec<PackageRef>>>,
     /// Counters that grow with every change to the stored data of a provider, a module, or the pages of a registry. An
@@ -56,7 +57,7 @@ impl Catalog {
     }
 
     /// Locks all digests, so that no archive is stored or removed meanwhile.
-    pub fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
+    fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
         self.digest_locks.stripes.iter().map(|lock| lock.lock()).collect()
     }
 
@@ -175,6 +176,61 @@ impl Library {
 
     fn revision_of(&self, key: &impl Hash) -> &AtomicU64 {
         self.catalog.revisions.of(key)
+    }
+
+    /// The packages of an address that a name lists: those with a stored archive. Blocks.
+    pub(in crate::mirror) fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
+        self.store.records.named(address)
+    }
+
+    /// The packages of all addresses that a name lists. Blocks.
+    pub(in crate::mirror) fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
+        self.store.records.all_named()
+    }
+
+    /// The addresses of a registry with a version list or a name. `service` is `providers` or `modules`. Blocks.
+    pub(in crate::mirror) fn addresses_of(
+        &self,
+        host: &Hostname,
+        service: &str,
+    ) -> Result<BTreeSet<Address>, StoreError> {
+        self.store.records.addresses_of(host, service)
+    }
+
+    /// The names that list an archive, in the index. Blocks.
+    pub(in crate::mirror) fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+        self.store.index.names_of(digest)
+    }
+
+    /// The values that `choose` returns for names, in the index. Blocks.
+    pub(in crate::mirror) fn names<T>(
+        &self,
+        choose: impl FnMut(Artifact, IndexedName) -> Option<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        self.store.index.names(choose)
+    }
+
+    /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit`
+    /// breaks. Blocks.
+    pub(in crate::mirror) fn names_after(
+        &self,
+        host: Option<&Hostname>,
+        after: Option<&NameCursor>,
+        visit: impl FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        self.store.index.names_after(host, after, visit)
+    }
+
+    /// Locks all archives, so that none is stored or removed while names are removed.
+    ///
+    /// # Errors
+    /// The index is incomplete, or a name cannot be read: it may list any archive, so none could be removed.
+    pub(in crate::mirror) fn lock_for_removal(&self) -> Result<Vec<MutexGuard<'_, ()>>, StoreError> {
+        self.store.index.require_complete()?;
+        match self.store.index.unreadable_name() {
+            Some(unreadable) => Err(unreadable),
+            None => Ok(self.catalog.lock_all_digests()),
+        }
     }
 
     pub(in crate::mirror) fn pin_each(

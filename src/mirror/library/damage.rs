@@ -5,7 +5,7 @@ use crate::digest::{Digest, FastHash};
 use crate::mirror::Library;
 use crate::mirror::counters::DamageFinding;
 use crate::mirror::library::{NameRecord, StoredArchive};
-use crate::store::{Blob, StoreError};
+use crate::store::{Blob, Key, ReadOutcome, StoreError};
 
 /// Returns the value, or `None` where the data on disk is damaged for good.
 pub fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
@@ -20,6 +20,16 @@ pub fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, Store
 }
 
 impl Library {
+    /// The keys of all records. Blocks.
+    pub(in crate::mirror) fn all_records(&self) -> Result<Vec<Key>, StoreError> {
+        self.store.records.all()
+    }
+
+    /// True if a record is damaged. It is quarantined then, unless its existence matters. Blocks.
+    pub(in crate::mirror) fn is_record_damaged(&self, key: &Key) -> Result<bool, StoreError> {
+        Ok(matches!(self.store.records.read(key)?, ReadOutcome::Damaged))
+    }
+
     /// Takes an archive that cannot be used off one name, and sets it aside if it is damaged. Does nothing if it was
     /// repaired meanwhile. Blocks.
     pub(in crate::mirror) fn take_off_name(

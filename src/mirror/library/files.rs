@@ -1,8 +1,9 @@
 //! The files of archives on this machine, and those that are on their way to be one.
 
+use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::Library;
-use crate::store::{Blob, Durability, Scratch, Staged, StoreError};
+use crate::store::{Blob, Durability, IndexedArchive, Scratch, Staged, StoreError};
 
 /// The result of removing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,36 @@ impl Library {
     /// True if an archive's file is on this machine. Blocks.
     pub(in crate::mirror) fn has_file(&self, digest: &Digest) -> Result<bool, StoreError> {
         self.store.blobs.is_stored(digest)
+    }
+
+    /// Every file of an archive, with its size in bytes, by a look at the folder. Blocks.
+    pub(in crate::mirror) fn files(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
+        Ok(self.store.blobs.all()?.into_iter().map(|(digest, size_bytes, _)| (digest, size_bytes)).collect())
+    }
+
+    /// Every file of an archive, the one with the oldest check first. Blocks.
+    pub(in crate::mirror) fn files_by_check(&self) -> Result<Vec<IndexedArchive>, StoreError> {
+        self.store.index.archives_by_verification()
+    }
+
+    /// Visits every file of an archive, in no particular order. Blocks.
+    pub(in crate::mirror) fn each_file(&self, visit: impl FnMut(IndexedArchive)) -> Result<(), StoreError> {
+        self.store.index.each_archive(visit)
+    }
+
+    /// The size of an archive's file, its last use and its last check; `None` if it is not on this machine. Blocks.
+    pub(in crate::mirror) fn file_use(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
+        self.store.index.archive(digest)
+    }
+
+    /// Records the use of an archive's file.
+    pub(in crate::mirror) fn file_used(&self, digest: &Digest, now: Timestamp) {
+        self.store.index.archive_used(digest, now);
+    }
+
+    /// Records that an archive's whole file was compared with its digest.
+    pub(in crate::mirror) fn file_checked(&self, digest: &Digest, now: Timestamp) {
+        self.store.index.archive_verified(digest, now);
     }
 
     /// Removes an archive's file, unless a name lists it. Needs the complete index. Blocks.

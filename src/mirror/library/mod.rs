@@ -21,6 +21,7 @@ pub mod provider_history;
 pub mod reconcile;
 pub mod record_format;
 pub mod space;
+pub mod store_state;
 pub mod stored_document;
 pub mod usage;
 
@@ -35,13 +36,12 @@ pub use self::first_seen::{
 };
 pub use self::provider_history::{ProviderHistories, ProviderRecordV0, observation};
 pub use self::space::{Evictor, Reservation};
+pub use self::store_state::{NotReady, StoreFailure, StoreState};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -55,33 +55,12 @@ use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::store::{Store, StoreError};
 
-/// Deadline of the readiness probe of the store.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// A reason why the store is not ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotReady {
-    /// The store is gone or cannot be read.
-    StoreGone,
-    /// Its disk does not respond.
-    DiskUnresponsive,
-}
-
-impl NotReady {
-    /// The reason, for people.
-    pub fn describe(self) -> &'static str {
-        match self {
-            Self::StoreGone => "the store is not there",
-            Self::DiskUnresponsive => "the store does not answer",
-        }
-    }
-}
-
 /// Everything stored, and the services that read and change it.
 #[derive(Debug)]
 pub struct Library {
     pub(in crate::mirror) runtime: Arc<Runtime>,
-    pub(in crate::mirror) store: Arc<Store>,
+    /// Nobody above this folder sees records, files or the index: the verbs here are the one door.
+    store: Arc<Store>,
     pub(in crate::mirror) catalog: Catalog,
     pub(in crate::mirror) evictor: Arc<Evictor>,
     pub(in crate::mirror) alarms: Alarms,
@@ -123,22 +102,6 @@ impl Library {
         }))
     }
 
-    /// Checks that the store can be read. A hanging disk blocks one thread, however many requests ask.
-    ///
-    /// # Errors
-    /// [`NotReady`] with the reason.
-    pub async fn ready(self: &Arc<Self>) -> Result<(), NotReady> {
-        let probe = self.work.probe_flights.join_or_spawn(&self.runtime.tasks, (), Err(NotReady::StoreGone), || {
-            let library = Arc::clone(self);
-            async move {
-                let blocking_library = Arc::clone(&library);
-                let checked = library.runtime.tasks.spawn_blocking(move || blocking_library.store.check()).await;
-                if matches!(checked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
-            }
-        });
-        tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Err(NotReady::DiskUnresponsive))
-    }
-
     /// Runs file work on a blocking thread.
     pub(in crate::mirror) async fn on_disk<T: Send + 'static>(
         self: &Arc<Self>,
@@ -156,8 +119,16 @@ impl Library {
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, Error> {
-        self.store.index.until_complete().await?;
+        self.until_index_is_complete().await?;
         self.on_disk(work).await
+    }
+
+    /// Waits until the index contains everything that is stored.
+    ///
+    /// # Errors
+    /// The reason why it cannot be completed.
+    pub(in crate::mirror) async fn until_index_is_complete(&self) -> Result<(), StoreError> {
+        self.store.index.until_complete().await
     }
 
     /// Returns true if an archive is stored.
@@ -169,37 +140,11 @@ impl Library {
     pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
         self.on_disk(move |library| library.store.sweep(now)).await
     }
-
-    /// Records that an object could not be stored.
-    pub(in crate::mirror) fn count_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
-        self.runtime.counters.count_not_stored(kind);
-        let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
-        self.work.store_failures.lock().insert(kind, trouble);
-    }
-
-    /// Clears the failure of a kind, after an object was stored.
-    pub(in crate::mirror) fn count_stored(&self, kind: ObjectKind) {
-        self.work.store_failures.lock().remove(&kind);
-    }
-
-    /// The last failure; that of archives first.
-    pub fn last_store_failure(&self) -> Option<StoreFailure> {
-        self.work.store_failures.lock().values().next().cloned()
-    }
 }
 
 /// True for a value that a record leaves out.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
-}
-
-/// The last failure to store an object.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoreFailure {
-    /// The cause.
-    pub why: String,
-    /// The remedy.
-    pub to_do: String,
 }
 
 /// Treats a store that is gone as empty.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{ModulePackage, Version};
+use crate::address::{ModuleAddress, ModulePackage, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -308,6 +308,14 @@ pub fn restore_first_seen(library: &Library, package: &ModulePackage, now: Times
 }
 
 impl Library {
+    /// The versions of a module with first-seen records. Blocks.
+    pub(in crate::mirror) fn module_packages_seen(
+        &self,
+        module: &ModuleAddress,
+    ) -> Result<Vec<ModulePackage>, StoreError> {
+        self.store.records.module_packages_seen(module)
+    }
+
     /// Refuses a tree that differs from the first-seen one, or whose record is lost, and raises an alarm. `package` is
     /// spelled as it was requested, `canonical` as it is stored. `accept_command` is the command that accepts the tree.
     ///

@@ -15,7 +15,7 @@ use crate::mirror::freshness::Confirmation;
 use crate::mirror::freshness::Revalidatable;
 use crate::mirror::library::file_refs::ProofFile;
 use crate::mirror::library::record_format as parts;
-use crate::store::{Key, StoreError};
+use crate::store::{Durability, IndexEntry, Key, RecordStep, StoreError};
 use crate::upstream::backoff::Origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
@@ -233,6 +233,32 @@ impl Library {
         let Some(stored_set) = read.intact() else { return Ok(None) };
         let fallback = self.only_predecessor_is_stored(&stored_set)?;
         Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
+    }
+
+    /// Replaces the stored sets of a package by what `decide` makes of them, in one step; `None` leaves them. The time
+    /// is that of their last use. Returns the other result of `decide`, and the result of the write: a set that could not
+    /// be stored is still of use.
+    ///
+    /// # Errors
+    /// `decide` failed.
+    pub(in crate::mirror) fn change_set<T>(
+        &self,
+        package: &Package,
+        durability: Durability,
+        mut decide: impl FnMut(
+            &mut RecordStep<'_>,
+            Result<Option<StoredProofSet>, StoreError>,
+        ) -> Result<(T, Option<(StoredProofSet, Timestamp)>), StoreError>,
+    ) -> Result<(T, Result<(), StoreError>), StoreError> {
+        let key = Key::ProofSet(package.clone());
+        self.store.records.try_change(&key, |step| {
+            let stored = self.read_set(package).map(|stored| Some(Arc::unwrap_or_clone(stored?.stored_set)));
+            let (decided, set) = decide(step, stored)?;
+            if let Some((set, last_use)) = set {
+                step.put(&key, set.write(), durability, IndexEntry::Document(last_use));
+            }
+            Ok(decided)
+        })
     }
 
     pub(in crate::mirror) fn only_predecessor_is_stored(

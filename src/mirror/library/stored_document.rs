@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 use url::Url;
 
-use crate::address::ModulePackage;
+use crate::address::{Address, Artifact, Hostname, ModulePackage};
 use crate::clock::Timestamp;
 use crate::digest::{FastHash, FastHasher};
 use crate::error::Error;
@@ -264,42 +264,112 @@ impl Library {
         }
         // A list that upstream never sent has no time of a check.
         let listed = coming.metadata.checked.max(coming.metadata.fetched);
-        let mut replace = |with_times: bool| {
-            self.store.records.change(key, |step| {
-                let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
-                if stored
-                    .as_ref()
-                    .is_some_and(|stored| stored.confirmation().is_confirmed_after(coming.confirmation(), now))
-                {
-                    return Ok(stored);
-                }
-                let built = build(stored.as_ref(), coming.clone())?;
-                if with_times {
-                    record_times(step, key, stored.as_ref(), &built, listed)?;
-                }
-                step.put(key, built.write(), durability, IndexEntry::Document(built.metadata.checked));
-                Ok(None)
-            })
+        let mut replace = |times: VersionTimes| {
+            let mut kept = None;
+            let replaced = self.write_document(key, durability, times, |stored| {
+                let confirmed = coming.confirmation();
+                kept = stored.filter(|stored| stored.confirmation().is_confirmed_after(confirmed, now)).cloned();
+                if kept.is_some() { Ok(None) } else { Ok(Some((build(stored, coming.clone())?, listed))) }
+            });
+            replaced.map(|_| kept)
         };
-        match replace(true) {
+        match replace(VersionTimes::Known) {
             Err(error @ StoreError::Io { .. }) if provider_of_list(key).is_some() && !error.is_full() => {
                 tracing::error!(%key, %error, to_do = error.remedy(), "the list could not be stored with the times of its versions");
                 // Times without those of new versions would make these look older than they are.
                 if let Some(provider) = provider_of_list(key) {
                     let _ = self.store.records.remove(&Key::FirstListed(provider.clone()), Durability::Lazy);
                 }
-                replace(false)
+                replace(VersionTimes::Unknown)
             }
             replaced => replaced,
         }
     }
 
+    /// Replaces a document by the one that `decide` makes of the stored one, in one step; `None` leaves it. The time is
+    /// that at which the versions are listed that a provider's list names anew. Returns true if it was replaced.
+    pub(in crate::mirror) fn change_document(
+        &self,
+        key: &Key,
+        durability: Durability,
+        decide: impl FnMut(Option<&StoredDocument>) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
+    ) -> Result<bool, StoreError> {
+        self.write_document(key, durability, VersionTimes::Known, decide)
+    }
+
+    fn write_document(
+        &self,
+        key: &Key,
+        durability: Durability,
+        times: VersionTimes,
+        mut decide: impl FnMut(Option<&StoredDocument>) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
+    ) -> Result<bool, StoreError> {
+        self.store.records.change(key, |step| {
+            let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
+            let Some((document, listed)) = decide(stored.as_ref())? else { return Ok(false) };
+            if times == VersionTimes::Known {
+                record_times(step, key, stored.as_ref(), &document, listed)?;
+            }
+            step.put(key, document.write(), durability, IndexEntry::Document(document.metadata.checked));
+            Ok(true)
+        })
+    }
+
+    /// Reads a stored document. Blocks.
+    pub(in crate::mirror) fn read_document(&self, key: &Key) -> Result<Option<StoredDocument>, StoreError> {
+        Ok(self.store.records.get(key)?.and_then(StoredDocument::read))
+    }
+
+    /// True if there is a record of this key that can be read. Blocks.
+    pub(in crate::mirror) fn has_record(&self, key: &Key) -> Result<bool, StoreError> {
+        Ok(self.store.records.get(key)?.is_some())
+    }
+
+    /// Makes a record durable that was written without a sync. Returns true if it exists. Blocks.
+    pub(in crate::mirror) fn sync_record(&self, key: &Key) -> Result<bool, StoreError> {
+        self.store.records.sync(key)
+    }
+
+    /// Records the use of a document.
+    pub(in crate::mirror) fn document_used(&self, key: &Key, now: Timestamp) {
+        self.store.index.document_used(key, now);
+    }
+
+    /// The size of a document in bytes; zero if there is none.
+    pub(in crate::mirror) fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
+        self.store.index.document_bytes(key)
+    }
+
+    /// The proof sets or the locations of an address, each with its package. Blocks.
+    pub(in crate::mirror) fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
+        self.store.records.package_documents(address)
+    }
+
+    /// The documents about an address and none of its versions. Blocks.
+    pub(in crate::mirror) fn address_documents(&self, address: &Address) -> Result<Vec<Key>, StoreError> {
+        self.store.records.address_documents(address)
+    }
+
+    /// The stored pages of a registry. Blocks.
+    pub(in crate::mirror) fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
+        self.store.records.pages_of(host)
+    }
+
     /// True if the cached location says that upstream has deleted the version.
     pub(super) fn location_is_gone(&self, package: &ModulePackage) -> bool {
         // An unreadable location counts as not deleted: the archive can be fetched again.
-        let record = self.store.records.get(&Key::location(package)).ok().flatten();
-        record.and_then(StoredDocument::read).is_some_and(|document| document.metadata.gone)
+        let location = self.read_document(&Key::location(package)).ok().flatten();
+        location.is_some_and(|document| document.metadata.gone)
     }
+}
+
+/// The times at which the versions of a list were first listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum VersionTimes {
+    /// They are recorded with the list.
+    Known,
+    /// They cannot be recorded.
+    Unknown,
 }
 
 impl From<StoredDocument> for Confirmed<Arc<StoredDocument>> {

@@ -230,7 +230,7 @@ impl Modules {
     pub(super) fn refused_tree(&self, package: &ModulePackage, origin: &str, reason: TreeError) -> Error {
         match reason {
             TreeError::Spool(source) => {
-                let path = self.library.store.root().join("staging");
+                let path = self.library.folder().join("staging");
                 StoreError::Io { doing: "unpack and pack a module in", path, source }.into()
             }
             TreeError::TooLarge(_) if self.max_tree_bytes() < self.runtime.limits.archive_bytes => {

@@ -101,7 +101,7 @@ impl Offline {
         if !call.is_dry_run() && matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
             let (key, now) = (page.key(&call.config), call.now);
             let record_use = move |library: &Library| {
-                library.store.index.document_used(&key, now);
+                library.document_used(&key, now);
                 Ok(())
             };
             self.library.on_disk(record_use).await?;
@@ -157,7 +157,7 @@ impl Library {
                 PagePath::Providers(_) => "providers",
                 _ => "modules",
             };
-            let stored = self.store.records.addresses_of(&page.host, service)?;
+            let stored = self.addresses_of(&page.host, service)?;
             return self.stored_page(page, stored).map(|list| Some(PageSource::List(list)));
         };
         let Some(entry) = self.stored_entry(address)? else { return Ok(None) };
@@ -171,7 +171,7 @@ impl Library {
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
             // Versions are only read for the entries on the page.
             let canonical = self.runtime.config.load().canonical(&address);
-            if !default_if_store_unavailable(self.store.records.named(&canonical))?.is_empty() {
+            if !default_if_store_unavailable(self.named(&canonical))?.is_empty() {
                 found.push(address);
             }
         }

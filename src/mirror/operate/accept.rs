@@ -600,7 +600,7 @@ impl Operations {
 
     async fn moved_modules(&self, address: ModuleAddress, versions: Versions) -> Result<Vec<ModulePackage>, Error> {
         let search = move |library: &Library| {
-            let mut moved = library.store.records.module_packages_seen(&address)?;
+            let mut moved = library.module_packages_seen(&address)?;
             moved.retain(|package| versions.include(&package.version));
             let mut waiting = Vec::new();
             for package in moved {

@@ -131,7 +131,7 @@ fn page(
     max_archives: usize,
 ) -> Result<StoredPage, StoreError> {
     let (mut names, mut archives, mut is_last) = (Vec::new(), 0, true);
-    library.store.index.names_after(filter.host(), after, |artifact, name| {
+    library.names_after(filter.host(), after, |artifact, name| {
         let listed = name.archives.len();
         if listed == 0 || !filter.includes(&artifact) {
             return ControlFlow::Continue(());
@@ -165,7 +165,7 @@ impl Library {
         let mut archives = Vec::with_capacity(name.archives.len());
         for archive in name.archives.into_iter().rev() {
             // The index knows the archives that are stored. A name may list one that was lost.
-            if let Some(indexed) = self.store.index.archive(&archive.digest)? {
+            if let Some(indexed) = self.file_use(&archive.digest)? {
                 let StoredArchive { digest, filename, size_bytes, proof, origin, stored_at, .. } = archive;
                 archives.push(PackageArchive {
                     sha256: digest,

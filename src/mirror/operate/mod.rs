@@ -55,7 +55,7 @@ impl Operations {
         let pinning = self.library.on_disk(move |library| {
             let mut selected = Vec::new();
             for address in library.runtime.config().spellings(&owned_selector.address()) {
-                selected.extend(library.store.records.named(&address)?);
+                selected.extend(library.named(&address)?);
             }
             selected.retain(|artifact| owned_selector.versions().include(artifact.version()));
             selected.sort();

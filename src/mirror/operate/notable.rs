@@ -37,14 +37,13 @@ impl Operations {
     /// # Errors
     /// The index cannot be read.
     pub fn notable_archives(&self, number: usize) -> Result<NotableArchives, StoreError> {
-        let index = &self.library.store.index;
         let (mut largest, mut oldest) = (FirstOf::new(number), FirstOf::new(number));
-        index.each_archive(|archive| {
+        self.library.each_file(|archive| {
             largest.offer((Reverse(archive.size_bytes), archive.digest), &archive);
             oldest.offer((archive.last_use, archive.digest), &archive);
         })?;
         let names = |archive: IndexedArchive| -> Result<StoredArchiveNames, StoreError> {
-            let packages = index.names_of(&archive.digest)?;
+            let packages = self.library.names_of(&archive.digest)?;
             let packages = packages.iter().take(MAX_NAMES).map(PackageRef::from).collect();
             Ok(StoredArchiveNames { packages, size_bytes: archive.size_bytes, last_use: archive.last_use })
         };

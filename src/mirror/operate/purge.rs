@@ -10,12 +10,11 @@ use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Ve
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::files::FileRemoval;
-use crate::mirror::library::first_listed::record_times;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::{Library, Operations};
-use crate::store::{Durability, IndexEntry, Key, StoreError};
+use crate::store::{Durability, Key, StoreError};
 
 /// The result of a purge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,8 +97,7 @@ impl Purge<'_> {
     fn address(&mut self, address: &Address, versions: &Versions) -> Result<(), StoreError> {
         let library = self.library;
         let ended = self.versions(address, versions).and_then(|()| {
-            let left =
-                library.store.records.named(address)?.iter().map(|artifact| artifact.version().clone()).collect();
+            let left = library.named(address)?.iter().map(|artifact| artifact.version().clone()).collect();
             library.resolve_alarms_of_purged(address.clone(), versions, &left);
             Ok(())
         });
@@ -114,7 +112,7 @@ impl Purge<'_> {
         let pinned = self.archives(address, versions, &spared)?;
         self.purged.pinned.extend(pinned.iter().map(ToString::to_string));
         spared.extend(pinned);
-        for (artifact, document) in library.store.records.package_documents(address)? {
+        for (artifact, document) in library.package_documents(address)? {
             let is_selected = versions.include(artifact.version()) && !spared.contains(&artifact);
             // A download may have been committed since. Its archive keeps the set that proves it.
             if is_selected && library.catalog.name_record(&artifact)?.archives.is_empty() {
@@ -123,7 +121,7 @@ impl Purge<'_> {
         }
         match versions {
             Versions::All if spared.is_empty() => {
-                let documents = library.store.records.address_documents(address)?;
+                let documents = library.address_documents(address)?;
                 documents.iter().try_for_each(|document| self.purge_document(document))
             }
             versions if spared.is_empty() => self.unlist_dropped(&Key::version_list(address), versions),
@@ -146,7 +144,7 @@ impl Purge<'_> {
                 }
             }
             Address::Module(_) => {
-                for artifact in self.library.store.records.named(address)? {
+                for artifact in self.library.named(address)? {
                     if let Artifact::Module(package) = artifact
                         && versions.include(&package.version)
                     {
@@ -166,18 +164,11 @@ impl Purge<'_> {
         versions: &Versions,
         spared: &BTreeSet<Artifact>,
     ) -> Result<BTreeSet<Artifact>, StoreError> {
-        let (library, index) = (self.library, &self.library.store.index);
-        index.require_complete()?;
-        if let Some(unreadable) = index.unreadable_name() {
-            // It may list any archive, so none could be removed, and no name may be removed either.
-            return Err(unreadable);
-        }
-        // No archive is stored or removed meanwhile.
-        let _locks = library.catalog.lock_all_digests();
-        let mut selected: BTreeSet<Artifact> = library.store.records.named(address)?.into_iter().collect();
+        let library = self.library;
+        let _locks = library.lock_for_removal()?;
+        let mut selected: BTreeSet<Artifact> = library.named(address)?.into_iter().collect();
         if let Address::Provider(_) = address {
-            selected
-                .extend(library.store.records.package_documents(address)?.into_iter().map(|(artifact, _)| artifact));
+            selected.extend(library.package_documents(address)?.into_iter().map(|(artifact, _)| artifact));
         }
         selected.retain(|artifact| versions.include(artifact.version()) && !spared.contains(artifact));
         let (mut pinned, mut digests) = (BTreeSet::new(), BTreeSet::new());
@@ -229,9 +220,9 @@ impl Purge<'_> {
     /// Purges the details pages of the selected versions, and that of the latest one. Lists name others too, and stay
     /// until they are revalidated.
     fn pages(&mut self, selector: &PackageSelector) -> Result<(), StoreError> {
-        for page in self.library.store.records.pages_of(selector.host())? {
+        for page in self.library.pages_of(selector.host())? {
             // A page's key is a digest, so only its URL shows its subject.
-            let document = self.library.store.records.get(&page)?.and_then(StoredDocument::read);
+            let document = self.library.read_document(&page)?;
             if document.is_some_and(|document| has_details_of(selector, &document.metadata.asked)) {
                 self.purge_document(&page)?;
             }
@@ -241,7 +232,7 @@ impl Purge<'_> {
     }
 
     fn purge_document(&mut self, key: &Key) -> Result<(), StoreError> {
-        let size_bytes = self.library.store.index.document_bytes(key)?;
+        let size_bytes = self.library.document_bytes(key)?;
         self.library.remove_document(key, Durability::Synced)?;
         if size_bytes > 0 {
             self.purged.documents += 1;
@@ -253,16 +244,14 @@ impl Purge<'_> {
     /// Removes versions from a list that upstream has dropped: they were only listed because they were stored. The rest
     /// of the list stays.
     fn unlist_dropped(&self, list: &Key, versions: &Versions) -> Result<(), StoreError> {
-        self.library.store.records.change(list, |step| {
-            let document = step.read(list)?.intact().and_then(StoredDocument::read);
-            if let Some(document) = document.filter(|document| !document.dropped().is_empty()) {
-                let without = document.clone().without_dropped(versions);
-                let listed = without.metadata.checked.max(without.metadata.fetched);
-                record_times(step, list, Some(&document), &without, listed)?;
-                step.put(list, without.write(), Durability::Lazy, IndexEntry::Document(without.metadata.checked));
-            }
-            Ok(())
-        })
+        let unlist = |stored: Option<&StoredDocument>| {
+            let stored = stored.filter(|document| !document.dropped().is_empty());
+            Ok(stored.map(|document| {
+                let listed = document.metadata.checked.max(document.metadata.fetched);
+                (document.clone().without_dropped(versions), listed)
+            }))
+        };
+        self.library.change_document(list, Durability::Lazy, unlist).map(drop)
     }
 }
 

@@ -114,7 +114,7 @@ impl Operations {
             }
             PackageSelector::Module(selection) => {
                 let module = Address::Module(call.config.key_of(&selection.of));
-                let located = self.library.on_disk(move |library| library.store.records.package_documents(&module));
+                let located = self.library.on_disk(move |library| library.package_documents(&module));
                 let mut packages: BTreeSet<Artifact> =
                     located.await?.into_iter().map(|(artifact, _)| artifact).collect();
                 packages.retain(|artifact| versions.include(artifact.version()));

@@ -20,7 +20,7 @@ use crate::mirror::library::StoredArchive;
 use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::module_history::restore_first_seen;
 use crate::mirror::{AlarmKind, Archive, ArchiveRef, Archives, Library, Operations, RequestContext};
-use crate::store::{Blob, Key, ReadOutcome};
+use crate::store::{Blob, Key};
 use crate::upstream::outbound::Connectivity;
 
 /// The pieces read and hashed in one blocking call: 1 MiB in all.
@@ -111,7 +111,7 @@ impl Operations {
         {
             let now = call.present();
             let record = move |library: &Library| {
-                library.store.index.archive_verified(&digest, now);
+                library.file_checked(&digest, now);
                 Ok(())
             };
             self.library.on_disk(record).await?;
@@ -316,7 +316,7 @@ impl Operations {
     /// # Errors
     /// The last error. An archive that cannot be read does not stop the others from being checked.
     pub async fn scrub(self: &Arc<Self>, every: Duration, call: &RequestContext) -> Result<Timestamp, Error> {
-        let archives = self.library.on_disk(|library| library.store.index.archives_by_verification()).await?;
+        let archives = self.library.on_disk(Library::files_by_check).await?;
         let mut rate = SCRUB_READ_RATE;
         let mut failed = None;
         let mut next = None;
@@ -345,15 +345,15 @@ impl VerifyRun {
     /// Runs to the end and returns the last event.
     async fn run(mut self) -> Result<VerifyEvent, Error> {
         let library = Arc::clone(&self.operations.library);
-        let list = |library: &Library| Ok((library.store.records.all()?, library.store.blobs.all()?));
-        let (keys, blobs) = library.on_disk(list).await?;
-        let mut archives: BTreeMap<Digest, u64> = blobs.into_iter().map(|(digest, size, _)| (digest, size)).collect();
+        let list = |library: &Library| Ok((library.all_records()?, library.files()?));
+        let (keys, files) = library.on_disk(list).await?;
+        let mut archives: BTreeMap<Digest, u64> = files.into_iter().collect();
         let bytes = archives.values().sum();
         let records = keys.len() as u64;
         self.report(VerifyEvent::Begun { records, archives: archives.len() as u64, bytes }).await;
         self.records(keys).await;
         // Only after damaged names are quarantined is every archive that a name lists either stored or missing.
-        let named = library.on_complete_index(|library| library.store.index.names(|_, name| Some(name.archives)));
+        let named = library.on_complete_index(|library| library.names(|_, name| Some(name.archives)));
         for named_archive in named.await?.iter().flatten() {
             archives.entry(named_archive.digest).or_default();
         }
@@ -368,8 +368,7 @@ impl VerifyRun {
     async fn records(&mut self, keys: Vec<Key>) {
         for key in keys {
             let owned_key = key.clone();
-            let is_damaged =
-                move |library: &Library| Ok(matches!(library.store.records.read(&owned_key)?, ReadOutcome::Damaged));
+            let is_damaged = move |library: &Library| library.is_record_damaged(&owned_key);
             match self.operations.library.on_disk(is_damaged).await {
                 Ok(false) => {}
                 Ok(true) => {

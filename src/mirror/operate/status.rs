@@ -15,7 +15,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::{
-    Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, Usage,
+    Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState, Usage,
 };
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
@@ -82,35 +82,6 @@ pub struct LastBundle {
     pub applied: Timestamp,
 }
 
-/// The state of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum StoreState {
-    /// It can be read and written.
-    Ready,
-    /// The last archive or the last document could not be stored.
-    NotKeeping,
-    /// Its disk is mounted read-only.
-    ReadOnly,
-    /// It was removed or replaced, or its folder cannot be read.
-    Gone,
-}
-
-impl StoreState {
-    /// All states.
-    pub const ALL: [Self; 4] = [Self::Ready, Self::NotKeeping, Self::ReadOnly, Self::Gone];
-
-    /// The name in metrics.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::NotKeeping => "not-keeping",
-            Self::ReadOnly => "read-only",
-            Self::Gone => "gone",
-        }
-    }
-}
-
 /// The state of an upstream: totals since the start, and present backoff.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpstreamState {
@@ -154,20 +125,6 @@ impl Runtime {
     }
 }
 
-impl Library {
-    /// The state of the store. Reads the disk.
-    pub fn store_state(&self) -> StoreState {
-        if self.store.check().is_err() {
-            return StoreState::Gone;
-        }
-        match self.store.disk_space() {
-            Ok(space) if space.is_read_only => StoreState::ReadOnly,
-            _ if self.last_store_failure().is_some() => StoreState::NotKeeping,
-            _ => StoreState::Ready,
-        }
-    }
-}
-
 impl Runtime {
     /// The state of each upstream.
     pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
@@ -188,33 +145,30 @@ impl Runtime {
     }
 }
 
-impl Library {
-    fn last_bundle(&self) -> Option<LastBundle> {
-        let receipt = self.store.last_receipt().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the receipt of the last bundle cannot be read");
-            None
-        });
-        serde_json::from_slice(&receipt?).ok()
-    }
+fn last_bundle(library: &Library) -> Option<LastBundle> {
+    let receipt = library.last_receipt().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the receipt of the last bundle cannot be read");
+        None
+    });
+    serde_json::from_slice(&receipt?).ok()
 }
 
 impl Operations {
     /// The status report. Reads the disk.
     pub fn status(&self) -> Status {
-        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } =
-            self.library.store.index.totals();
-        let first_seen = self.library.store.records.first_seen_totals().unwrap_or_else(|error| {
+        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = self.library.totals();
+        let first_seen = self.library.first_seen_totals().unwrap_or_else(|error| {
             tracing::warn!(%error, "the first-seen records cannot be counted");
             (0, 0)
         });
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            store: self.library.store.root().display().to_string(),
+            store: self.library.folder().display().to_string(),
             store_state: self.library.store_state(),
             trouble: self.library.last_store_failure(),
             max_size_bytes: self.library.refresh_size_limit(),
-            free_bytes: self.library.store.free_bytes().ok(),
-            index_bytes: self.library.store.index.disk_bytes(),
+            free_bytes: self.library.disk_space().ok().map(|space| space.free_bytes),
+            index_bytes: self.library.index_bytes(),
             archives,
             archive_bytes,
             documents,
@@ -222,7 +176,7 @@ impl Operations {
             first_seen_records: first_seen.0,
             first_seen_bytes: first_seen.1,
             imported: self.library.catalog.imported(),
-            last_bundle: self.library.last_bundle(),
+            last_bundle: last_bundle(&self.library),
             usage: self.library.usage(),
             offline: self.runtime.connectivity() == Connectivity::Offline,
             upstreams: self.runtime.upstream_hosts().iter().map(ToString::to_string).collect(),
@@ -245,7 +199,7 @@ impl Collector for MirrorGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Self { operations, clock } = self;
         let (library, runtime) = (&operations.library, &operations.runtime);
-        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = library.store.index.totals();
+        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = library.totals();
         let kind = |kind: ObjectKind, value| (Some(("kind", kind.word())), value);
         let by_kind =
             |archives, documents| vec![kind(ObjectKind::Archive, archives), kind(ObjectKind::Document, documents)];
@@ -265,23 +219,18 @@ impl Collector for MirrorGauges {
             ("larder_store_objects", "What is stored, by kind", None, by_kind(archives, documents)),
             ("larder_store", "What is stored, by kind", Some(Unit::Bytes), by_kind(archive_bytes, document_bytes)),
             ("larder_store_limit", "What may be stored", Some(Unit::Bytes), one(library.refresh_size_limit())),
-            (
-                "larder_index",
-                "The index of the store on disk",
-                Some(Unit::Bytes),
-                one(library.store.index.disk_bytes()),
-            ),
+            ("larder_index", "The index of the store on disk", Some(Unit::Bytes), one(library.index_bytes())),
             ("larder_store_state", "How the store is: 1 for the one state it is in", None, states.to_vec()),
             ("larder_offline", "Whether nothing may go out", None, one(is_offline.into())),
             ("larder_breaker_open", BREAKER_HELP, None, left_alone.collect()),
             ("larder_missing", "Requested while offline and not stored, at most 1100", None, one(missing)),
-            ("larder_index_whole", INDEX_HELP, None, one(library.store.index.is_complete().into())),
+            ("larder_index_whole", INDEX_HELP, None, one(library.index_is_complete().into())),
             ("larder_waiting_for_accept", ACCEPT_HELP, None, one(waiting_for_accept)),
             ("larder_alarms_unresolved", "What a person must resolve, by kind", None, unresolved.to_vec()),
             ("larder_fills_unattended", UNATTENDED_HELP, None, one(unattended)),
             ("larder_waiting_requests", "Requests that wait for an upstream", None, one(runtime.waiting_requests())),
         ];
-        if let Ok(DiskSpace { free_bytes, .. }) = library.store.disk_space() {
+        if let Ok(DiskSpace { free_bytes, .. }) = library.disk_space() {
             gauges.push(("larder_store_free", "Free space on the store's disk", Some(Unit::Bytes), one(free_bytes)));
         }
         for (name, help, unit, values) in gauges {

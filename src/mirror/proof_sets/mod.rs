@@ -25,7 +25,7 @@ use crate::mirror::request_context::DocumentRequest;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::mirror::{AlarmKind, Answer, Documents, FetchReason, Library, Outcome, RequestContext, Runtime};
-use crate::store::{Durability, IndexEntry, Key, StoreError};
+use crate::store::{Durability, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;
 use crate::upstream::outbound::Connectivity;
@@ -323,22 +323,20 @@ impl ProofSets {
 
     /// Makes the next request for a package's set revalidate it, unless it was replaced meanwhile.
     pub(in crate::mirror) async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
-        let key = Key::ProofSet(package.clone());
         let owned_package = package.clone();
-        self.library
-            .on_disk(move |library| {
-                library.store.records.change(&key, |step| {
-                    let stored = library.read_set(&owned_package)?.map(|stored| stored.stored_set);
-                    if let Some(stored) = stored.filter(|stored| stored.current.document.shasum == wrong) {
-                        let confirmed = Confirmation { checked: Timestamp(0), ..stored.confirmed };
-                        let expired = StoredProofSet { confirmed, ..(*stored).clone() };
-                        let entry = IndexEntry::Document(expired.current.fetched());
-                        step.put(&key, expired.write(), Durability::Lazy, entry);
-                    }
-                    Ok(())
-                })
-            })
-            .await?;
+        let expire = move |library: &Library| {
+            let expired = library.change_set(&owned_package, Durability::Lazy, |_, stored| {
+                let stored = stored?.filter(|stored| stored.current.document.shasum == wrong);
+                let expired = |stored: StoredProofSet| {
+                    let (confirmed, last_use) = (stored.confirmed, stored.current.fetched());
+                    let confirmed = Confirmation { checked: Timestamp(0), ..confirmed };
+                    (StoredProofSet { confirmed, ..stored }, last_use)
+                };
+                Ok(((), stored.map(expired)))
+            });
+            expired?.1
+        };
+        self.library.on_disk(expire).await?;
         self.library.increment_revision(&package.provider);
         Ok(())
     }
@@ -352,23 +350,18 @@ impl ProofSets {
     ) -> SetFlightResult {
         let owned_package = package.clone();
         let changed = self.library.on_disk(move |library| {
-            let key = Key::ProofSet(owned_package.clone());
-            let ((changed, is_put), written) = library.store.records.try_change(&key, |step| {
-                let read = library.read_set(&owned_package);
+            let ((changed, is_put), written) = library.change_set(&owned_package, Durability::Lazy, |_, read| {
                 // Do not overwrite a set that was not read: the store may be back by now.
                 let is_gone = matches!(read, Err(StoreError::Unavailable));
-                let stored = default_if_store_unavailable(read)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
-                let before = stored.clone();
-                let changed = change(library, stored)?;
-                if let Some(before) = before
+                let stored = default_if_store_unavailable(read)?;
+                let changed = change(library, stored.clone())?;
+                if let Some(before) = stored
                     .filter(|before| before.confirmed.is_confirmed_after(changed.confirmed, changed.confirmed.checked))
                 {
-                    return Ok((before, false));
+                    return Ok(((before, false), None));
                 }
-                if !is_gone {
-                    step.put(&key, changed.write(), Durability::Lazy, IndexEntry::Document(changed.confirmed.checked));
-                }
-                Ok((changed, !is_gone))
+                let to_put = (!is_gone).then(|| (changed.clone(), changed.confirmed.checked));
+                Ok(((changed, !is_gone), to_put))
             })?;
             match written {
                 Ok(()) if is_put => library.count_stored(ObjectKind::Document),

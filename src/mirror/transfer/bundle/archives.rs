@@ -28,7 +28,7 @@ use crate::mirror::transfer::bundle::entry::{
 };
 use crate::mirror::transfer::{TransferStage, set_of_files};
 use crate::packaging::{ArchiveFormat, PACKER, PackResult, Tree, TreeEntry, TreeLimits, TreePath, pack, unpack};
-use crate::store::{Blob, Durability, IndexEntry, Key, StoreError};
+use crate::store::{Blob, Durability, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
@@ -229,20 +229,18 @@ impl Library {
         confirmed: Confirmation,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let key = Key::ProofSet(package.clone());
-        self.store.records.change(&key, |step| {
+        let (is_replaced, written) = self.change_set(package, Durability::Synced, |step, stored| {
             if self.has_set_or_newer(package, set, confirmed, now)? {
-                return Ok(false);
+                return Ok((false, None));
             }
-            let stored = self.read_set(package)?.map(|stored| Arc::unwrap_or_clone(stored.stored_set));
-            let predecessor = match stored {
+            let predecessor = match stored? {
                 None => None,
                 // An unsigned set is never kept as the previous one.
                 Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
                     let before = stored.current.document.shasum;
                     if before != set.document.shasum && !self.is_repacked(package, before)? {
                         if !step.require_exclusive() {
-                            return Ok(false);
+                            return Ok((false, None));
                         }
                         tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
                         let detail = imported_differs(before, set.document.shasum);
@@ -256,10 +254,9 @@ impl Library {
                 }
                 Some(stored) => stored.predecessor,
             };
-            let replaced_set = StoredProofSet { predecessor, current: Arc::clone(set), confirmed };
-            step.put(&key, replaced_set.write(), Durability::Synced, IndexEntry::Document(now));
-            Ok(true)
-        })
+            Ok((true, Some((StoredProofSet { predecessor, current: Arc::clone(set), confirmed }, now))))
+        })?;
+        written.map(|()| is_replaced)
     }
 
     /// True if this set or a newer one is stored, with its archive.

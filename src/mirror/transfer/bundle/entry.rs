@@ -12,10 +12,9 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
-use crate::mirror::library::first_listed::record_times;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
-use crate::store::{DocumentKey, Durability, IndexEntry, Key, StoreError};
+use crate::store::{DocumentKey, Durability, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::request::Validators;
@@ -245,7 +244,7 @@ impl Library {
         let service = Service::from(address);
         let Ok(list) = incoming.as_versions(service) else { return Ok(None) };
         let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
-        for artifact in self.store.records.named(address)? {
+        for artifact in self.named(address)? {
             if list.get(artifact.version()).is_none() {
                 let platforms = unlisted.entry(artifact.version().clone()).or_default();
                 if let Artifact::Provider(package) = artifact {
@@ -283,17 +282,10 @@ impl Library {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::version_list(address);
-        let is_changed = self.store.records.change(&key, |step| {
-            let stored = step.read(&key)?.intact().and_then(StoredDocument::read);
-            let Some(before) = stored.as_ref().or(absent) else { return Ok(false) };
+        let is_changed = self.change_document(&key, Durability::Synced, |stored| {
+            let Some(before) = stored.or(absent) else { return Ok(None) };
             let listing = self.merge_stored_entries(&key, Some(before), before.clone())?;
-            if listing.has_same_content(before) {
-                return Ok(false);
-            }
-            record_times(step, &key, stored.as_ref(), &listing, now)?;
-            let entry = IndexEntry::Document(listing.metadata.checked);
-            step.put(&key, listing.write(), Durability::Synced, entry);
-            Ok(true)
+            Ok((!listing.has_same_content(before)).then_some((listing, now)))
         })?;
         if is_changed {
             self.increment_revision(address.clone());
@@ -308,7 +300,7 @@ impl Library {
         incoming: &StoredDocument,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let Some(stored) = self.store.records.get(key)?.and_then(StoredDocument::read) else { return Ok(false) };
+        let Some(stored) = self.read_document(key)? else { return Ok(false) };
         if stored.confirmation().is_confirmed_after(incoming.confirmation(), now) {
             return Ok(true);
         }

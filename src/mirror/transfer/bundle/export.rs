@@ -140,7 +140,7 @@ impl Transfers {
     /// The disk failed.
     pub fn inventory(&self, now: Timestamp) -> Result<Inventory, Error> {
         let mut inventory = Inventory::new(now).sealed_for(self.runtime.sealed_platforms());
-        for named in self.library.store.records.all_named()? {
+        for named in self.library.all_named()? {
             match &named {
                 Artifact::Provider(package) => {
                     let Some(stored) = self.library.read_set(package)? else { continue };
@@ -154,8 +154,7 @@ impl Transfers {
                 }
                 Artifact::Module(package) => {
                     let Some(module) = self.library.exportable_module(package, None)? else { continue };
-                    let record = self.library.store.records.get(&Key::location(package))?;
-                    let Some(location) = record.and_then(StoredDocument::read) else { continue };
+                    let Some(location) = self.library.read_document(&Key::location(package))? else { continue };
                     inventory.add(&named, module.archive.digest, Digest::of(&location.body));
                 }
             }
@@ -253,8 +252,8 @@ impl Transfers {
         let part_not_stored = |part: &str| not_stored(&format!("{part} of {package}"));
         let stored =
             self.library.exportable_module(package, Some(digest))?.ok_or_else(|| part_not_stored("the archive"))?;
-        let record = self.library.store.records.get(&Key::location(package))?;
-        let document = record.and_then(StoredDocument::read).ok_or_else(|| part_not_stored("the location"))?;
+        let document = self.library.read_document(&Key::location(package))?;
+        let document = document.ok_or_else(|| part_not_stored("the location"))?;
         if base.inventory.has(&Artifact::from(package), digest, Digest::of(&document.body)) {
             return Ok(None);
         }
@@ -277,7 +276,7 @@ impl Transfers {
 
     fn document_entry(&self, key: &Key, small_files: &mut Spool) -> Result<Option<BundleEntry>, GatherError> {
         let mut bundled = || -> Result<BundledDocument, GatherError> {
-            let stored = self.library.store.records.get(key)?.and_then(StoredDocument::read);
+            let stored = self.library.read_document(key)?;
             let stored = stored.ok_or_else(|| not_stored(&key.to_string()))?;
             let dropped = if stored.dropped.is_empty() { None } else { Some(put(small_files, &stored.dropped)?) };
             Ok(BundledDocument { said: fetch_origin(&stored), document: put(small_files, &stored.body)?, dropped })

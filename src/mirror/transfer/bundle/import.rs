@@ -120,7 +120,7 @@ impl Transfers {
         let interrupted = |_| Error::Interrupted("applying the bundle".to_owned());
         let library = Arc::clone(&self.library);
         let opening = self.runtime.tasks.spawn_blocking(move || {
-            library.store.check()?;
+            library.require_store()?;
             let opened = BundleReader::open(bundle, &options.trust)?;
             let created = opened.manifest.created;
             match options.max_age.filter(|max_age| clock.now().since(created) > *max_age) {
@@ -129,7 +129,7 @@ impl Transfers {
             }
         });
         let (opened, options, clock) = opening.await.map_err(interrupted)??;
-        self.library.store.index.until_complete().await?;
+        self.library.until_index_is_complete().await?;
         let library = Arc::clone(&self.library);
         let applying = self.runtime.tasks.spawn_blocking(move || {
             let eviction_hold = library.hold_entries(&opened.manifest);
@@ -219,7 +219,7 @@ impl Library {
         receipt.ok = receipt.ended.is_none() && refused + not_reached == 0;
         tracing::info!(manifest = %digest, applied, already, refused, not_reached, ok = receipt.ok, "a bundle was applied");
         let written = serde_json::to_vec(&receipt).map_err(|e| StoreError::Index(e.to_string()));
-        match written.and_then(|written| self.store.write_receipt(receipt.applied, &digest, &written)) {
+        match written.and_then(|written| self.write_receipt(receipt.applied, &digest, &written)) {
             Ok(path) => receipt.kept = Some(path.display().to_string()),
             Err(error) => {
                 tracing::error!(%error, to_do = error.remedy(), "the receipt of a bundle could not be written");
@@ -476,10 +476,10 @@ impl Library {
             Connectivity::Online => {
                 let exempt = self.exempt_bytes()?;
                 let reason = "pinned packages and stored ones of the bundle use up the rest of [store] max_size";
-                (exempt, self.store.index.totals().archive_bytes.saturating_sub(exempt), reason)
+                (exempt, self.totals().archive_bytes.saturating_sub(exempt), reason)
             }
         };
-        let space = self.store.free_bytes()?.saturating_add(evictable);
+        let space = self.disk_space()?.free_bytes.saturating_add(evictable);
         if on_disk > space {
             return no_room(on_disk, space, "the disk of the store is full");
         }
@@ -492,7 +492,7 @@ impl Library {
     fn needs_no_space(&self, entry: &BundleEntry) -> Result<bool, ApplyError> {
         match entry.package_archive() {
             Some((artifact, archive)) => Ok(self.is_stored_under(self.runtime.canonical(artifact), archive.sha256)?),
-            None => Ok(self.store.records.get(&self.entry_key(entry))?.is_some()),
+            None => Ok(self.has_record(&self.entry_key(entry))?),
         }
     }
 }

@@ -52,7 +52,7 @@ impl Transfers {
         let busy =
             |_| Error::Busy { subject: "the import".to_owned(), reason: "another tree is being imported".to_owned() };
         let import_lock = import_lock.map_err(busy)?;
-        self.library.store.check()?;
+        self.library.require_store()?;
         let (sender, steps) = channel(EVENT_QUEUE);
         let import = TreeImport {
             transfers: Arc::clone(self),

@@ -467,7 +467,7 @@ impl TreeImport {
         let library = &self.transfers.library;
         if self.transfers.runtime.connectivity() == Connectivity::Offline {
             let check_room = move |library: &Library| {
-                let (limit, unevictable) = (library.refresh_size_limit(), library.store.index.totals().bytes());
+                let (limit, unevictable) = (library.refresh_size_limit(), library.totals().bytes());
                 let no_room = StoreError::NoRoom { needed: bytes, limit, unevictable };
                 library.has_room_for(bytes).then_some(()).ok_or(no_room)
             };

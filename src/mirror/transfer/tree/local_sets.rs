@@ -205,7 +205,7 @@ impl Transfers {
     /// The index cannot be read. The failure of one provider is logged.
     pub async fn complete_imports(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
         let imported = self.library.on_complete_index(|library| {
-            library.store.index.names(|artifact, name| match artifact {
+            library.names(|artifact, name| match artifact {
                 Artifact::Provider(package) if name.imported => Some((package.provider, package.version)),
                 _ => None,
             })
@@ -267,7 +267,7 @@ impl Transfers {
                 self.proof_sets.keep_unsigned(package, set, call).await?;
             }
             let key = Key::ProofSet(package.clone());
-            self.library.on_disk(move |library| library.store.records.sync(&key)).await?;
+            self.library.on_disk(move |library| library.sync_record(&key)).await?;
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Transfers {
         self.library
             .on_disk(move |library| {
                 library.list_stored_versions(&address, Some(&absent), now)?;
-                library.store.records.sync(&Key::version_list(&address)).map(drop)
+                library.sync_record(&Key::version_list(&address)).map(drop)
             })
             .await
     }
