@@ -62,7 +62,7 @@ pub trait Blobs: fmt::Debug + Send + Sync {
     }
 
     /// Returns true if an archive is stored, without opening it.
-    fn is_stored(&self, digest: &Digest) -> Result<bool, StoreError> {
+    fn contains(&self, digest: &Digest) -> Result<bool, StoreError> {
         Ok(self.stat(digest)?.is_some())
     }
 

@@ -11,7 +11,7 @@ use crate::support::killed_downloads::quarantined;
 use crate::support::larder::{Builder, Folder, HOST, Larder, open_store};
 use crate::support::process::Process;
 use crate::support::until;
-use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::verify_steps::verify;
 
 /// Small archives are checked in memory on every read, large ones in the file before their first response.
@@ -325,6 +325,57 @@ async fn a_missing_archive_with_a_package_record_is_fetched_again() {
         assert_eq!(upstream.count_of(Target::Archive), 1);
         assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"), "{name}");
     }
+}
+
+/// A name says what this larder has. A file that is missing on this machine makes a fetch, and never a change of the
+/// record: the archive was first stored when it was.
+#[tokio::test]
+async fn a_file_that_is_missing_or_damaged_changes_no_record() {
+    let mut upstream = upstream_with_small_and_large().await;
+    let (name, clock) = ("large", Clock::system());
+    let larder = Larder::mirroring(&upstream).clock(&clock).start().await;
+    let path = larder.archive_path(name, "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    let first_stored = larder.get(&path).await.header("last-modified").to_owned();
+    let listed = format!("/mirror/{HOST}/acme/{name}/1.2.0.json");
+    until("the `h1:` hash is recorded", async || larder.get(&listed).await.text().contains("h1:")).await;
+    let record = || std::fs::read_to_string(&larder.folder.files("names")[0]).unwrap();
+
+    clock.advance(Duration::from_secs(3600));
+    let damages: [fn(&Path); 2] = [|file| std::fs::remove_file(file).unwrap(), |file| flip_the_middle(file)];
+    for damage in damages {
+        let before = record();
+        damage(&larder.folder.blobs()[0]);
+        upstream.stop().await;
+        let verified = verify(&larder).await;
+        assert_eq!(verified.last().unwrap()["wrong"], 1, "{verified:?}");
+        larder.get(&path).await.expect(502);
+        assert_eq!((record(), larder.folder.blobs().len()), (before, 0));
+
+        upstream.restart().await;
+        assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name));
+        assert_eq!(larder.get(&path).await.header("last-modified"), first_stored);
+        until("the `h1:` hash is recorded", async || record().contains("h1:")).await;
+    }
+}
+
+/// A version that upstream dropped is listed because its archive is stored. Once that is lost here and deleted there,
+/// a client must not choose the version.
+#[tokio::test]
+async fn a_version_whose_archive_is_lost_here_and_upstream_is_listed_no_more() {
+    let upstream = upstream_with_small_and_large().await;
+    upstream.publish(Provider::new("acme", "large").version("1.1.0"));
+    let (folder, path) = closed_store_with_archive(&upstream, "large").await;
+    let larder = mirroring(&upstream, &folder).start().await;
+    upstream.withdraw("acme", "large", "1.2.0");
+    upstream.fault(Target::Archive, Fault::Status(404));
+    let versions = async || larder.versions("large").await.expect(200).text();
+    std::fs::remove_file(&folder.blobs()[0]).unwrap();
+    assert!(versions().await.contains("1.2.0"), "nobody knows yet that it is lost");
+
+    larder.get(&path).await.expect(502);
+    let listed = versions().await;
+    assert!(!listed.contains("1.2.0") && listed.contains("1.1.0"), "{listed}");
 }
 
 /// A way to damage the index in this folder.

@@ -235,7 +235,7 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs
     let mut staged = blobs.stage("download").unwrap();
     assert_eq!((staged.written(), staged.note().unwrap().etag.as_deref()), (9, Some("\"1\"")));
     staged.append(&bytes[9..]).unwrap();
-    assert!(!blobs.is_stored(&digest).unwrap());
+    assert!(!blobs.contains(&digest).unwrap());
     blobs.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
     let blob = blobs.open(&digest).unwrap().unwrap();
     assert_eq!((blob.size_bytes(), blob.read_all().unwrap()), (bytes.len() as u64, bytes.to_vec()));
@@ -248,11 +248,11 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs
     assert!(!blobs.quarantine_unless_replaced(&digest, &blob).unwrap());
     blobs.remove(&digest, Durability::Synced).unwrap();
     blobs.remove(&digest, Durability::Lazy).unwrap();
-    assert!(!blobs.is_stored(&digest).unwrap());
+    assert!(!blobs.contains(&digest).unwrap());
     assert_eq!(blob.read_all().unwrap(), bytes);
     publish(blobs, "again", bytes);
     let blob = blobs.open(&digest).unwrap().unwrap();
-    assert!(blobs.quarantine_unless_replaced(&digest, &blob).unwrap() && !blobs.is_stored(&digest).unwrap());
+    assert!(blobs.quarantine_unless_replaced(&digest, &blob).unwrap() && !blobs.contains(&digest).unwrap());
     blobs.stage("unwanted").unwrap().discard().unwrap();
     assert!(blobs.scratch().unwrap().file().is_ok());
 }

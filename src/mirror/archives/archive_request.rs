@@ -136,6 +136,9 @@ impl DownloadSource for ArchiveRequest {
             match self.file.attempts.after_refusal(&error.fault) {
                 NextStep::RefreshUrl => self.file.url = self.refreshed_url(&error).await?,
                 NextStep::RetryAfter(_) | NextStep::GiveUp | NextStep::TooSlow => {
+                    if let Fault::Absent(_) = error.fault {
+                        self.archives.library.drop_lost(&self.package, self.set.document.shasum).await;
+                    }
                     return Err(as_upstream_failure(error).into());
                 }
             }
@@ -156,7 +159,13 @@ impl ArchiveRequest {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
         let proof_sets = &self.archives.proof_sets;
         let flight = proof_sets.join_set_flight(&self.package, None, FetchReason::ExpiredUrl, &self.file.call);
-        let refreshed = flight.await?.value;
+        let refreshed = match flight.await {
+            Err(deleted @ Error::NotFound(_)) => {
+                self.archives.library.drop_lost(&self.package, self.set.document.shasum).await;
+                return Err(deleted);
+            }
+            refreshed => refreshed?.value,
+        };
         if refreshed.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.file.subject)));
         }

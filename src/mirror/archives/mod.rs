@@ -186,7 +186,7 @@ impl Archives {
         {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));
         }
-        if self.runtime.connectivity() == Connectivity::Offline && !self.library.has_archive(digest).await? {
+        if self.runtime.connectivity() == Connectivity::Offline && !self.library.file_is_local(digest).await? {
             return Err(self.library.missing_error(package, subject, call).await);
         }
         if call.is_dry_run() {

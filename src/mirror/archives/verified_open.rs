@@ -52,8 +52,8 @@ impl VerifiedReader {
         self.runtime.tasks.spawn_blocking(move || reader.library.file_used(&digest, now));
     }
 
-    /// Opens and checks a stored archive (promise 10). A missing or damaged one is taken off its name, so that it is
-    /// fetched again.
+    /// Opens and checks a stored archive (promise 10). A missing or damaged one is for the
+    /// caller to fetch again.
     pub async fn open_stored(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,
@@ -67,8 +67,7 @@ impl VerifiedReader {
             return self.look_at(stored_blob, listed).await;
         }
         let Some(blob) = stored_blob else {
-            tracing::warn!(package = %artifact, %digest, "the archive a name lists is not there; it is fetched again");
-            self.remove_from_name(&artifact, listed, DamageFinding::Missing).await;
+            self.give_up_file(&artifact, listed, DamageFinding::Missing).await;
             return Ok(OpenOutcome::Missing);
         };
         let archive = if let Some(bytes) = self.small_copy(&blob, listed).await? {
@@ -76,7 +75,7 @@ impl VerifiedReader {
         } else if self.is_right(&blob, listed).await? {
             Archive::OnDisk { blob, digest, stored }
         } else {
-            self.remove_from_name(&artifact, listed, DamageFinding::Damaged).await;
+            self.give_up_file(&artifact, listed, DamageFinding::Damaged).await;
             return Ok(OpenOutcome::Damaged);
         };
         self.record_use(digest, call.now);
@@ -139,13 +138,13 @@ impl VerifiedReader {
         check.await
     }
 
-    /// Takes an unusable archive off its name. A failure is only logged, because the archive is fetched again or passed
+    /// Records that a file is missing or damaged. A failure is only logged, because the archive is fetched again or passed
     /// through anyway.
-    async fn remove_from_name(self: &Arc<Self>, artifact: &Artifact, archive: &StoredArchive, found: DamageFinding) {
-        let (owned_artifact, digest, fast) = (artifact.clone(), archive.digest, archive.fast);
-        let remove = move |library: &Library| library.take_off_name(&owned_artifact, &digest, fast, found);
-        if let Err(error) = self.library.on_disk(remove).await {
-            tracing::error!(package = %artifact, %digest, %error, "an unusable archive could not be removed from its name record");
+    async fn give_up_file(self: &Arc<Self>, artifact: &Artifact, archive: &StoredArchive, found: DamageFinding) {
+        let (digest, fast) = (archive.digest, archive.fast);
+        let give_up = move |library: &Library| library.give_up_file(&digest, fast, found);
+        if let Err(error) = self.library.on_disk(give_up).await {
+            tracing::error!(package = %artifact, %digest, %error, "an unusable file of an archive could not be set aside");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! A version that the list does not name is not fetched. With a registry that answers for any version, a client could
 //! otherwise fill the store, and the first-seen records, which are never removed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +11,13 @@ use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use url::{ParseError, Url};
 
-use crate::address::{Address, Artifact, Hostname, Platform, Version, Versions};
+use crate::address::{Address, Hostname, Platform, Version, Versions};
 use crate::clock::Timestamp;
 use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents};
 use crate::mirror::freshness::Confirmation;
+use crate::mirror::library::catalog::UnlistedVersion;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::{Library, RequestContext, RuntimeConfig};
@@ -152,20 +153,11 @@ impl Documents {
             library.update_dropped_alarms(address.clone(), Vec::new(), now).await?;
             return Ok(Bytes::new());
         }
-        let owned_address = address.clone();
-        let listing = move |library: &Library| default_if_store_unavailable(library.named(&owned_address));
-        let stored_artifacts = library.on_disk(listing).await?;
-        let mut stored: BTreeMap<Version, Vec<Platform>> = BTreeMap::new();
-        let mut imported = HashSet::new();
-        for artifact in stored_artifacts.into_iter().filter(|artifact| list.get(artifact.version()).is_none()) {
-            let platforms = stored.entry(artifact.version().clone()).or_default();
-            if let Artifact::Provider(package) = artifact {
-                if library.was_imported(&package).await? {
-                    imported.insert(package.version);
-                }
-                platforms.push(package.platform);
-            }
-        }
+        let (owned_address, listed) =
+            (address.clone(), list.versions.iter().map(|listed| listed.version.clone()).collect());
+        let find =
+            move |library: &Library| default_if_store_unavailable(library.stored_besides(&owned_address, &listed));
+        let stored = library.on_disk(find).await?;
         let earlier = match before {
             Some(before) => before.versions(list.service).await.ok(),
             None => None,
@@ -175,12 +167,12 @@ impl Documents {
         let dropped_before =
             upstream_list_before.map(|before| before.dropped_versions(list.service)).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
-        let dropped: Vec<Version> = stored.keys().filter(|version| !imported.contains(version)).cloned().collect();
-        library.update_dropped_alarms(address.clone(), dropped, now).await?;
+        let dropped = stored.iter().filter(|(_, stored)| !stored.is_imported).map(|(version, _)| version.clone());
+        library.update_dropped_alarms(address.clone(), dropped.collect(), now).await?;
         let mut entries = Vec::new();
-        for (version, platforms) in stored {
+        for (version, UnlistedVersion { platforms, is_imported }) in stored {
             // A version imported without signatures need never have been listed upstream.
-            if !dropped_before.contains(&version) && !imported.contains(&version) {
+            if !dropped_before.contains(&version) && !is_imported {
                 tracing::warn!(of = %address, %version, "upstream has dropped a stored version; it stays listed (keep_gone)");
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());

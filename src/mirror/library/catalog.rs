@@ -1,7 +1,7 @@
 //! The name records of packages: each lists the stored archives of one package and its pin. Also the locks of archives,
 //! and the revisions that rendered answers depend on.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::Hash;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Address, Artifact, FileName, Hostname, ModuleAddress, PackageRef, ProviderAddress};
+use crate::address::{
+    Address, Artifact, FileName, Hostname, ModuleAddress, PackageRef, Platform, ProviderAddress, Version,
+};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
@@ -178,12 +180,36 @@ impl Library {
         self.catalog.revisions.of(key)
     }
 
-    /// The packages of an address that a name lists: those with a stored archive. Blocks.
+    /// The packages of an address with a name. A pinned one may list no archive. Blocks.
     pub(in crate::mirror) fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
         self.store.records.named(address)
     }
 
-    /// The packages of all addresses that a name lists. Blocks.
+    /// The versions of an address that this larder has and a list does not name. Blocks.
+    pub(in crate::mirror) fn stored_besides(
+        &self,
+        address: &Address,
+        listed: &HashSet<Version>,
+    ) -> Result<BTreeMap<Version, UnlistedVersion>, StoreError> {
+        let mut unlisted: BTreeMap<Version, UnlistedVersion> = BTreeMap::new();
+        for artifact in self.named(address)? {
+            if listed.contains(artifact.version()) {
+                continue;
+            }
+            let name = self.catalog.name_record(&artifact)?;
+            if name.archives.is_empty() {
+                continue;
+            }
+            let version = unlisted.entry(artifact.version().clone()).or_default();
+            version.is_imported |= name.is_imported();
+            if let Artifact::Provider(package) = artifact {
+                version.platforms.insert(package.platform);
+            }
+        }
+        Ok(unlisted)
+    }
+
+    /// The packages of all addresses with a name. Blocks.
     pub(in crate::mirror) fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
         self.store.records.all_named()
     }
@@ -241,12 +267,11 @@ impl Library {
         let _nothing_is_evicted = self.evictor.block_evictions();
         let mut pinned = Vec::with_capacity(packages.len());
         for package in packages {
-            let is_stored = self.has_stored_archive(package)?;
             let mut outcome = PinOutcome::NotStored;
             self.catalog.change_name_record(package, |name_record| {
                 outcome = PinOutcome::NotStored;
-                // A pin can be lifted even if the archive was lost.
-                if is_stored || (name_record.pinned && pin == PinChange::Lift) {
+                // A pin can be lifted even if no archive is left.
+                if !name_record.archives.is_empty() || (name_record.pinned && pin == PinChange::Lift) {
                     let before = std::mem::replace(&mut name_record.pinned, pin == PinChange::Set);
                     outcome = match pin {
                         _ if before == name_record.pinned => PinOutcome::AsBefore,
@@ -263,17 +288,27 @@ impl Library {
         Ok(pinned)
     }
 
-    pub(in crate::mirror) fn has_stored_archive(&self, package: &Artifact) -> Result<bool, StoreError> {
-        for archive in &self.catalog.name_record(package)?.archives {
-            if self.store.blobs.is_stored(&archive.digest)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    /// True if this larder has an archive of a package: its name lists it. Its file may be missing on this machine, as
+    /// [`Library::is_local`] says. Blocks.
+    pub(in crate::mirror) fn is_stored(
+        &self,
+        artifact: impl Into<Artifact>,
+        digest: &Digest,
+    ) -> Result<bool, StoreError> {
+        Ok(self.catalog.name_record(artifact)?.get(digest).is_some())
     }
 }
 
-/// An archive listed in a name record: it was verified, and its bytes are or were stored.
+/// A version that this larder has and a list does not name.
+#[derive(Debug, Default)]
+pub struct UnlistedVersion {
+    /// The platforms of a provider's archives.
+    pub platforms: BTreeSet<Platform>,
+    /// True if an archive was imported without signatures.
+    pub is_imported: bool,
+}
+
+/// An archive listed in a name record: it was verified, and this larder has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredArchive {
     /// The SHA-256, which is also its `zh:` hash.

@@ -1,4 +1,6 @@
-//! Archives that turn out to be damaged or gone: set aside, and taken off their names.
+//! Damage: records that cannot be read, and archives whose files are wrong or missing on this machine.
+
+use std::sync::Arc;
 
 use crate::address::Artifact;
 use crate::digest::{Digest, FastHash};
@@ -30,11 +32,11 @@ impl Library {
         Ok(matches!(self.store.records.read(key)?, ReadOutcome::Damaged))
     }
 
-    /// Takes an archive that cannot be used off one name, and sets it aside if it is damaged. Does nothing if it was
-    /// repaired meanwhile. Blocks.
-    pub(in crate::mirror) fn take_off_name(
+    /// Records that the file of an archive is missing or damaged; a damaged one is set aside. The archive stays on its
+    /// names: they say what this larder has, and the next request fetches the file again. Does nothing if it was repaired
+    /// meanwhile. Blocks.
+    pub(in crate::mirror) fn give_up_file(
         &self,
-        artifact: &Artifact,
         digest: &Digest,
         fast: FastHash,
         found: DamageFinding,
@@ -46,30 +48,29 @@ impl Library {
             (DamageFinding::Damaged, Some(_)) => self.store.blobs.quarantine(digest)?,
             (_, None) => {}
         }
-        self.catalog.verified_since_start.lock().remove(digest);
-        let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != *digest);
-        self.catalog.change_name_record(artifact, take_off)?;
-        self.store.index.archive_gone(digest);
-        self.runtime.counters.damaged(found);
-        self.increment_revision(artifact);
+        // Each request for it finds it missing; only the first one finds something new.
+        let is_news = found == DamageFinding::Damaged || self.file_use(digest)?.is_some();
+        self.forget_file(digest)?;
+        if is_news {
+            self.runtime.counters.damaged(found);
+        }
         Ok(())
     }
 
-    /// Sets a damaged archive aside, which stays on its names: a caller has another copy. Does nothing if it was replaced
-    /// since it was opened. Blocks.
+    /// Sets a damaged archive aside, because a caller has another copy. Does nothing if it was replaced since it was
+    /// opened. Blocks.
     pub(in crate::mirror) fn set_aside(&self, digest: &Digest, opened: &Blob) -> Result<(), StoreError> {
         let _lock = self.catalog.digest_lock(digest).lock();
         if self.store.blobs.quarantine_unless_replaced(digest, opened)? {
-            self.catalog.verified_since_start.lock().remove(digest);
-            self.store.index.archive_gone(digest);
+            self.forget_file(digest)?;
             self.runtime.counters.damaged(DamageFinding::Damaged);
         }
         Ok(())
     }
 
-    /// Quarantines a wrong archive and takes it off every name. `None` where it was replaced or removed since it was
-    /// opened.
-    pub(in crate::mirror) fn take_off_all_names(
+    /// Sets a wrong archive aside, or finds it missing. Returns the packages that have it; `None` where it was replaced or
+    /// removed since it was opened.
+    pub(in crate::mirror) fn packages_without_file(
         &self,
         digest: Digest,
         opened: Option<&Blob>,
@@ -78,21 +79,36 @@ impl Library {
         let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
             Some(opened) if !self.store.blobs.quarantine_unless_replaced(&digest, opened)? => return Ok(None),
-            None if self.store.blobs.is_stored(&digest)? => return Ok(None),
+            None if self.is_local(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
-        self.catalog.verified_since_start.lock().remove(&digest);
-        self.store.index.archive_gone(&digest);
-        let mut taken_off = Vec::new();
-        for artifact in self.store.index.names_of(&digest)? {
-            let mut taken = None;
-            self.catalog.change_name_record(&artifact, |name| {
-                taken = name.get(&digest).cloned();
-                name.archives.retain(|archive| archive.digest != digest);
-            })?;
-            self.increment_revision(&artifact);
-            taken_off.extend(taken.map(|archive| (artifact, archive)));
+        self.forget_file(&digest)?;
+        let mut packages = Vec::new();
+        for artifact in self.names_of(&digest)? {
+            let archive = self.catalog.name_record(&artifact)?.get(&digest).cloned();
+            packages.extend(archive.map(|archive| (artifact, archive)));
         }
-        Ok((opened.is_some() || !taken_off.is_empty()).then_some(taken_off))
+        Ok((opened.is_some() || !packages.is_empty()).then_some(packages))
+    }
+
+    /// Takes an archive off a name, because upstream has it no more: unless its file is on this machine, nothing can bring
+    /// it back.
+    pub(in crate::mirror) async fn drop_lost(self: &Arc<Self>, artifact: impl Into<Artifact>, digest: Digest) {
+        let artifact = artifact.into();
+        let package = artifact.clone();
+        let drop_lost = move |library: &Self| {
+            let _lock = library.catalog.digest_lock(&digest).lock();
+            if library.is_local(&digest)? || !library.is_stored(&artifact, &digest)? {
+                return Ok(());
+            }
+            let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != digest);
+            library.catalog.change_name_record(&artifact, take_off)?;
+            library.increment_revision(&artifact);
+            tracing::error!(package = %artifact, %digest, "an archive is lost: its file is not there, and upstream has deleted it");
+            Ok(())
+        };
+        if let Err(error) = self.on_disk(drop_lost).await {
+            tracing::error!(%package, %digest, %error, "a lost archive could not be taken off its name");
+        }
     }
 }

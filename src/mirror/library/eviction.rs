@@ -316,7 +316,17 @@ impl Library {
         if self.is_exempt(digest, &names)? || (names.is_empty() && index.unreadable_name().is_some()) {
             return Ok(EvictionResult::Exempt);
         }
-        for artifact in &names {
+        if !self.drop_archive(digest, &names)? {
+            return Ok(EvictionResult::Exempt);
+        }
+        self.trim(digest, Durability::Lazy)?;
+        self.was_evicted(ObjectKind::Archive, reason, archive.size_bytes);
+        Ok(EvictionResult::Freed(archive.size_bytes))
+    }
+
+    /// Takes an archive off its names: this larder has it no more. Returns false if one of them is pinned.
+    fn drop_archive(&self, digest: &Digest, names: &[Artifact]) -> Result<bool, StoreError> {
+        for artifact in names {
             if let Artifact::Module(package) = artifact {
                 // Rebuilds a lost record from the archive, which may be the last evidence.
                 read_first_seen(self, package)?;
@@ -330,16 +340,12 @@ impl Library {
                 }
             })?;
             if is_pinned {
-                return Ok(EvictionResult::Exempt);
+                return Ok(false);
             }
             self.increment_revision(artifact);
             tracing::info!(package = %artifact, %digest, "evicted an archive");
         }
-        self.store.blobs.remove(digest, Durability::Lazy)?;
-        index.archive_gone(digest);
-        self.catalog.verified_since_start.lock().remove(digest);
-        self.was_evicted(ObjectKind::Archive, reason, archive.size_bytes);
-        Ok(EvictionResult::Freed(archive.size_bytes))
+        Ok(true)
     }
 
     fn is_gone_upstream(&self, artifact: &Artifact) -> bool {

@@ -42,8 +42,8 @@ impl Library {
     }
 
     /// True if an archive's file is on this machine. Blocks.
-    pub(in crate::mirror) fn has_file(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.store.blobs.is_stored(digest)
+    pub(in crate::mirror) fn is_local(&self, digest: &Digest) -> Result<bool, StoreError> {
+        self.store.blobs.contains(digest)
     }
 
     /// Every file of an archive, with its size in bytes, by a look at the folder. Blocks.
@@ -82,9 +82,23 @@ impl Library {
         if !self.store.index.names_of(digest)?.is_empty() {
             return Ok(FileRemoval::Named);
         }
-        self.store.blobs.remove(digest, Durability::Synced)?;
-        self.store.index.archive_gone(digest);
-        self.catalog.verified_since_start.lock().remove(digest);
+        self.trim(digest, Durability::Synced)?;
         Ok(FileRemoval::Removed { bytes: blob.size_bytes() })
+    }
+
+    /// Frees the bytes of an archive on this machine, and changes no record. The caller holds its digest lock.
+    pub(super) fn trim(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
+        self.store.blobs.remove(digest, durability)?;
+        self.forget_file(digest)
+    }
+
+    /// Forgets the use of a file that is not on this machine any more. What is shown offline changes at once.
+    pub(super) fn forget_file(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.catalog.verified_since_start.lock().remove(digest);
+        self.store.index.archive_gone(digest);
+        for artifact in self.names_of(digest)? {
+            self.increment_revision(&artifact);
+        }
+        Ok(())
     }
 }

@@ -83,7 +83,7 @@ impl Library {
         let Some(stored) = self.read_set(package)?.and_then(|stored| stored.meeting_policy(policy)) else {
             return Ok(false);
         };
-        self.store.blobs.is_stored(&stored.offline_set().document.shasum)
+        self.is_local(&stored.offline_set().document.shasum)
     }
 
     /// Looks up the stored archive that one of our URLs names.
@@ -154,9 +154,7 @@ impl Library {
                 }
                 Artifact::Module(_) => true,
             };
-            Ok(is_proven
-                && library.catalog.name_record(&artifact)?.get(&digest).is_some()
-                && library.store.blobs.is_stored(&digest)?)
+            Ok(is_proven && library.is_stored(&artifact, &digest)? && library.is_local(&digest)?)
         })
         .await
     }
@@ -209,7 +207,7 @@ impl Library {
                 (Some(seen), Some(packed)) => seen.tree.packed.is_same_module(packed),
                 (None, _) | (_, None) => true,
             };
-            if is_first_seen_tree && default_if_store_unavailable(self.store.blobs.is_stored(&archive.digest))? {
+            if is_first_seen_tree && default_if_store_unavailable(self.is_local(&archive.digest))? {
                 return Ok(Some(archive));
             }
         }

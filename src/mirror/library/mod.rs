@@ -131,9 +131,9 @@ impl Library {
         self.store.index.until_complete().await
     }
 
-    /// Returns true if an archive is stored.
-    pub async fn has_archive(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
-        self.on_disk(move |library| default_if_store_unavailable(library.store.blobs.is_stored(&digest))).await
+    /// Returns true if an archive's file is on this machine.
+    pub async fn file_is_local(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
+        self.on_disk(move |library| default_if_store_unavailable(library.is_local(&digest))).await
     }
 
     /// Removes leftover files past their lifetime.

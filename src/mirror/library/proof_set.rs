@@ -13,6 +13,7 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::mirror::Library;
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::freshness::Revalidatable;
+use crate::mirror::library::NameRecord;
 use crate::mirror::library::file_refs::ProofFile;
 use crate::mirror::library::record_format as parts;
 use crate::store::{Durability, IndexEntry, Key, RecordStep, StoreError};
@@ -110,6 +111,11 @@ impl ProofSet {
         } else {
             None
         }
+    }
+
+    /// True if it is the other one, byte for byte.
+    pub(in crate::mirror) fn is_same(&self, other: &Self) -> bool {
+        self.has_same_files(other) && self.body == other.body
     }
 
     pub(in crate::mirror) fn has_same_files(&self, other: &Self) -> bool {
@@ -228,11 +234,14 @@ impl StoredProofSet {
 impl Library {
     /// Reads the stored set, however it was verified.
     pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
-        let parse = |record| StoredProofSet::read(record, package);
-        let read = self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?;
-        let Some(stored_set) = read.intact() else { return Ok(None) };
-        let fallback = self.only_predecessor_is_stored(&stored_set)?;
+        let Some(stored_set) = self.read_stored_set(package)? else { return Ok(None) };
+        let fallback = self.only_predecessor_is_local(&stored_set)?;
         Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
+    }
+
+    fn read_stored_set(&self, package: &Package) -> Result<Option<StoredProofSet>, StoreError> {
+        let parse = |record| StoredProofSet::read(record, package);
+        Ok(self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?.intact())
     }
 
     /// Replaces the stored sets of a package by what `decide` makes of them, in one step; `None` leaves them. The time
@@ -246,14 +255,14 @@ impl Library {
         package: &Package,
         durability: Durability,
         mut decide: impl FnMut(
-            &mut RecordStep<'_>,
+            &mut SetStep<'_, '_>,
             Result<Option<StoredProofSet>, StoreError>,
         ) -> Result<(T, Option<(StoredProofSet, Timestamp)>), StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let key = Key::ProofSet(package.clone());
         self.store.records.try_change(&key, |step| {
-            let stored = self.read_set(package).map(|stored| Some(Arc::unwrap_or_clone(stored?.stored_set)));
-            let (decided, set) = decide(step, stored)?;
+            let stored = self.read_stored_set(package);
+            let (decided, set) = decide(&mut SetStep { step, package }, stored)?;
             if let Some((set, last_use)) = set {
                 step.put(&key, set.write(), durability, IndexEntry::Document(last_use));
             }
@@ -261,13 +270,46 @@ impl Library {
         })
     }
 
-    pub(in crate::mirror) fn only_predecessor_is_stored(
-        &self,
-        stored_set: &StoredProofSet,
-    ) -> Result<Option<Arc<ProofSet>>, StoreError> {
+    fn only_predecessor_is_local(&self, stored_set: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
         let Some((predecessor, _)) = stored_set.predecessor.as_ref() else { return Ok(None) };
-        let holds = |set: &ProofSet| self.store.blobs.is_stored(&set.document.shasum);
-        Ok((!holds(&stored_set.current)? && holds(predecessor)?).then(|| Arc::clone(predecessor)))
+        let is_local = |set: &ProofSet| self.is_local(&set.document.shasum);
+        Ok((!is_local(&stored_set.current)? && is_local(predecessor)?).then(|| Arc::clone(predecessor)))
+    }
+}
+
+/// One replacement of the stored sets of a package.
+pub struct SetStep<'a, 'b> {
+    /// The step on the records of its provider.
+    pub step: &'a mut RecordStep<'b>,
+    package: &'a Package,
+}
+
+impl SetStep<'_, '_> {
+    /// The name of the package.
+    pub fn name_record(&self) -> Result<NameRecord, StoreError> {
+        let name = self.step.read(&Key::Name(self.package.into()))?.json::<NameRecord>();
+        Ok(name.intact().unwrap_or_default())
+    }
+
+    /// The predecessor of a set that replaces the stored ones: the set before it, unless larder has the archive of an older
+    /// one only (promise 2). A set without signatures never becomes a predecessor.
+    pub fn predecessor_of(
+        &self,
+        set: &ProofSet,
+        stored: Option<StoredProofSet>,
+        now: Timestamp,
+    ) -> Result<Option<(Arc<ProofSet>, Timestamp)>, StoreError> {
+        let Some(StoredProofSet { current, predecessor, .. }) = stored else { return Ok(None) };
+        if current.was_imported() {
+            return Ok(None);
+        }
+        if set.has_same_files(&current) {
+            return Ok(predecessor);
+        }
+        let name = self.name_record()?;
+        let is_stored = |set: &ProofSet| name.get(&set.document.shasum).is_some();
+        let has_older_only = !is_stored(&current) && predecessor.as_ref().is_some_and(|(older, _)| is_stored(older));
+        Ok(if has_older_only { predecessor } else { Some((current, now)) })
     }
 }
 

@@ -116,10 +116,20 @@ impl Modules {
         call.record_answer(&name, Duration::MAX, &filled);
         match &filled {
             Ok(_) => self.library.count_stored(ObjectKind::Archive),
+            Err(Error::NotFound(_)) => self.drop_lost(&call.config.key_of_package(package)).await,
             Err(Error::Store(reason)) => self.library.count_not_stored(ObjectKind::Archive, reason),
             Err(_) => {}
         }
         filled
+    }
+
+    /// Takes the archives of a version off its name that are not there, because upstream has deleted it.
+    async fn drop_lost(&self, key: &ModulePackage) {
+        let owned_key = key.clone();
+        let name = self.library.on_disk(move |library| library.catalog.name_record(&owned_key)).await;
+        for archive in name.map(|name| name.archives).unwrap_or_default() {
+            self.library.drop_lost(key, archive.digest).await;
+        }
     }
 
     async fn try_to_fill_module(

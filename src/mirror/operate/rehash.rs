@@ -1,5 +1,5 @@
 //! Re-hashes what is stored at a limited rate: `verify` all at once, and the scrub one archive after the other over
-//! weeks. A wrong archive is quarantined, taken off its names, and fetched again (promise 10).
+//! weeks. A wrong archive is quarantined and fetched again (promise 10).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -119,8 +119,8 @@ impl Operations {
             return Ok(None);
         }
         let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
-        let remove = move |library: &Library| library.take_off_all_names(digest, opened.as_ref());
-        let Some(names) = self.library.on_complete_index(remove).await? else { return Ok(None) };
+        let give_up = move |library: &Library| library.packages_without_file(digest, opened.as_ref());
+        let Some(names) = self.library.on_complete_index(give_up).await? else { return Ok(None) };
         self.runtime.counters.count_rehashed();
         self.runtime.counters.damaged(found);
         let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
@@ -199,7 +199,7 @@ impl Archives {
             until_stored(follow.progress, &subject, |_, _| {}).await?;
         }
         match self.library.stored_archive_of_url(wanted).await? {
-            Some(archive) if self.library.has_archive(archive.digest).await? => Ok(()),
+            Some(archive) if self.library.file_is_local(archive.digest).await? => Ok(()),
             Some(_) | None => Err(Error::Interrupted(subject)),
         }
     }
@@ -446,7 +446,7 @@ impl VerifyRun {
         let call = self.operations.runtime.job_context(self.call.present());
         let Ok(Some(stored)) = self.operations.proof_sets.usable_set(&package, &call).await else { return };
         let set = &stored.stored_set.current;
-        if !matches!(self.operations.library.has_archive(set.document.shasum).await, Ok(true)) {
+        if !matches!(self.operations.library.file_is_local(set.document.shasum).await, Ok(true)) {
             return;
         }
         let filename = set.document.filename.clone();

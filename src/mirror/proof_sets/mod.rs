@@ -16,7 +16,7 @@ use crate::mirror::freshness::{Confirmation, FreshnessDecision, decide};
 use crate::mirror::freshness::{Confirmed, FlightResult};
 use crate::mirror::library::alarms::AlarmFinding;
 use crate::mirror::library::default_if_store_unavailable;
-use crate::mirror::library::proof_set::{ProofSet, StoredProofSet, UsableProofSet, imported_differs};
+use crate::mirror::library::proof_set::{ProofSet, SetStep, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::{Signer, observation};
 use crate::mirror::proof_sets::fetch::SetBasis;
@@ -80,7 +80,7 @@ impl ProofSets {
         }
         if self.runtime.connectivity() == Connectivity::Offline {
             let has_archive = match &stored {
-                Some(archive) => self.library.has_archive(archive.offline_set().document.shasum).await?,
+                Some(archive) => self.library.file_is_local(archive.offline_set().document.shasum).await?,
                 None => false,
             };
             if !has_archive {
@@ -301,17 +301,8 @@ impl ProofSets {
     ) -> SetFlightResult {
         self.replace_imported_set(package, &set, now).await?;
         let current = Arc::new(set);
-        self.change_set(package, move |library, stored| {
-            let predecessor = match stored {
-                None => None,
-                Some(stored) if stored.current.proof().how == ProofBasis::Imported => None,
-                Some(stored) if current.has_same_files(&stored.current) => stored.predecessor,
-                // While only the older predecessor's archive is stored, that one stays the fallback.
-                Some(stored) => match library.only_predecessor_is_stored(&stored)? {
-                    Some(_) => stored.predecessor,
-                    None => Some((stored.current, now)),
-                },
-            };
+        self.change_set(package, move |step, stored| {
+            let predecessor = step.predecessor_of(&current, stored, now)?;
             Ok(StoredProofSet {
                 predecessor,
                 current: Arc::clone(&current),
@@ -346,15 +337,15 @@ impl ProofSets {
     async fn change_set(
         self: &Arc<Self>,
         package: &Package,
-        change: impl Fn(&Library, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
+        change: impl Fn(&SetStep<'_, '_>, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
     ) -> SetFlightResult {
         let owned_package = package.clone();
         let changed = self.library.on_disk(move |library| {
-            let ((changed, is_put), written) = library.change_set(&owned_package, Durability::Lazy, |_, read| {
+            let ((changed, is_put), written) = library.change_set(&owned_package, Durability::Lazy, |step, read| {
                 // Do not overwrite a set that was not read: the store may be back by now.
                 let is_gone = matches!(read, Err(StoreError::Unavailable));
                 let stored = default_if_store_unavailable(read)?;
-                let changed = change(library, stored.clone())?;
+                let changed = change(step, stored.clone())?;
                 if let Some(before) = stored
                     .filter(|before| before.confirmed.is_confirmed_after(changed.confirmed, changed.confirmed.checked))
                 {

@@ -32,7 +32,7 @@ use crate::store::{Blob, Durability, Key, StoreError};
 use crate::upstream::error::sanitized;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
-use crate::verify::{PackedTree, ProofBasis, verify_proof_set};
+use crate::verify::{PackedTree, verify_proof_set};
 
 /// The archive of an entry, which has the digest that the manifest names.
 pub(super) struct ArrivedArchive {
@@ -230,30 +230,29 @@ impl Library {
         now: Timestamp,
     ) -> Result<bool, StoreError> {
         let (is_replaced, written) = self.change_set(package, Durability::Synced, |step, stored| {
-            if self.has_set_or_newer(package, set, confirmed, now)? {
-                return Ok((false, None));
-            }
-            let predecessor = match stored? {
-                None => None,
+            let stored = stored?;
+            let current = stored.as_ref().map(|stored| &stored.current).filter(|current| !set.is_same(current));
+            if let (Some(current), Some(stored)) = (current, &stored) {
+                let is_later = stored.confirmed.is_confirmed_after(confirmed, now);
+                if is_later && step.name_record()?.get(&current.document.shasum).is_some() {
+                    return Ok((false, None));
+                }
+                let before = current.document.shasum;
                 // An unsigned set is never kept as the previous one.
-                Some(stored) if stored.current.proof().how == ProofBasis::Imported => {
-                    let before = stored.current.document.shasum;
-                    if before != set.document.shasum && !self.is_repacked(package, before)? {
-                        if !step.require_exclusive() {
-                            return Ok((false, None));
-                        }
-                        tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
-                        let detail = imported_differs(before, set.document.shasum);
-                        self.raise_alarm(&package.provider, AlarmKind::ImportedDiffers.of(&package.version), detail, now);
+                if current.was_imported() && before != set.document.shasum && !self.is_repacked(package, before)? {
+                    if !step.step.require_exclusive() {
+                        return Ok((false, None));
                     }
-                    None
+                    tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
+                    let detail = imported_differs(before, set.document.shasum);
+                    self.raise_alarm(&package.provider, AlarmKind::ImportedDiffers.of(&package.version), detail, now);
                 }
-                Some(stored) if set.has_same_files(&stored.current) => stored.predecessor,
-                Some(stored) if default_if_store_unavailable(self.has_file(&stored.current.document.shasum))? => {
-                    Some((stored.current, now))
-                }
-                Some(stored) => stored.predecessor,
+            }
+            let confirmed = match &stored {
+                Some(stored) if current.is_none() && stored.confirmed.is_confirmed_after(confirmed, now) => stored.confirmed,
+                _ => confirmed,
             };
+            let predecessor = step.predecessor_of(set, stored, now)?;
             Ok((true, Some((StoredProofSet { predecessor, current: Arc::clone(set), confirmed }, now))))
         })?;
         written.map(|()| is_replaced)
@@ -269,15 +268,14 @@ impl Library {
     ) -> Result<bool, StoreError> {
         let Some(stored) = self.read_set(package)? else { return Ok(false) };
         let current = &stored.stored_set.current;
-        let is_same = current.has_same_files(set) && current.body == set.body;
+        let is_same = current.is_same(set);
         Ok((is_same || stored.stored_set.confirmed.is_confirmed_after(confirmed, now))
-            && self.is_stored_under(package, current.document.shasum)?)
+            && self.is_stored_here(package, current.document.shasum)?)
     }
 
-    /// True if an archive is stored under this name.
-    pub(super) fn is_stored_under(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name_record(artifact)?.get(&digest).is_some()
-            && default_if_store_unavailable(self.has_file(&digest))?)
+    /// True if this larder has an archive of a package, and its file is on this machine.
+    pub(super) fn is_stored_here(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.is_stored(artifact, &digest)? && default_if_store_unavailable(self.is_local(&digest))?)
     }
 }
 
@@ -334,7 +332,7 @@ impl BundledModule {
         let is_stored = || -> Result<bool, StoreError> {
             let first_seen = module_history::read_first_seen(library, &key)?.intact();
             Ok(first_seen.is_some_and(|seen| seen.tree.packed.tree_digest == entry.tree)
-                && library.is_stored_under(&key, entry.archive.sha256)?
+                && library.is_stored_here(&key, entry.archive.sha256)?
                 && library.has_document_or_newer(&Key::location(&key), &location, now)?)
         };
         if is_stored().map_err(store_failed)? {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use crate::address::{Address, Artifact, Hostname, PackageSelector, Platform, Version};
+use crate::address::{Address, Artifact, Hostname, PackageSelector, Version};
 use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, FileRole, Manifest, SignatureStatus};
 use crate::clock::Timestamp;
 use crate::mirror::Library;
@@ -243,22 +243,15 @@ impl Library {
     ) -> Result<Option<ListEntries>, StoreError> {
         let service = Service::from(address);
         let Ok(list) = incoming.as_versions(service) else { return Ok(None) };
-        let mut unlisted: BTreeMap<Version, BTreeSet<Platform>> = BTreeMap::new();
-        for artifact in self.named(address)? {
-            if list.get(artifact.version()).is_none() {
-                let platforms = unlisted.entry(artifact.version().clone()).or_default();
-                if let Artifact::Provider(package) = artifact {
-                    platforms.insert(package.platform);
-                }
-            }
-        }
+        let listed = list.versions.iter().map(|listed| listed.version.clone()).collect();
+        let unlisted = self.stored_besides(address, &listed)?;
         if unlisted.is_empty() {
             return Ok(None);
         }
         let before = stored.and_then(|stored| stored.as_versions(service).ok());
         let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
-        let entries = unlisted.iter().filter_map(|(version, platforms)| {
-            let entry = as_written(version).or_else(|| entry_of(service, version, platforms.iter()))?;
+        let entries = unlisted.iter().filter_map(|(version, stored)| {
+            let entry = as_written(version).or_else(|| entry_of(service, version, stored.platforms.iter()))?;
             Some((version.clone(), entry))
         });
         let dropped = incoming.dropped_versions(service).into_iter().map(|listed| (listed.version, listed.raw));

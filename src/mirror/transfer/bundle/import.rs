@@ -462,7 +462,7 @@ impl Library {
                 if role == FileRole::Archive && file.bytes > largest {
                     return no_room(file.bytes, largest, "an archive exceeds the size limit");
                 }
-                let is_stored = role == FileRole::Archive && self.has_file(&file.sha256)?;
+                let is_stored = role == FileRole::Archive && self.is_local(&file.sha256)?;
                 if !left_out && !is_stored && seen.insert(file.sha256) {
                     needed = needed.saturating_add(file.bytes);
                     on_disk = on_disk.saturating_add(file.bytes).saturating_add(FILE_OVERHEAD_BYTES);
@@ -491,7 +491,7 @@ impl Library {
     /// True if an entry needs no space, because it is stored or replaces a stored document.
     fn needs_no_space(&self, entry: &BundleEntry) -> Result<bool, ApplyError> {
         match entry.package_archive() {
-            Some((artifact, archive)) => Ok(self.is_stored_under(self.runtime.canonical(artifact), archive.sha256)?),
+            Some((artifact, archive)) => Ok(self.is_stored_here(self.runtime.canonical(artifact), archive.sha256)?),
             None => Ok(self.has_record(&self.entry_key(entry))?),
         }
     }

@@ -107,7 +107,7 @@ impl Transfers {
         let predecessor = stored.stored_set.predecessor.as_ref().map(|(set, _)| set);
         let mut sets = [Some(&stored.stored_set.current), stored.fallback.as_ref(), predecessor].into_iter().flatten();
         let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
-        if self.library.stored_archive(package, digest).await?.is_none() || !self.library.has_archive(digest).await? {
+        if self.library.stored_archive(package, digest).await?.is_none() || !self.library.file_is_local(digest).await? {
             return Err(Error::NotStored(format!("the archive of {package}")));
         }
         let h1 = self.library.package_hash(package, digest).await?;

@@ -515,7 +515,7 @@ impl Library {
     /// The state of a stored archive, re-read from disk: an operator may import an archive because the stored one is
     /// damaged. A damaged one is quarantined.
     fn stored_state(&self, package: &Package, digest: Digest, fast: FastHash) -> Result<StoredState, StoreError> {
-        if self.catalog.name_record(package)?.get(&digest).is_none() {
+        if !self.is_stored(package, &digest)? {
             return Ok(StoredState::Nothing);
         }
         let Some(blob) = default_if_store_unavailable(self.open_file(&digest))? else {
