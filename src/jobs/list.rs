@@ -32,7 +32,7 @@ use super::warm::{self, WarmUp};
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::mirror::{Connectivity, Mirror};
-use crate::store::{Durability, Key, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, Store, StoreError, to_json};
 
 const MAX_RUNNING: usize = 8;
 /// The last slot is for jobs that a person starts.
@@ -389,17 +389,38 @@ impl JobRecords {
             .unwrap_or_default()
     }
 
-    /// Writes the shared record of all recurring jobs.
-    pub(super) async fn write_recurring<T: Serialize + Send + 'static>(&self, last_runs: T) {
-        if let Err(error) = self.run_blocking(move |store| put(store, &Key::RecurringJobs, &last_runs)).await {
+    /// Changes the shared record of all recurring jobs.
+    pub(super) async fn change_recurring<T>(&self, change: impl Fn(&mut T) + Send + 'static)
+    where
+        T: Serialize + DeserializeOwned + Default,
+    {
+        let changing = self.run_blocking(move |store| {
+            let key = Key::RecurringJobs;
+            store.records.change(&key, |step| {
+                let mut runs: T = step.read_as(&key, |record| parse(&key, &record))?.intact().unwrap_or_default();
+                change(&mut runs);
+                step.put_json(&key, &runs, Durability::Synced);
+                Ok(())
+            })
+        });
+        if let Err(error) = changing.await {
             tracing::warn!(%error, "the last run of a recurring warm-up could not be recorded; after a restart it may run again");
         }
     }
 
+    /// Writes the record of a job, unless it has ended by its record.
     async fn put(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) -> Result<(), String> {
         self.run_blocking(move |store| {
-            let JobRecord { job, origin, subjects, warm_up } = record;
-            put(store, &Key::Job(id.bytes()), &JobRecord { job, origin, subjects, warm_up: warm_up.as_deref() })
+            let (JobRecord { job, origin, subjects, warm_up }, key) = (record, Key::Job(id.bytes()));
+            let has_ended = job.state.has_ended();
+            let record = to_json(&JobRecord { job, origin, subjects, warm_up: warm_up.as_deref() });
+            store.records.change(&key, |step| {
+                let recorded: Option<JobRecord> = step.read_as(&key, |record| parse(&key, &record))?.intact();
+                if recorded.is_none_or(|recorded| !recorded.job.state.has_ended() || has_ended) {
+                    step.put(&key, record.clone(), Durability::Synced, IndexEntry::Unindexed);
+                }
+                Ok(())
+            })
         })
         .await
     }
@@ -414,16 +435,11 @@ impl JobRecords {
     }
 }
 
-fn put(store: &Store, key: &Key, value: &impl Serialize) -> Result<(), StoreError> {
-    let bytes = serde_json::to_vec(value).expect("our own records are plain data, which always serialises");
-    store.records.put(key, &bytes, Durability::Synced)?;
-    Ok(())
+fn read<T: DeserializeOwned>(store: &Store, key: &Key) -> Result<Option<T>, StoreError> {
+    Ok(store.records.read_as(key, |record| parse(key, &record))?.intact())
 }
 
-fn read<T: DeserializeOwned>(store: &Store, key: &Key) -> Result<Option<T>, StoreError> {
-    let parse = |bytes: Vec<u8>| {
-        let parsed = serde_json::from_slice(&bytes);
-        parsed.inspect_err(|error| tracing::error!(%key, %error, "a record cannot be parsed; it is quarantined")).ok()
-    };
-    Ok(store.records.read_as(key, parse)?.intact())
+fn parse<T: DeserializeOwned>(key: &Key, record: &[u8]) -> Option<T> {
+    let parsed = serde_json::from_slice(record);
+    parsed.inspect_err(|error| tracing::error!(%key, %error, "a record cannot be parsed; it is quarantined")).ok()
 }

@@ -37,8 +37,6 @@ pub struct Recurring {
     supervisor: Supervisor,
     configured: watch::Sender<Arc<ConfiguredJobs>>,
     last_runs: Mutex<LastRuns>,
-    /// Locked while the records are written.
-    write_lock: tokio::sync::Mutex<()>,
     /// Locked by the run that waits for a free slot.
     start_lock: tokio::sync::Mutex<()>,
 }
@@ -66,8 +64,8 @@ impl Recurring {
             None => LastRuns::default(),
         };
         let configured = watch::Sender::new(ConfiguredJobs::of(config));
-        let [write_lock, start_lock] = <[tokio::sync::Mutex<()>; 2]>::default();
-        Arc::new(Self { jobs, clock, supervisor, configured, last_runs: Mutex::new(last_runs), write_lock, start_lock })
+        let (last_runs, start_lock) = (Mutex::new(last_runs), tokio::sync::Mutex::default());
+        Arc::new(Self { jobs, clock, supervisor, configured, last_runs, start_lock })
     }
 
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
@@ -188,16 +186,16 @@ impl Recurring {
         if let Err(reason) = &ended {
             tracing::error!(reason, "a recurring warm-up could not start; larder retries it");
         }
-        let _write_lock = self.write_lock.lock().await;
-        let written = {
-            let configured = self.configured.borrow().clone();
-            let mut last_runs = self.last_runs.lock();
-            last_runs.put(key, ended, self.clock.now());
-            last_runs.keep_only(configured.entries.iter().map(key_of));
-            last_runs.clone()
+        let (now, configured) = (self.clock.now(), self.configured.borrow().clone());
+        let keys: BTreeSet<String> = configured.entries.iter().map(key_of).collect();
+        let key = key.to_owned();
+        let add = move |runs: &mut LastRuns| {
+            runs.put(&key, ended.clone(), now);
+            runs.keep_only(&keys);
         };
+        add(&mut self.last_runs.lock());
         if let Some(records) = self.jobs.records() {
-            records.write_recurring(written).await;
+            records.change_recurring(add).await;
         }
     }
 }
@@ -324,8 +322,7 @@ impl LastRuns {
     }
 
     /// Removes the runs of all other keys.
-    fn keep_only(&mut self, keys: impl Iterator<Item = String>) {
-        let keys: BTreeSet<String> = keys.collect();
+    fn keep_only(&mut self, keys: &BTreeSet<String>) {
         self.0.retain(|key, _| keys.contains(key));
     }
 }

@@ -1,7 +1,7 @@
 //! The traffic of each minute of the last day, for people: in memory, and saved each minute so that it survives a restart.
 //! One record holds one hour of the clock, so that a minute costs one small write, and none where nothing happened.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Timestamp};
 use crate::labels::labelled_enum;
-use crate::store::{Durability, HourOfDay, Key, Store, StoreError, to_json};
+use crate::store::{Durability, HourOfDay, Key, Store, StoreError};
 
 const MINUTES_PER_HOUR: u64 = 60;
 /// The length of the history, in minutes.
@@ -122,8 +122,8 @@ struct Recorded {
     /// The totals at the last look, and its time.
     totals: Traffic,
     looked_at: Timestamp,
-    /// The hours, since 1970, that changed since they were saved.
-    unsaved: BTreeSet<u64>,
+    /// The counts that are not saved, by their minute.
+    unsaved: BTreeMap<u64, Traffic>,
     /// True after a save failed, which is logged once.
     is_failing: bool,
 }
@@ -178,7 +178,7 @@ impl TrafficHistory {
             minutes: read.unwrap_or_default(),
             totals: Traffic::default(),
             looked_at: clock.now(),
-            unsaved: BTreeSet::new(),
+            unsaved: BTreeMap::new(),
             is_failing: false,
         };
         recorded.forget_old(clock.now());
@@ -202,32 +202,36 @@ impl TrafficHistory {
         }
     }
 
-    /// Records what happened since the last look, and writes the hours that changed.
+    /// Records what happened since the last look, and adds it to the records of its hours.
     pub async fn save(&self) {
         let _write_lock = self.write_lock.lock().await;
-        let records: Vec<HourRecord> = {
+        let mut unsaved = {
             let mut recorded = self.recorded.lock();
             self.look(&mut recorded);
-            let hours = std::mem::take(&mut recorded.unsaved);
-            hours.into_iter().map(|hour| HourRecord::of(hour, &recorded.minutes)).collect()
+            std::mem::take(&mut recorded.unsaved)
         };
-        if records.is_empty() {
-            return;
-        }
-        let (store, hours) = (Arc::clone(&self.store), records.iter().map(|record| record.hour).collect::<Vec<_>>());
-        let written = tokio::task::spawn_blocking(move || write_hours(&store, &records)).await;
-        let failure = match written {
-            Ok(written) => written.err().map(|error| error.to_string()),
-            Err(error) => Some(error.to_string()),
-        };
-        let mut recorded = self.recorded.lock();
-        if let Some(error) = &failure {
-            recorded.unsaved.extend(hours);
-            if !recorded.is_failing {
-                tracing::warn!(%error, "the traffic of the last minute could not be saved; it is saved with a later one");
+        while let Some((minute, _)) = unsaved.first_key_value() {
+            let hour = minute / MINUTES_PER_HOUR;
+            let later = unsaved.split_off(&((hour + 1) * MINUTES_PER_HOUR));
+            let (store, counted) = (Arc::clone(&self.store), std::mem::replace(&mut unsaved, later));
+            let writing = counted.clone();
+            let written = tokio::task::spawn_blocking(move || add_to_hour(&store, hour, &writing)).await;
+            let failure = match written {
+                Ok(written) => written.err().map(|error| error.to_string()),
+                Err(error) => Some(error.to_string()),
+            };
+            let mut recorded = self.recorded.lock();
+            if let Some(error) = &failure {
+                for (minute, counted) in counted {
+                    let unsaved = recorded.unsaved.entry(minute).or_default();
+                    *unsaved = unsaved.plus(&counted);
+                }
+                if !recorded.is_failing {
+                    tracing::warn!(%error, "the traffic of the last minute could not be saved; it is saved with a later one");
+                }
             }
+            recorded.is_failing = failure.is_some();
         }
-        recorded.is_failing = failure.is_some();
     }
 
     /// The traffic of the last `number` spans of `minutes_each`, the oldest first, each with its start. The last one ends
@@ -255,7 +259,8 @@ impl TrafficHistory {
         if !counted.is_empty() {
             let traffic = recorded.minutes.entry(minute).or_default();
             *traffic = traffic.plus(&counted);
-            recorded.unsaved.insert(minute / MINUTES_PER_HOUR);
+            let unsaved = recorded.unsaved.entry(minute).or_default();
+            *unsaved = unsaved.plus(&counted);
         }
         recorded.forget_old(now);
     }
@@ -265,7 +270,9 @@ impl Recorded {
     /// Forgets minutes that are older than the history, or in the future of a clock that was set back.
     fn forget_old(&mut self, now: Timestamp) {
         let this_minute = now.0 / SECONDS_PER_MINUTE;
-        self.minutes.retain(|minute, _| *minute <= this_minute && this_minute - minute < MAX_MINUTES);
+        let is_of_last_day = |minute: &u64| *minute <= this_minute && this_minute - minute < MAX_MINUTES;
+        self.minutes.retain(|minute, _| is_of_last_day(minute));
+        self.unsaved.retain(|minute, _| is_of_last_day(minute));
     }
 }
 
@@ -283,9 +290,20 @@ fn read_minutes(store: &Store) -> BTreeMap<u64, Traffic> {
     minutes
 }
 
-fn write_hours(store: &Store, records: &[HourRecord]) -> Result<(), StoreError> {
-    records.iter().try_for_each(|record| {
-        store.records.put(&Key::Traffic(HourOfDay::of(record.hour)), &to_json(record), Durability::Lazy)
+/// Adds counts to the record of their hour. The record of an earlier day is replaced.
+fn add_to_hour(store: &Store, hour: u64, counted: &BTreeMap<u64, Traffic>) -> Result<(), StoreError> {
+    let place = HourOfDay::of(hour);
+    let key = Key::Traffic(place);
+    store.records.change(&key, |step| {
+        let recorded = step.read_as(&key, |record| HourRecord::read(&record, place))?.intact();
+        let mut minutes: BTreeMap<u64, Traffic> =
+            recorded.filter(|recorded| recorded.hour == hour).into_iter().flat_map(HourRecord::into_minutes).collect();
+        for (minute, counted) in counted {
+            let traffic = minutes.entry(*minute).or_default();
+            *traffic = traffic.plus(counted);
+        }
+        step.put_json(&key, &HourRecord::of(hour, &minutes), Durability::Lazy);
+        Ok(())
     })
 }
 
@@ -304,6 +322,23 @@ mod tests {
             *totals = totals.with(TrafficCount::Hit, 1);
             *totals
         }
+    }
+
+    /// Two that count for one store add to each other's counts.
+    #[tokio::test]
+    async fn the_counts_of_another_writer_stay() {
+        let (folder, clock) = (tempfile::TempDir::new().unwrap(), Clock::frozen());
+        let store = Arc::new(Store::open(folder.path(), clock.now()).unwrap());
+        let history = async || {
+            let source = Box::new(OneMoreHitEachTime(Mutex::default()));
+            TrafficHistory::of_store(Arc::clone(&store), clock.clone(), source).await
+        };
+        let (one, other) = (history().await, history().await);
+        one.save().await;
+        other.save().await;
+        one.save().await;
+        let saved = read_minutes(&store).into_values().fold(Traffic::default(), |sum, counted| sum.plus(&counted));
+        assert_eq!(saved.get(TrafficCount::Hit), 3);
     }
 
     /// An operator may set the machine's clock back: what is in the future then is forgotten, and the recording goes on.

@@ -1,7 +1,6 @@
 //! A store in a folder, which larder runs with. Each record is a file with its checksum, replaced by rename and never
 //! torn; each archive is a file named by its digest.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,16 +9,16 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, ReentrantMutex};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::disk::{self, Quarantine};
-use super::key::RecordGroup;
+use super::key::{GroupRef, RecordGroup};
 use super::locks::StoreLock;
 use super::records::KINDS;
 use super::{
-    Blob, Blobs, Change, Durability, FORMAT, Generation, Index, IndexEntry, Key, ReadOutcome, RecordAction, Records,
-    Staged, Staging, StoreError, Striped, WriteOutcome, to_json,
+    Blob, Blobs, Change, Durability, FORMAT, Generation, Index, Key, ReadOutcome, RecordAction, Records, Staged,
+    Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
 };
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -166,21 +165,33 @@ struct RecordHeader {
     bytes: usize,
 }
 
-/// The generations of the groups, each locked while its group is changed. Groups may share one, which only causes a
-/// conflict without a reason. A record that stands alone shares none with an address: it is written while a step on an
-/// address has locked its group.
+/// The generation of a group, even while nobody writes to it. Groups may share one, which only causes a conflict without a
+/// reason.
 #[derive(Debug, Default)]
-struct Generations {
-    addresses: Striped<ReentrantMutex<Cell<u64>>>,
-    alone: Striped<ReentrantMutex<Cell<u64>>>,
+struct GroupState {
+    /// Odd while a write is in progress, so that what is read meanwhile is of no later generation.
+    generation: AtomicU64,
+    /// Locked while a write is in progress.
+    writing: Mutex<()>,
 }
 
-impl Generations {
-    fn of(&self, group: &RecordGroup) -> &ReentrantMutex<Cell<u64>> {
-        match group {
-            RecordGroup::Address(_) => self.addresses.of(group),
-            RecordGroup::Alone(_) => self.alone.of(group),
-        }
+impl GroupState {
+    /// Begins a write. It ends on drop, also where it fails: the first changes may be in the store.
+    fn begin_write(&self) -> WriteInProgress<'_> {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        WriteInProgress(self)
+    }
+
+    fn generation(&self) -> Generation {
+        Generation(self.generation.load(Ordering::Acquire))
+    }
+}
+
+struct WriteInProgress<'a>(&'a GroupState);
+
+impl Drop for WriteInProgress<'_> {
+    fn drop(&mut self) {
+        self.0.generation.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -193,7 +204,8 @@ pub(super) struct FolderRecords {
     staging: Staging,
     quarantine: Quarantine,
     lock: StoreLock,
-    generations: Generations,
+    groups: Striped<GroupState>,
+    turns: Turns,
     next_temp: AtomicU64,
 }
 
@@ -213,8 +225,8 @@ impl FolderRecords {
                 made?;
             }
         }
-        let (generations, next_temp) = (Generations::default(), AtomicU64::default());
-        Ok(Self { index, root: root.to_owned(), staging, quarantine, lock, generations, next_temp })
+        let (groups, turns, next_temp) = (Striped::default(), Turns::default(), AtomicU64::default());
+        Ok(Self { index, root: root.to_owned(), staging, quarantine, lock, groups, turns, next_temp })
     }
 
     fn path(&self, key: &Key) -> PathBuf {
@@ -225,21 +237,6 @@ impl FolderRecords {
     fn listed<T>(&self, list: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.lock.check()?;
         self.lock.if_ours(list())
-    }
-
-    /// Reads a record as it is, and leaves a damaged one in its place.
-    fn read_file(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
-        let path = self.path(key);
-        let file = match self.lock.if_ours(disk::read(&path)) {
-            Ok(Some(file)) => file,
-            Ok(None) => return Ok(ReadOutcome::Absent),
-            Err(unreadable) if unreadable.is_damage() => {
-                tracing::error!(error = %unreadable, "a record cannot be read");
-                return Ok(ReadOutcome::Damaged);
-            }
-            Err(failed) => return Err(failed),
-        };
-        record_of(file, path)
     }
 
     /// Writes the file of a record in staging.
@@ -310,19 +307,17 @@ impl Drop for TempRecord {
 
 impl Records for FolderRecords {
     fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
-        let recorded = self.read_file(key)?;
-        if recorded != ReadOutcome::Damaged || key.matters_when_damaged() {
-            return Ok(recorded);
-        }
-        // Unless it was replaced since it was read.
-        (self as &dyn Records).change(key, |step| {
-            let recorded = self.read_file(key)?;
-            if recorded == ReadOutcome::Damaged {
-                step.change(key, RecordAction::Quarantine, IndexEntry::Gone);
+        let path = self.path(key);
+        let file = match self.lock.if_ours(disk::read(&path)) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(ReadOutcome::Absent),
+            Err(unreadable) if unreadable.is_damage() => {
+                tracing::error!(error = %unreadable, "a record cannot be read");
+                return Ok(ReadOutcome::Damaged);
             }
-            // Another reader may have quarantined it. It is damaged all the same, and not a record that was removed.
-            Ok(if recorded == ReadOutcome::Absent { ReadOutcome::Damaged } else { recorded })
-        })
+            Err(failed) => return Err(failed),
+        };
+        record_of(file, path)
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
@@ -330,41 +325,46 @@ impl Records for FolderRecords {
     }
 
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
-        Ok(Generation(self.generations.of(group).lock().get()))
+        let group = self.groups.of(&group.as_ref());
+        let _nobody_writes = group.writing.lock();
+        Ok(group.generation())
+    }
+
+    fn generation_now(&self, group: GroupRef<'_>) -> Generation {
+        self.groups.of(&group).generation()
+    }
+
+    fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
         debug_assert!(changes.iter().all(|change| change.key.group() == *group), "{group:?}: {changes:?}");
+        let group = self.groups.of(&group.as_ref());
         // A step that has lost already writes no files in vain.
-        if self.generation(group)? != read_at {
+        if group.generation() != read_at {
             return Ok(WriteOutcome::Conflict);
         }
         let mut temps = Vec::with_capacity(changes.len());
         for change in changes {
             self.lock.check()?;
             temps.push(match &change.action {
-                // The bytes are synced before the lock is taken, so that other writers of the group do not wait for
-                // that, unless the step itself has locked the group.
+                // The bytes are synced before the lock is taken, so that other writers of the group do not wait for that.
                 RecordAction::Put(record, durability) => Some(self.write_temp(record, *durability)?),
                 RecordAction::Remove(_) | RecordAction::Quarantine | RecordAction::Keep => None,
             });
         }
-        let generation = self.generations.of(group).lock();
-        if generation.get() != read_at.0 {
+        let _writing = group.writing.lock();
+        if group.generation() != read_at {
             return Ok(WriteOutcome::Conflict);
         }
+        // What only the index says of a record is no change of the record.
+        let _write = changes.iter().any(|change| change.action != RecordAction::Keep).then(|| group.begin_write());
         for (change, temp) in changes.iter().zip(temps) {
-            // Also if the change fails: it may be visible, and those before it are.
-            generation.set(generation.get().wrapping_add(1));
             let size_bytes = self.apply(change, temp)?;
             self.index.record_changed(change, size_bytes);
         }
         Ok(WriteOutcome::Written)
-    }
-
-    fn exclusively(&self, group: &RecordGroup, work: &mut dyn FnMut()) {
-        let _group_lock = self.generations.of(group).lock();
-        work();
     }
 
     fn sync(&self, key: &Key) -> Result<bool, StoreError> {

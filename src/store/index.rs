@@ -138,10 +138,12 @@ impl Index {
         is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry is unreadable".into()))
     }
 
-    /// Records that an unindexed name could not be read: it may list any archive. The next start reads it again.
-    pub fn name_is_unreadable(&self, artifact: &Artifact, reason: StoreError) {
-        self.broken.store(true, Ordering::Relaxed);
-        self.unreadable.lock().insert(artifact.clone(), reason);
+    /// Records that a name could not be read, unless it is indexed: it may list any archive. The next start reads it again.
+    fn name_is_unreadable(&self, artifact: &Artifact, reason: &StoreError) {
+        if !matches!(self.name(artifact), Ok(Some(_))) {
+            self.broken.store(true, Ordering::Relaxed);
+            self.unreadable.lock().insert(artifact.clone(), reason.clone());
+        }
     }
 
     /// The error for incomplete names of an archive, while a name is unreadable.
@@ -175,6 +177,11 @@ impl Index {
             IndexEntry::Name(name) => {
                 if let Key::Name(artifact) = key {
                     self.name_changed(artifact, name);
+                }
+            }
+            IndexEntry::Unreadable(reason) => {
+                if let Key::Name(artifact) = key {
+                    self.name_is_unreadable(artifact, reason);
                 }
             }
             IndexEntry::Document(last_use) => {

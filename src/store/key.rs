@@ -82,10 +82,51 @@ pub enum DocumentKey {
 /// The records that are read, judged and changed together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RecordGroup {
-    /// All of one provider or module; a module's under every spelling of its name.
-    Address(Address),
-    /// A record that belongs to no address, or the alarms of one: they are saved before the record of their cause.
+    /// All of one provider.
+    Provider(ProviderAddress),
+    /// All of one module, under every spelling of its name.
+    Module(ModuleAddress),
+    /// The discovery document of a registry, and the pages of its HTTP API.
+    Registry(Hostname),
+    /// A record that belongs to none of these.
     Alone(Key),
+}
+
+/// A group by reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GroupRef<'a> {
+    /// All of one provider.
+    Provider(&'a ProviderAddress),
+    /// All of one module, by its name in lower case.
+    Module(&'a ModuleAddress),
+    /// The discovery document of a registry, and the pages of its HTTP API.
+    Registry(&'a Hostname),
+    /// A record that belongs to none of these.
+    Alone(&'a Key),
+}
+
+impl RecordGroup {
+    /// The group by reference.
+    pub fn as_ref(&self) -> GroupRef<'_> {
+        match self {
+            Self::Provider(provider) => GroupRef::Provider(provider),
+            Self::Module(module) => GroupRef::Module(module),
+            Self::Registry(host) => GroupRef::Registry(host),
+            Self::Alone(key) => GroupRef::Alone(key),
+        }
+    }
+}
+
+/// The group, for messages.
+impl fmt::Display for RecordGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Provider(provider) => write!(f, "the records of {provider}"),
+            Self::Module(module) => write!(f, "the records of {module}"),
+            Self::Registry(host) => write!(f, "the pages of {host}"),
+            Self::Alone(key) => write!(f, "{key}"),
+        }
+    }
 }
 
 /// The file of [`Key::SigningKeyLog`]; not a valid version.
@@ -139,12 +180,13 @@ impl Key {
 
     /// The group that the record belongs to.
     pub fn group(&self) -> RecordGroup {
-        match self.address() {
-            Some(address) if !matches!(self, Self::Alarms(_)) => RecordGroup::Address(match address {
-                Address::Module(module) => Address::Module(module.folded()),
-                provider @ Address::Provider(_) => provider,
-            }),
-            _ => RecordGroup::Alone(self.clone()),
+        match (self.address(), self) {
+            (Some(Address::Provider(provider)), _) => RecordGroup::Provider(provider),
+            (Some(Address::Module(module)), _) => RecordGroup::Module(module.folded()),
+            (None, Self::Document(DocumentKey::Discovery(host) | DocumentKey::Page(host, _))) => {
+                RecordGroup::Registry(host.clone())
+            }
+            (None, _) => RecordGroup::Alone(self.clone()),
         }
     }
 

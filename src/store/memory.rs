@@ -1,17 +1,16 @@
 //! A store in memory, for tests. Only staging is on disk, as in every implementation.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, ReentrantMutex};
+use parking_lot::Mutex;
 
-use super::key::RecordGroup;
+use super::key::{GroupRef, RecordGroup};
 use super::locks::StoreLock;
 use super::{
     Blob, Blobs, Change, Durability, Generation, Key, ReadOutcome, RecordAction, Records, Staged, Staging, StoreError,
-    WriteOutcome,
+    Turns, WriteOutcome,
 };
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -72,7 +71,10 @@ impl Blobs for MemoryBlobs {
 
 /// Records in memory, with one generation for all.
 #[derive(Debug, Default)]
-pub struct MemoryRecords(ReentrantMutex<RefCell<RecordsNow>>);
+pub struct MemoryRecords {
+    now: Mutex<RecordsNow>,
+    turns: Turns,
+}
 
 #[derive(Debug, Default)]
 struct RecordsNow {
@@ -82,25 +84,32 @@ struct RecordsNow {
 
 impl Records for MemoryRecords {
     fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
-        Ok(self.0.lock().borrow().records.get(&key.path()).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
+        Ok(self.now.lock().records.get(&key.path()).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
         Ok(self.read(key)?.intact().map(|record| (record.len() as u64, Timestamp(0))))
     }
 
-    fn generation(&self, _: &RecordGroup) -> Result<Generation, StoreError> {
-        Ok(Generation(self.0.lock().borrow().generation))
+    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
+        Ok(self.generation_now(group.as_ref()))
+    }
+
+    fn generation_now(&self, _: GroupRef<'_>) -> Generation {
+        Generation(self.now.lock().generation)
+    }
+
+    fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     fn write(&self, _: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
-        let now = self.0.lock();
-        let mut now = now.borrow_mut();
+        let mut now = self.now.lock();
         if now.generation != read_at.0 {
             return Ok(WriteOutcome::Conflict);
         }
         for Change { key, action, .. } in changes {
-            now.generation += 1;
+            now.generation += u64::from(*action != RecordAction::Keep);
             match action {
                 RecordAction::Put(record, _) => drop(now.records.insert(key.path(), record.clone())),
                 RecordAction::Remove(_) | RecordAction::Quarantine => drop(now.records.remove(&key.path())),
@@ -110,25 +119,18 @@ impl Records for MemoryRecords {
         Ok(WriteOutcome::Written)
     }
 
-    fn exclusively(&self, _: &RecordGroup, work: &mut dyn FnMut()) {
-        let _turn = self.0.lock();
-        work();
-    }
-
     fn sync(&self, key: &Key) -> Result<bool, StoreError> {
         Ok(self.stat(key)?.is_some())
     }
 
     fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
-        let now = self.0.lock();
-        let now = now.borrow();
+        let now = self.now.lock();
         let below = now.records.iter().filter(|(path, _)| path.starts_with(folder));
         Ok(below.filter_map(|(path, record)| Some((Key::from_path(path)?, record.len() as u64))).collect())
     }
 
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
-        let now = self.0.lock();
-        let now = now.borrow();
+        let now = self.now.lock();
         let below = now.records.keys().filter_map(|path| path.strip_prefix(folder).ok()?.iter().next()?.to_str());
         Ok(below.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect())
     }

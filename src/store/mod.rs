@@ -40,12 +40,13 @@ pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
 use self::folder::{FolderBlobs, FolderRecords};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
-pub use self::key::{DocumentKey, HourOfDay, Key, RecordGroup};
+pub use self::key::{DocumentKey, GroupRef, HourOfDay, Key, RecordGroup};
 use self::locks::StoreLock;
 pub(crate) use self::locks::Striped;
 pub use self::locks::{ListenerNote, OwnerNote, StoreOwner, StoreUse};
 pub use self::records::{
-    Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordStep, Records, WriteOutcome, to_json,
+    Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordStep, Records, Turns, WriteOutcome,
+    to_json,
 };
 pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
 use crate::clock::Timestamp;
@@ -300,6 +301,9 @@ pub enum StoreError {
         /// The format in it.
         found: u32,
     },
+    /// Other changes of the same records came first, again and again.
+    #[error("{0} are changed so often at this moment that another change finds no gap")]
+    Busy(String),
     /// The index failed, and so did rebuilding it.
     #[error("the index failed: {0}")]
     Index(String),
@@ -371,14 +375,17 @@ impl StoreError {
                 PermissionDenied => "let larder's user write to the store; larder continues by itself",
                 _ => "check the disk of the store",
             },
-            Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "check the disk of the store",
+            Self::Busy(_) => "try again in a moment",
+            Self::Locked(_) => "stop the other larder, or give this one a [store] path of its own",
+            Self::Newer { .. } => "run the larder that wrote the store, or a newer one",
+            Self::Index(_) => "check the disk of the store, and restart larder: it rebuilds the index from the files",
         }
     }
 
     /// A short form without paths of this machine.
     pub fn without_paths(&self) -> String {
         match self {
-            Self::NoRoom { .. } | Self::Unavailable => self.to_string(),
+            Self::NoRoom { .. } | Self::Unavailable | Self::Busy(_) => self.to_string(),
             Self::Io { source, .. } => source.kind().to_string(),
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),
         }

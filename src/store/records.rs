@@ -1,14 +1,17 @@
 //! Small records by key. All records of one address are read and changed in one step.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::Path;
-use std::{fmt, io};
+use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::key::{DocumentKey, RecordGroup};
-use super::{IndexedName, Key, StoreError};
+use super::key::{DocumentKey, GroupRef, RecordGroup};
+use super::{IndexedName, Key, StoreError, Striped};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
 };
@@ -17,10 +20,14 @@ use crate::clock::Timestamp;
 /// The folders of records, below the root of their paths.
 pub(super) const KINDS: [&str; 6] = ["names", "documents", "seen", "alarms", "jobs", "traffic"];
 
-/// Conflicts after which a step locks its group, so that a slow one is not overtaken for ever.
+/// Conflicts after which a step takes its turn: later ones of this process wait for it.
 const MAX_CONFLICTS: usize = 3;
-/// Conflicts with a locked group after which a step fails: they can only come from its own `decide`.
-const MAX_OWN_CONFLICTS: usize = 100;
+/// The rounds that a step may lose in all, and the longest that it may lose in its turn. Then the group is busy: others write
+/// to it beside this process, or its own `decide` does.
+const MAX_ROUNDS: usize = 50;
+const MAX_LOST_TIME: Duration = Duration::from_millis(1500);
+/// The longest that a step waits for its turn.
+const MAX_TURN_WAIT: Duration = Duration::from_secs(30);
 
 /// Durability of a write: synced before the step ends, or left to the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +46,7 @@ pub enum ReadOutcome<R = Vec<u8>> {
     /// There is no record.
     #[default]
     Absent,
-    /// The checksum did not match. The record was quarantined, unless its existence matters
+    /// The checksum did not match. The record is quarantined with the step that read it, unless its existence matters
     /// (`Key::matters_when_damaged`).
     Damaged,
 }
@@ -86,7 +93,7 @@ pub enum WriteOutcome {
 }
 
 /// A change to one record, and to its entry in the index.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Change {
     /// The record.
     pub key: Key,
@@ -110,7 +117,7 @@ pub enum RecordAction {
 }
 
 /// The change to a record's entry in the index.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum IndexEntry {
     /// No change: records of this kind have no entry.
     Unindexed,
@@ -120,6 +127,8 @@ pub enum IndexEntry {
     Found(u64, Timestamp),
     /// The archives of a name.
     Name(IndexedName),
+    /// A name that cannot be read, for this reason. An existing entry stays.
+    Unreadable(StoreError),
     /// Removed.
     Gone,
 }
@@ -128,14 +137,18 @@ pub enum IndexEntry {
 ///
 /// All functions block.
 pub trait Records: fmt::Debug + Send + Sync {
-    /// Reads a record; distinguishes a damaged record from an absent one.
+    /// Reads a record as it is; distinguishes a damaged record from an absent one. Never writes.
     fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError>;
 
     /// A record's stored size in bytes and the time it was written; `None` if it does not exist.
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError>;
 
-    /// The generation of a group, to be read before its records.
+    /// The generation of a group, to be read before its records. Waits for a write in progress.
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError>;
+
+    /// The generation of a group, for what was made of its records. Never waits: while a write is in progress, it is one
+    /// that no later call returns.
+    fn generation_now(&self, group: GroupRef<'_>) -> Generation;
 
     /// Makes changes to records of one group, in their order, if the group is still at `read_at`. Each change is
     /// complete or absent after a crash, and none is durable without those before it that are [`Durability::Synced`].
@@ -144,8 +157,8 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// A change failed. Those before it are in the store.
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError>;
 
-    /// Runs `work`, and lets no other thread write to the group meanwhile.
-    fn exclusively(&self, group: &RecordGroup, work: &mut dyn FnMut());
+    /// The turns of the steps of this process.
+    fn turns(&self) -> &Turns;
 
     /// Makes a record durable that was written lazily. Returns true if it exists.
     fn sync(&self, key: &Key) -> Result<bool, StoreError>;
@@ -160,6 +173,24 @@ pub trait Records: fmt::Debug + Send + Sync {
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError>;
 }
 
+/// The turns of the steps of one process. A step that lost a few times takes its turn, and those that begin later wait for it:
+/// so none is overtaken for ever.
+#[derive(Debug, Default)]
+pub struct Turns(Striped<Mutex<()>>);
+
+impl Turns {
+    /// Lets a step go first that has its turn.
+    fn give_way(&self, group: &RecordGroup) {
+        // Whoever waits in vain goes on: at worst both lose more rounds.
+        drop(self.0.of(group).try_lock_for(MAX_LOST_TIME));
+    }
+
+    /// Takes the turn, which ends on drop. Later steps give way.
+    fn take(&self, group: &RecordGroup) -> Result<MutexGuard<'_, ()>, StoreError> {
+        self.0.of(group).try_lock_for(MAX_TURN_WAIT).ok_or_else(|| StoreError::Busy(group.to_string()))
+    }
+}
+
 /// One read-modify-write of the records of a group: it reads them, decides on changes, and writes all changes at the
 /// end. If another thread wrote to the group meanwhile, nothing is written and the step is repeated from the first
 /// read. A failed write may leave the first changes of a step in the store.
@@ -168,21 +199,39 @@ pub struct RecordStep<'a> {
     /// The records as they are without this step.
     pub records: &'a dyn Records,
     changes: Vec<Change>,
-    /// True if no other thread can write to the group.
-    is_exclusive: bool,
-    needs_exclusive: bool,
+    /// The damaged records that were read. They are quarantined with the changes, and before them.
+    damaged: RefCell<BTreeSet<Key>>,
 }
 
-impl RecordStep<'_> {
-    /// Reads a record as this step changes it.
+impl<'a> RecordStep<'a> {
+    fn of(records: &'a dyn Records) -> Self {
+        Self { records, changes: Vec::new(), damaged: RefCell::default() }
+    }
+
+    /// Reads a record as this step changes it. A damaged one is quarantined when the step is written, unless its existence
+    /// matters.
     pub fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
+        self.read_as(key, Some)
+    }
+
+    /// Reads and parses a record like [`Self::read`]. One that cannot be parsed is damaged.
+    pub fn read_as<T>(
+        &self,
+        key: &Key,
+        parse: impl FnOnce(Vec<u8>) -> Option<T>,
+    ) -> Result<ReadOutcome<T>, StoreError> {
         let changed =
             self.changes.iter().rev().find(|change| change.key == *key && change.action != RecordAction::Keep);
-        match changed.map(|change| &change.action) {
-            Some(RecordAction::Put(record, _)) => Ok(ReadOutcome::Intact(record.clone())),
-            Some(_) => Ok(ReadOutcome::Absent),
-            None => self.records.read(key),
+        let read = match changed.map(|change| &change.action) {
+            Some(RecordAction::Put(record, _)) => ReadOutcome::Intact(record.clone()),
+            Some(_) => ReadOutcome::Absent,
+            None => self.records.read(key)?,
+        };
+        let parsed = read.parsed(parse);
+        if matches!(parsed, ReadOutcome::Damaged) && changed.is_none() && !key.matters_when_damaged() {
+            self.damaged.borrow_mut().insert(key.clone());
         }
+        Ok(parsed)
     }
 
     /// The keys of the records whose path begins with the components of `folder`, as this step changes them.
@@ -203,14 +252,6 @@ impl RecordStep<'_> {
         let mut keys = self.keys_below(&Key::folder("seen", provider))?;
         keys.retain(|key| matches!(key, Key::FirstSeen(..)));
         Ok(keys)
-    }
-
-    /// Requires that no other thread writes to the group until the step ends; for steps that also act elsewhere, as by
-    /// an alarm, which a repetition cannot take back. Returns false in a first attempt, whose changes are not written:
-    /// the step is then repeated with the group locked.
-    pub fn require_exclusive(&mut self) -> bool {
-        self.needs_exclusive = true;
-        self.is_exclusive
     }
 
     /// Replaces a record.
@@ -237,16 +278,24 @@ impl RecordStep<'_> {
         self.changes = others;
         self.changes.extend::<Vec<Change>>(postponed);
     }
-}
 
-/// The end of one attempt at a step.
-enum Attempt<T> {
-    /// It decided with this result, and its changes were written or not.
-    Ended(T, Result<(), StoreError>),
-    /// Another thread was faster.
-    Conflict,
-    /// It must be repeated with the group locked.
-    NeedsExclusive,
+    /// Makes the changes to a record before all others.
+    pub fn make_first(&mut self, key: &Key) {
+        let (first, others) = std::mem::take(&mut self.changes).into_iter().partition(|change| change.key == *key);
+        self.changes = first;
+        self.changes.extend::<Vec<Change>>(others);
+    }
+
+    /// Gives up all changes so far.
+    pub fn abandon(&mut self) {
+        self.changes.clear();
+    }
+
+    /// All changes, in the order of the write.
+    fn into_changes(self) -> Vec<Change> {
+        let quarantine = |key| Change { key, action: RecordAction::Quarantine, entry: IndexEntry::Gone };
+        self.damaged.into_inner().into_iter().map(quarantine).chain(self.changes).collect()
+    }
 }
 
 /// A record in JSON.
@@ -273,75 +322,47 @@ impl dyn Records + '_ {
     /// result.
     ///
     /// # Errors
-    /// `decide` failed, or changed the records of its own group by other steps again and again.
+    /// `decide` failed, or the group is busy.
     pub fn try_change<T>(
         &self,
         key: &Key,
         mut decide: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let group = key.group();
-        for _ in 0..MAX_CONFLICTS {
-            match self.attempt(&group, false, &mut decide)? {
-                Attempt::Ended(decided, written) => return Ok((decided, written)),
-                Attempt::Conflict => {}
-                Attempt::NeedsExclusive => break,
+        self.turns().give_way(&group);
+        let mut turn = None;
+        for lost in 0..MAX_ROUNDS {
+            let generation = self.generation(&group)?;
+            let mut step = RecordStep::of(self);
+            let decided = decide(&mut step)?;
+            match self.write(&group, generation, &step.into_changes()) {
+                Ok(WriteOutcome::Conflict) => {}
+                written => return Ok((decided, written.map(drop))),
+            }
+            match &turn {
+                None if lost + 1 >= MAX_CONFLICTS => turn = Some((self.turns().take(&group)?, Instant::now())),
+                Some((_, since)) if since.elapsed() > MAX_LOST_TIME => break,
+                None | Some(_) => {}
             }
         }
-        let mut attempt = Ok(Attempt::Conflict);
-        self.exclusively(&group, &mut || {
-            for _ in 0..MAX_OWN_CONFLICTS {
-                attempt = self.attempt(&group, true, &mut decide);
-                if !matches!(attempt, Ok(Attempt::Conflict)) {
-                    break;
-                }
-            }
-        });
-        match attempt? {
-            Attempt::Ended(decided, written) => Ok((decided, written)),
-            Attempt::Conflict | Attempt::NeedsExclusive => {
-                Err(StoreError::io("change", &key.path(), io::Error::other("its own step changes it again")))
-            }
-        }
-    }
-
-    fn attempt<T>(
-        &self,
-        group: &RecordGroup,
-        is_exclusive: bool,
-        decide: &mut impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
-    ) -> Result<Attempt<T>, StoreError> {
-        let generation = self.generation(group)?;
-        let mut step = RecordStep { records: self, changes: Vec::new(), is_exclusive, needs_exclusive: false };
-        let decided = decide(&mut step)?;
-        if step.needs_exclusive && !is_exclusive {
-            return Ok(Attempt::NeedsExclusive);
-        }
-        Ok(match self.write(group, generation, &step.changes) {
-            Ok(WriteOutcome::Conflict) => Attempt::Conflict,
-            Ok(WriteOutcome::Written) => Attempt::Ended(decided, Ok(())),
-            Err(error) => Attempt::Ended(decided, Err(error)),
-        })
+        Err(StoreError::Busy(group.to_string()))
     }
 
     /// Reads a record. A damaged one is quarantined, logged, and treated as absent.
     pub fn get(&self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        self.read(key).map(ReadOutcome::intact)
+        self.read_as(key, Some).map(ReadOutcome::intact)
     }
 
-    /// Reads and parses a record. One that cannot be parsed is quarantined, unless it is replaced meanwhile.
+    /// Reads and parses a record. A damaged one, or one that cannot be parsed, is quarantined in a step of its own, unless it
+    /// is replaced meanwhile or its existence matters.
     pub fn read_as<T>(&self, key: &Key, parse: impl Fn(Vec<u8>) -> Option<T>) -> Result<ReadOutcome<T>, StoreError> {
-        let recorded = self.read(key)?;
-        let was_intact = matches!(recorded, ReadOutcome::Intact(_));
-        match recorded.parsed(&parse) {
-            ReadOutcome::Damaged if was_intact => self.change(key, |step| {
-                let recorded = step.read(key)?.parsed(&parse);
-                if matches!(recorded, ReadOutcome::Damaged) {
-                    step.change(key, RecordAction::Quarantine, IndexEntry::Gone);
-                }
-                Ok(recorded)
-            }),
-            recorded => Ok(recorded),
+        let read = self.read(key)?.parsed(&parse);
+        if !matches!(read, ReadOutcome::Damaged) || key.matters_when_damaged() {
+            return Ok(read);
         }
+        let read = self.change(key, |step| step.read_as(key, &parse))?;
+        // Another reader may have quarantined it. It is damaged all the same, and not a record that was removed.
+        Ok(if matches!(read, ReadOutcome::Absent) { ReadOutcome::Damaged } else { read })
     }
 
     /// Replaces a record without an index entry, whatever it was.
@@ -510,8 +531,7 @@ mod tests {
         let Key::FirstSeen(provider, _) = &one else { panic!("{one:?}") };
         let keys = Key::SigningKeyLog(provider.clone());
         (&records as &dyn Records).put(&three, b"", Durability::Lazy).unwrap();
-        let mut step =
-            RecordStep { records: &records, changes: Vec::new(), is_exclusive: false, needs_exclusive: false };
+        let mut step = RecordStep::of(&records);
         for (key, record) in [(&one, 1), (&keys, 1), (&two, 1), (&keys, 2), (&one, 2)] {
             step.put_json(key, &record, Durability::Lazy);
             step.postpone(&keys);

@@ -286,19 +286,25 @@ async fn an_unreadable_alarm_does_not_affect_other_alarms() {
     assert!(written.len() == 4 && written.contains(&unknown), "{written:?}");
 }
 
+/// A file where the records of alarms need a folder.
+fn obstacle_to_alarms(larder: &Larder) -> std::path::PathBuf {
+    let obstacle = larder.folder.path().join("v1/alarms").join(HOST);
+    std::fs::write(&obstacle, "in the way").unwrap();
+    obstacle
+}
+
 /// Promise 14: the alarm is written before the first-seen record; otherwise a restart would lose it.
 #[tokio::test]
 async fn an_alarm_that_could_not_be_written_is_raised_again_after_a_restart() {
     let upstream = upstream_with(edition(1)).await;
     let larder = always_revalidating(&upstream).start().await;
     install(&larder).await;
-    let alarm_file = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
-    std::fs::create_dir_all(alarm_file.join("obstacle")).unwrap();
+    let obstacle = obstacle_to_alarms(&larder);
     upstream.publish(version_with_new_key(&SigningKey::new_key()));
     larder.document("null", "1.3.0").await.expect(200);
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
     let folder = larder.stop().await;
-    std::fs::remove_dir_all(&alarm_file).unwrap();
+    std::fs::remove_file(&obstacle).unwrap();
     let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     larder.document("null", "1.3.0").await.expect(200);
     assert_eq!(open_alarms(&larder).await, expected_alarms(&[("new-key", "1.3.0")]));
@@ -310,11 +316,10 @@ async fn an_alarm_that_could_not_be_written_is_written_later() {
     let upstream = upstream_with(edition(1)).await;
     let larder = always_revalidating(&upstream).start().await;
     install(&larder).await;
-    let alarm_file = larder.folder.path().join("v1/alarms").join(HOST).join("providers/acme/null.json");
-    std::fs::create_dir_all(alarm_file.join("obstacle")).unwrap();
+    let obstacle = obstacle_to_alarms(&larder);
     upstream.publish(version_with_new_key(&SigningKey::new_key()));
     larder.document("null", "1.3.0").await.expect(200);
-    std::fs::remove_dir_all(&alarm_file).unwrap();
+    std::fs::remove_file(&obstacle).unwrap();
     upstream.publish(edition(1).version("1.4.0"));
     larder.document("null", "1.4.0").await.expect(200);
     let seen = larder.folder.files("seen");

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use larder::digest::Digest;
 use larder::store::memory::{MemoryBlobs, MemoryRecords};
 use larder::store::{
     Blobs, Change, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Records, ResumeNote, Store,
-    WriteOutcome,
+    StoreError, WriteOutcome,
 };
 use larder::verify::Verified;
 
@@ -122,7 +123,7 @@ fn a_write_names_the_generation_it_read(records: &dyn Records) {
     });
     let group = version.group();
     assert!([&keys, &name, &proof_set_key("aws", "9.0.0")].iter().all(|key| key.group() == group));
-    assert_ne!(Key::Alarms(Address::Provider(provider("aws"))).group(), group);
+    assert_eq!(Key::Alarms(Address::Provider(provider("aws"))).group(), group);
     let read_at = records.generation(&group).unwrap();
     assert_eq!(records.write(&group, read_at, &[]).unwrap(), WriteOutcome::Written);
     let both = [put_change(&version, "mine"), put_change(&keys, "mine")];
@@ -185,12 +186,11 @@ fn writers_of_one_address_lose_nothing(records: &dyn Records) {
 }
 
 /// Runs a step that another writer tries to overtake at each attempt; returns the number of attempts.
-fn attempts_while_overtaken(records: &dyn Records, mut attempt: impl FnMut(&mut RecordStep<'_>)) -> u32 {
+fn attempts_while_overtaken(records: &dyn Records) -> u32 {
     let (key, other, mut attempts) = (first_seen_key("slow", "1.0.0"), first_seen_key("slow", "2.0.0"), 0);
     std::thread::scope(|scope| {
         let changed = records.change(&key, |step| {
             attempts += 1;
-            attempt(step);
             let (done, is_done) = mpsc::channel();
             let other = &other;
             // At most twenty times: a step that is always overtaken would never end.
@@ -200,7 +200,7 @@ fn attempts_while_overtaken(records: &dyn Records, mut attempt: impl FnMut(&mut 
                     let _ = done.send(());
                 });
             }
-            // While the step has locked its group, the other writer waits for the end of the step.
+            // While the step has its turn, the other writer waits for the end of the step.
             let _ = is_done.recv_timeout(Duration::from_secs(1));
             step.put(&key, b"slow".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
             Ok(())
@@ -214,12 +214,44 @@ fn attempts_while_overtaken(records: &dyn Records, mut attempt: impl FnMut(&mut 
     attempts
 }
 
-fn a_slow_step_locks_its_group(records: &dyn Records) {
-    let attempts = attempts_while_overtaken(records, |_| ());
+fn a_step_that_lost_is_not_overtaken_for_ever(records: &dyn Records) {
+    let attempts = attempts_while_overtaken(records);
     assert!(attempts <= 4, "{attempts}");
-    let mut exclusive_attempts = 0;
-    attempts_while_overtaken(records, |step| exclusive_attempts += u32::from(step.require_exclusive()));
-    assert_eq!(exclusive_attempts, 1);
+}
+
+/// Each writer reads, lets the others go first, and writes. Without turns, a writer could lose every round.
+fn slow_writers_of_one_address_all_end(records: &dyn Records) {
+    let (key, rounds) = (first_seen_key("crowded", "1.0.0"), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..10 {
+                    let changed = records.change(&key, |step| {
+                        rounds.fetch_add(1, Ordering::Relaxed);
+                        let number: u32 = step.read(&key)?.json().intact().unwrap_or_default();
+                        (0..1000).for_each(|_| std::thread::yield_now());
+                        step.put_json(&key, &(number + 1), Durability::Lazy);
+                        Ok(())
+                    });
+                    changed.unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(record_text(records, &key).as_deref(), Some("80"));
+    assert!(rounds.into_inner() > 80, "they never met");
+}
+
+/// A group that changes in every round is busy; nothing waits for ever.
+fn a_step_that_always_loses_is_busy(records: &dyn Records) {
+    let (key, other) = (first_seen_key("busy", "1.0.0"), first_seen_key("busy", "2.0.0"));
+    let changed = records.change(&key, |step| {
+        records.put(&other, b"faster", Durability::Lazy)?;
+        step.put(&key, b"slow".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
+        Ok(())
+    });
+    assert!(matches!(&changed, Err(StoreError::Busy(group)) if group.contains("acme/busy")), "{changed:?}");
+    assert_eq!(record_text(records, &key), None);
 }
 
 fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs) {
@@ -257,13 +289,15 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs
     assert!(blobs.scratch().unwrap().file().is_ok());
 }
 
-const RECORD_TESTS: [fn(&dyn Records); 6] = [
+const RECORD_TESTS: [fn(&dyn Records); 8] = [
     every_record_is_whole_or_absent,
     a_name_that_is_a_prefix_of_another_lists_its_own,
     a_write_names_the_generation_it_read,
     a_conflict_is_judged_again,
     writers_of_one_address_lose_nothing,
-    a_slow_step_locks_its_group,
+    a_step_that_lost_is_not_overtaken_for_ever,
+    slow_writers_of_one_address_all_end,
+    a_step_that_always_loses_is_busy,
 ];
 
 #[test]
@@ -305,13 +339,46 @@ fn a_torn_file_is_never_read() {
         for file in &files {
             std::fs::write(file, &whole[..length]).unwrap();
         }
-        assert_eq!(store.records.read(&document).unwrap(), ReadOutcome::Damaged, "{length}");
+        for _ in 0..2 {
+            assert_eq!(store.records.read(&document).unwrap(), ReadOutcome::Damaged, "{length}: a read never writes");
+        }
         // Quarantined, unlike a first-seen record: the next version must not pass for the first.
+        assert_eq!(store.records.get(&document).unwrap(), None, "{length}");
         assert_eq!(store.records.read(&document).unwrap(), ReadOutcome::Absent, "{length}");
         for _ in 0..2 {
             assert_eq!(store.records.read(&seen).unwrap(), ReadOutcome::Damaged, "{length}");
         }
     }
+}
+
+/// A step that reads a torn record quarantines it with its own changes: it is judged once, and every read says the same.
+#[test]
+fn a_damaged_record_is_quarantined_with_the_step_that_read_it() {
+    let folder = Folder::new();
+    let store = reopened(&folder);
+    let (torn, other) = (proof_set_key("null", "1.0.0"), first_seen_key("null", "1.0.0"));
+    let file = store.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
+    for replacement in [None, Some("new")] {
+        store.records.put(&torn, b"old", Durability::Lazy).unwrap();
+        std::fs::write(&file, "torn").unwrap();
+        let mut attempts = 0;
+        let changed = store.records.change(&torn, |step| {
+            attempts += 1;
+            for _ in 0..2 {
+                assert_eq!(step.read(&torn)?, ReadOutcome::Damaged);
+            }
+            assert_eq!(std::fs::read(&file).unwrap(), b"torn", "a read inside a step writes nothing");
+            step.put(&other, b"cause".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
+            if let Some(replacement) = replacement {
+                step.put(&torn, replacement.into(), Durability::Lazy, IndexEntry::Unindexed);
+            }
+            Ok(())
+        });
+        changed.unwrap();
+        assert_eq!((attempts, record_text(&*store.records, &torn).as_deref()), (1, replacement));
+        assert_eq!(record_text(&*store.records, &other).as_deref(), Some("cause"));
+    }
+    assert_eq!(std::fs::read_dir(store.root().join("aside")).unwrap().count(), 2);
 }
 
 /// A reader of a torn file quarantines that file only, not the record that another thread wrote in its place.
@@ -326,7 +393,7 @@ fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
         std::fs::write(&file, "torn").unwrap();
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                scope.spawn(|| store.records.read(&key).unwrap());
+                scope.spawn(|| store.records.get(&key).unwrap());
             }
             scope.spawn(|| store.records.put(&key, b"new", Durability::Lazy).unwrap());
         });

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -16,7 +15,7 @@ use crate::mirror::alarm_kind::AlarmKind;
 use crate::mirror::library::evidence::{Evidence, EvidenceFact, EvidenceName};
 use crate::mirror::library::first_seen::AcceptScope;
 use crate::mirror::{Connectivity, Library};
-use crate::store::{Durability, IndexEntry, Key, RecordAction, Store, StoreError};
+use crate::store::{Durability, IndexEntry, Key, RecordAction, RecordStep, Store, StoreError, Striped};
 
 /// Maximum number of alarms per address and kind, so that one upstream cannot crowd out the alarms of another.
 const MAX_ALARMS_PER_KIND: usize = 1000;
@@ -64,11 +63,35 @@ impl From<&str> for AlarmFinding {
     }
 }
 
-/// An alarm in memory.
+/// An alarm to raise.
+#[derive(Debug, Clone)]
+pub struct NewAlarm {
+    pub subject: AlarmSubject,
+    pub finding: AlarmFinding,
+    pub time: Timestamp,
+}
+
+/// An alarm with the facts of its evidence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RaisedAlarm {
     alarm: Alarm,
     facts: BTreeSet<EvidenceFact>,
+}
+
+impl RaisedAlarm {
+    fn of(address: &Address, NewAlarm { subject, finding, time }: NewAlarm) -> (AlarmSubject, Self) {
+        let AlarmFinding { detail, facts } = finding;
+        let alarm = Alarm {
+            kind: subject.kind,
+            address: address.to_string(),
+            version: subject.version.to_string(),
+            detail,
+            since: time,
+            resolve: None,
+            evidence: None,
+        };
+        (subject, Self { alarm, facts })
+    }
 }
 
 impl AlarmKind {
@@ -90,23 +113,24 @@ impl AlarmKind {
     }
 }
 
+/// The alarms of all addresses. The records are the truth: each change reads the record of its address, and writes it in the
+/// step of what raised the alarm.
 #[derive(Debug)]
 pub struct Alarms {
     store: Arc<Store>,
-    /// Never locked during disk I/O.
-    raised: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
-    /// The number of changes to any of them.
-    changes: AtomicU64,
+    /// What the records say: a cache. Never locked during disk I/O.
+    known: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
+    /// Locked while a record is read for the cache, so that no older reading replaces a newer one.
+    reading: Striped<Mutex<()>>,
+    /// Alarms that could not be written: people see them all the same. The next change of their address writes them, too.
+    unwritten: Mutex<BTreeMap<Address, BTreeMap<AlarmSubject, RaisedAlarm>>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct AlarmsOfAddress {
     alarms: BTreeMap<AlarmSubject, RaisedAlarm>,
     /// Entries that this version of larder cannot read. They are written back unchanged.
     unreadable: Vec<Box<RawValue>>,
-    /// The number of the last change, and of the last that is saved. After a failed save, the next change saves again.
-    changed: u64,
-    saved: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -161,11 +185,15 @@ impl AlarmsOfAddress {
         read
     }
 
-    /// The record to save; `None` if there are no alarms.
-    fn written(&self) -> Option<AlarmsRecord> {
+    /// Replaces the record by these alarms; removes it if there are none.
+    fn put_in(&self, step: &mut RecordStep<'_>, address: &Address) {
+        let key = Key::Alarms(address.clone());
         let entries = self.alarms.iter().filter_map(|(subject, alarm)| AlarmEntry::written(subject, alarm));
         let alarms: Vec<_> = entries.chain(self.unreadable.iter().cloned()).collect();
-        (!alarms.is_empty()).then_some(AlarmsRecord { alarms })
+        match alarms.is_empty() {
+            true => step.change(&key, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed),
+            false => step.put_json(&key, &AlarmsRecord { alarms }, Durability::Synced),
+        }
     }
 
     /// The evidence that the command of an alarm decides about: that of all alarms which the command ends.
@@ -211,6 +239,7 @@ impl AlarmsOfAddress {
     }
 }
 
+/// The outcome of raising an alarm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RaiseOutcome {
     New,
@@ -226,62 +255,132 @@ impl Alarms {
     /// # Errors
     /// The store failed.
     pub fn load(store: Arc<Store>) -> Result<Self, StoreError> {
-        let mut raised = BTreeMap::new();
-        for address in store.records.addresses_with_alarms()? {
-            let parse = |record: Vec<u8>| serde_json::from_slice(&record).ok();
-            let Some(record) = store.records.read_as(&Key::Alarms(address.clone()), parse)?.intact() else { continue };
-            let read = AlarmsOfAddress::read(record);
-            if !read.unreadable.is_empty() {
-                tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read (damaged, or written by a newer larder); they are left unchanged");
-            }
-            raised.insert(address, read);
+        let addresses = store.records.addresses_with_alarms()?;
+        let alarms = Self { store, known: Mutex::default(), reading: Striped::default(), unwritten: Mutex::default() };
+        for address in addresses {
+            alarms.read_again(&address)?;
         }
-        Ok(Self { store, raised: Mutex::new(raised), changes: AtomicU64::default() })
+        Ok(alarms)
     }
 
-    /// Resolves the alarms that an event resolves, and returns their subjects.
+    /// Reads the record of an address for the cache.
+    fn read_again(&self, address: &Address) -> Result<(), StoreError> {
+        let _reading = self.reading.of(address).lock();
+        let record = self.store.records.read_as(&Key::Alarms(address.clone()), parse)?.intact();
+        let read = record.map(AlarmsOfAddress::read).unwrap_or_default();
+        if !read.unreadable.is_empty() {
+            tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read (damaged, or written by a newer larder); they are left unchanged");
+        }
+        let mut known = self.known.lock();
+        if read.alarms.is_empty() {
+            known.remove(address)
+        } else {
+            known.insert(address.clone(), read)
+        };
+        Ok(())
+    }
+
+    /// Adds alarms to a step, before its other changes: a crash may leave an alarm without the record of its cause, and never
+    /// the other way round.
+    fn raise_in(
+        &self,
+        step: &mut RecordStep<'_>,
+        address: &Address,
+        new: &[NewAlarm],
+    ) -> Result<Vec<(AlarmSubject, RaiseOutcome)>, StoreError> {
+        if new.is_empty() && !self.unwritten.lock().contains_key(address) {
+            return Ok(Vec::new());
+        }
+        let (mut alarms, are_all_written) = self.read_in(step, address)?;
+        let mut outcomes = Vec::with_capacity(new.len());
+        for alarm in new {
+            let (subject, raised) = RaisedAlarm::of(address, alarm.clone());
+            outcomes.push((subject.clone(), alarms.set(subject, raised)));
+        }
+        if !are_all_written || outcomes.iter().any(|(_, outcome)| *outcome == RaiseOutcome::New) {
+            alarms.put_in(step, address);
+            step.make_first(&Key::Alarms(address.clone()));
+        }
+        Ok(outcomes)
+    }
+
+    /// The alarms of an address as a step reads them, with those that could not be written before. True if there are none of
+    /// these.
+    fn read_in(&self, step: &RecordStep<'_>, address: &Address) -> Result<(AlarmsOfAddress, bool), StoreError> {
+        let record = step.read_as(&Key::Alarms(address.clone()), parse)?.intact();
+        let mut alarms = record.map(AlarmsOfAddress::read).unwrap_or_default();
+        let unwritten = self.unwritten.lock().get(address).cloned().unwrap_or_default();
+        let are_all_written = unwritten.is_empty();
+        alarms.alarms.extend(unwritten);
+        Ok((alarms, are_all_written))
+    }
+
+    /// Resolves the alarms that an event resolves, and returns their subjects. Where the record cannot be written, they stay.
     pub fn resolve(&self, address: &Address, event: &AlarmEvent<'_>) -> Vec<AlarmSubject> {
-        if !self.has(address) {
+        let is_resolved = |subject: &AlarmSubject| event.resolves(subject);
+        if self.subjects(address, is_resolved).is_empty() {
             return Vec::new();
         }
-        self.change(address, |entry| {
-            let resolved: Vec<AlarmSubject> =
-                entry.alarms.keys().filter(|subject| event.resolves(subject)).cloned().collect();
-            for subject in &resolved {
-                entry.alarms.remove(subject);
+        let resolved = self.store.records.change(&Key::Alarms(address.clone()), |step| {
+            let (mut alarms, _) = self.read_in(step, address)?;
+            let resolved: Vec<AlarmSubject> = alarms.alarms.keys().filter(|of| is_resolved(of)).cloned().collect();
+            alarms.alarms.retain(|subject, _| !is_resolved(subject));
+            alarms.put_in(step, address);
+            Ok(resolved)
+        });
+        match resolved {
+            Ok(resolved) => {
+                self.keep_unwritten(address, |subject, _| !is_resolved(subject));
+                self.are_written(address);
+                resolved
             }
-            (!resolved.is_empty(), resolved)
-        })
+            Err(error) => {
+                tracing::error!(%address, %error, to_do = error.remedy(), "resolved alarms could not be removed: they stay listed");
+                Vec::new()
+            }
+        }
     }
 
-    fn has(&self, address: &Address) -> bool {
-        self.raised.lock().get(address).is_some_and(|entry| !entry.alarms.is_empty())
+    /// Reads the record of an address again after a step wrote it, and forgets which alarms could not be written before.
+    fn are_written(&self, address: &Address) {
+        if let Err(error) = self.read_again(address) {
+            tracing::error!(%address, %error, to_do = error.remedy(), "the alarms of an address could not be read back");
+        }
+        let written = self.known.lock().get(address).cloned().unwrap_or_default().alarms;
+        self.keep_unwritten(address, |subject, alarm| written.get(subject) != Some(alarm));
     }
 
-    /// Retries a failed save of the alarms of an address. Returns true if all changes until now are saved.
-    pub(super) fn are_saved(&self, address: &Address) -> bool {
-        let wanted = self.raised.lock().get(address).map_or(0, |entry| entry.changed);
-        // Others may make changes meanwhile, and save them.
-        let are_saved = || self.raised.lock().get(address).is_none_or(|entry| entry.saved >= wanted);
-        are_saved() || {
-            self.save(address);
-            are_saved()
+    fn keep_unwritten(&self, address: &Address, is_kept: impl Fn(&AlarmSubject, &RaisedAlarm) -> bool) {
+        let mut unwritten = self.unwritten.lock();
+        if let Some(of_address) = unwritten.get_mut(address) {
+            of_address.retain(|subject, alarm| is_kept(subject, alarm));
+            if of_address.is_empty() {
+                unwritten.remove(address);
+            }
         }
     }
 
     /// The subjects of the alarms of an address that match.
     pub fn subjects(&self, address: &Address, is_meant: impl Fn(&AlarmSubject) -> bool) -> Vec<AlarmSubject> {
-        let raised = self.raised.lock();
-        let subjects = raised.get(address).into_iter().flat_map(|entry| entry.alarms.keys());
-        subjects.filter(|subject| is_meant(subject)).cloned().collect()
+        let mut subjects = BTreeSet::new();
+        if let Some(known) = self.known.lock().get(address) {
+            subjects.extend(known.alarms.keys().filter(|subject| is_meant(subject)).cloned());
+        }
+        if let Some(unwritten) = self.unwritten.lock().get(address) {
+            subjects.extend(unwritten.keys().filter(|subject| is_meant(subject)).cloned());
+        }
+        subjects.into_iter().collect()
     }
 
     /// All alarms, each with the command that resolves it while larder has this connectivity. A finding for several
     /// platforms of a version is one alarm: one event, and one decision.
     pub fn all(&self, link: Connectivity) -> Vec<Alarm> {
-        let raised = self.raised.lock();
+        let mut raised = self.known.lock().clone();
+        for (address, unwritten) in &*self.unwritten.lock() {
+            raised.entry(address.clone()).or_default().alarms.extend(unwritten.clone());
+        }
         let mut all = Vec::new();
-        for (address, entry) in &*raised {
+        for (address, entry) in &raised {
             let alarms: Vec<(&AlarmSubject, &Alarm)> =
                 entry.alarms.iter().map(|(subject, raised)| (subject, &raised.alarm)).collect();
             for event in alarms.chunk_by(|(one, _), (other, _)| one.is_same_event(other)) {
@@ -297,59 +396,20 @@ impl Alarms {
         }
         all
     }
+}
 
-    /// Changes the alarms of an address and saves them if `change` returns true.
-    fn change<T>(&self, address: &Address, change: impl FnOnce(&mut AlarmsOfAddress) -> (bool, T)) -> T {
-        let returned = {
-            let mut raised = self.raised.lock();
-            let entry = raised.entry(address.clone()).or_default();
-            let (is_to_save, returned) = change(entry);
-            if !is_to_save {
-                return returned;
-            }
-            entry.changed = self.changes.fetch_add(1, Ordering::Relaxed) + 1;
-            returned
-        };
-        self.save(address);
-        returned
-    }
+/// The outcome of raising alarms whose record cannot be read.
+fn all_new(alarms: &[NewAlarm]) -> Vec<(AlarmSubject, RaiseOutcome)> {
+    alarms.iter().map(|alarm| (alarm.subject.clone(), RaiseOutcome::New)).collect()
+}
 
-    /// Saves the alarms of an address. A failure is logged.
-    fn save(&self, address: &Address) {
-        let key = Key::Alarms(address.clone());
-        // Another change of the address may be saved with this one.
-        let saved = self.store.records.change(&key, |step| {
-            let (changed, record) = {
-                let raised = self.raised.lock();
-                let entry = raised.get(address);
-                (entry.map_or(0, |entry| entry.changed), entry.and_then(AlarmsOfAddress::written))
-            };
-            match record {
-                Some(record) => step.put_json(&key, &record, Durability::Synced),
-                None => step.change(&key, RecordAction::Remove(Durability::Synced), IndexEntry::Unindexed),
-            }
-            Ok(changed)
-        });
-        match saved {
-            Ok(changed) => {
-                let mut raised = self.raised.lock();
-                if let Some(entry) = raised.get_mut(address) {
-                    entry.saved = entry.saved.max(changed);
-                    if entry.saved == entry.changed && entry.written().is_none() {
-                        raised.remove(address);
-                    }
-                }
-            }
-            Err(error) => {
-                tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
-            }
-        }
-    }
+fn parse(record: Vec<u8>) -> Option<AlarmsRecord> {
+    serde_json::from_slice(&record).ok()
 }
 
 impl Library {
     /// Raises an alarm, once for the same finding. When this returns, it is in the store, or in memory only if it could not
-    /// be saved.
+    /// be written.
     pub(in crate::mirror) fn raise_alarm(
         &self,
         address: impl Into<Address>,
@@ -357,28 +417,77 @@ impl Library {
         finding: impl Into<AlarmFinding>,
         time: Timestamp,
     ) {
-        let AlarmFinding { detail, facts } = finding.into();
-        let (address, kind, version) = (address.into(), subject.kind, subject.version.clone());
-        let raised = self.alarms.change(&address, |entry| {
-            let alarm = Alarm {
-                kind,
-                address: address.to_string(),
-                version: version.to_string(),
-                detail,
-                since: time,
-                resolve: None,
-                evidence: None,
-            };
-            let raised = entry.set(subject, RaisedAlarm { alarm, facts });
-            (raised == RaiseOutcome::New, raised)
+        self.raise_alarms(&address.into(), &[NewAlarm { subject, finding: finding.into(), time }]);
+    }
+
+    fn raise_alarms(&self, address: &Address, new: &[NewAlarm]) {
+        let raised = self.change_with_alarms(address, &Key::Alarms(address.clone()), |_, alarms| {
+            alarms.extend_from_slice(new);
+            Ok(())
         });
-        match raised {
-            RaiseOutcome::New => self.runtime.counters.alarm(kind),
-            // Another thread may be about to save it.
-            RaiseOutcome::Unchanged => drop(self.alarms.are_saved(&address)),
-            RaiseOutcome::TooMany => {
-                tracing::error!(%address, %version, kind = kind.name(), "there are too many alarms of this kind about it: this one is only logged");
+        if let Err(error) = raised {
+            self.alarms_written(address, new, &all_new(new), Err(&error));
+        }
+    }
+
+    /// Runs a step on the records of an address. The alarms that `decide` raises are written with its changes and before
+    /// them, or are in memory only where the write failed. Returns the result of the write beside that of `decide`.
+    ///
+    /// # Errors
+    /// `decide` failed, or the records are busy. No alarm is raised then.
+    pub(super) fn change_with_alarms<T>(
+        &self,
+        address: &Address,
+        key: &Key,
+        mut decide: impl FnMut(&mut RecordStep<'_>, &mut Vec<NewAlarm>) -> Result<T, StoreError>,
+    ) -> Result<(T, Result<(), StoreError>), StoreError> {
+        let ((decided, new, raised), written) = self.store.records.try_change(key, |step| {
+            let mut new = Vec::new();
+            let decided = decide(step, &mut new)?;
+            let raised = self.alarms.raise_in(step, address, &new);
+            if raised.is_err() {
+                // Nothing is recorded whose alarm cannot be.
+                step.abandon();
             }
+            Ok((decided, new, raised))
+        })?;
+        let (outcomes, written) = match raised {
+            Ok(outcomes) => (outcomes, written),
+            Err(error) => (all_new(&new), Err(error)),
+        };
+        self.alarms_written(address, &new, &outcomes, written.as_ref().copied());
+        Ok((decided, written))
+    }
+
+    /// Counts alarms that were raised. They are in the store, or in memory only where the step failed.
+    fn alarms_written(
+        &self,
+        address: &Address,
+        new: &[NewAlarm],
+        outcomes: &[(AlarmSubject, RaiseOutcome)],
+        written: Result<(), &StoreError>,
+    ) {
+        for (subject, outcome) in outcomes {
+            let AlarmSubject { kind, version, .. } = subject;
+            match outcome {
+                RaiseOutcome::New => self.runtime.counters.alarm(*kind),
+                RaiseOutcome::Unchanged => {}
+                RaiseOutcome::TooMany => {
+                    tracing::error!(%address, %version, kind = kind.name(), "there are too many alarms of this kind about it: this one is only logged");
+                }
+            }
+        }
+        let is_new = |of: &AlarmSubject| outcomes.contains(&(of.clone(), RaiseOutcome::New));
+        match written {
+            Ok(()) if new.is_empty() && !self.alarms.unwritten.lock().contains_key(address) => {}
+            Ok(()) => self.alarms.are_written(address),
+            Err(error) if new.iter().any(|alarm| is_new(&alarm.subject)) => {
+                tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
+                let unwritten = new.iter().filter(|alarm| is_new(&alarm.subject));
+                let unwritten = unwritten.map(|alarm| RaisedAlarm::of(address, alarm.clone()));
+                self.alarms.unwritten.lock().entry(address.clone()).or_default().extend(unwritten);
+            }
+            Err(_) => {}
         }
     }
 
@@ -424,10 +533,12 @@ impl Library {
         }
         self.on_disk(move |library| {
             library.alarms.resolve(&address, &AlarmEvent::ListRead { dropped: &dropped });
-            for version in &dropped {
-                let detail = "upstream lists it no more; it is stored, and stays listed here (keep_gone)";
-                library.raise_alarm(&address, AlarmKind::Dropped.of(version), detail, time);
-            }
+            let new = dropped.iter().map(|version| NewAlarm {
+                subject: AlarmKind::Dropped.of(version),
+                finding: "upstream lists it no more; it is stored, and stays listed here (keep_gone)".into(),
+                time,
+            });
+            library.raise_alarms(&address, &new.collect::<Vec<_>>());
             Ok(())
         })
         .await
@@ -603,37 +714,81 @@ fn accepted(subject: &AlarmSubject, scope: AcceptScope, found: &BTreeMap<Version
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
     use crate::address::{Hostname, Name, ProviderAddress};
 
-    #[test]
-    fn the_alarms_until_now_are_saved_although_others_are_raised_meanwhile() {
-        let folder = tempfile::tempdir().unwrap();
-        let alarms = Alarms::load(Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap())).unwrap();
+    fn address() -> Address {
         let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
-        let host = Hostname::parse("registry.example").unwrap();
-        let address = Address::Provider(ProviderAddress { host, namespace, type_ });
-        alarms
-            .change(&address, |entry| (false, entry.unreadable.push(RawValue::from_string("{}".to_owned()).unwrap())));
-        let is_over = AtomicBool::new(false);
-        let saved = std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    while !is_over.load(Ordering::Relaxed) {
-                        alarms.change(&address, |_| (true, ()));
-                    }
-                });
-            }
-            let raised_and_saved = |_: &i32| {
-                alarms.change(&address, |_| (true, ()));
-                alarms.are_saved(&address)
-            };
-            let saved = (0..50).filter(raised_and_saved).count();
-            is_over.store(true, Ordering::Relaxed);
-            saved
+        Address::Provider(ProviderAddress { host: Hostname::parse("registry.example").unwrap(), namespace, type_ })
+    }
+
+    fn alarm(version: &str) -> NewAlarm {
+        let subject = AlarmKind::WaitsForAccept.of(&Version::parse(version).unwrap());
+        NewAlarm { subject, finding: "changed".into(), time: Timestamp(1) }
+    }
+
+    fn raise(alarms: &Alarms, version: &str) -> Result<(), StoreError> {
+        let key = Key::Alarms(address());
+        alarms.store.records.change(&key, |step| alarms.raise_in(step, &address(), &[alarm(version)]))?;
+        alarms.are_written(&address());
+        Ok(())
+    }
+
+    fn versions(alarms: &Alarms) -> Vec<String> {
+        alarms.all(Connectivity::Online).into_iter().map(|alarm| alarm.version).collect()
+    }
+
+    /// Two that write to one store lose no alarm of each other, and resolve what the other one raised.
+    #[test]
+    fn an_alarm_of_another_writer_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap());
+        let [one, other] = [(); 2].map(|()| Alarms::load(Arc::clone(&store)).unwrap());
+        raise(&one, "1.0.0").unwrap();
+        raise(&other, "2.0.0").unwrap();
+        raise(&one, "3.0.0").unwrap();
+        assert_eq!(versions(&one), ["1.0.0", "2.0.0", "3.0.0"]);
+        assert_eq!(versions(&Alarms::load(Arc::clone(&store)).unwrap()), ["1.0.0", "2.0.0", "3.0.0"]);
+        let first = [(Version::parse("1.0.0").unwrap(), AcceptedFinding { is_unlisted: true, ..Default::default() })];
+        let accepted = AlarmEvent::Accepted { scope: AcceptScope::Version, findings: &first.into_iter().collect() };
+        assert_eq!(one.resolve(&address(), &accepted).len(), 1);
+        raise(&other, "2.0.0").unwrap();
+        assert_eq!(versions(&other), ["2.0.0", "3.0.0"]);
+    }
+
+    /// An alarm that could not be written is seen all the same, and is written with the next one.
+    #[test]
+    fn an_alarm_that_could_not_be_written_is_written_with_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap());
+        let alarms = Alarms::load(Arc::clone(&store)).unwrap();
+        let unwritten = RaisedAlarm::of(&address(), alarm("1.0.0"));
+        alarms.unwritten.lock().entry(address()).or_default().extend([unwritten]);
+        assert_eq!(versions(&alarms), ["1.0.0"]);
+        raise(&alarms, "1.0.0").unwrap();
+        assert!(alarms.unwritten.lock().is_empty());
+        assert_eq!(versions(&Alarms::load(store).unwrap()), ["1.0.0"]);
+    }
+
+    /// The record of the cause comes after the alarm about it.
+    #[test]
+    fn a_crash_leaves_the_alarm_without_its_record_and_not_the_other_way_round() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap());
+        let alarms = Alarms::load(Arc::clone(&store)).unwrap();
+        let (Address::Provider(provider), key) = (address(), Key::Alarms(address())) else { panic!() };
+        let cause = Key::SigningKeyLog(provider);
+        // A folder where the record of the cause needs a file, as a crash between the two changes.
+        store.records.put(&cause, b"{}", Durability::Lazy).unwrap();
+        store.records.remove(&cause, Durability::Lazy).unwrap();
+        for obstacle in [cause.path(), cause.path().join("obstacle")] {
+            std::fs::create_dir(store.root().join(obstacle)).unwrap();
+        }
+        let changed = store.records.change(&key, |step| {
+            step.put_json(&cause, &1, Durability::Synced);
+            alarms.raise_in(step, &address(), &[alarm("1.0.0")])
         });
-        assert_eq!(saved, 50);
+        assert!(changed.is_err());
+        assert_eq!(versions(&Alarms::load(store).unwrap()), ["1.0.0"]);
     }
 }

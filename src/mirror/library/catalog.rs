@@ -20,8 +20,8 @@ use crate::mirror::library::is_default;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::store::{
-    Durability, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction, Store, StoreError,
-    Striped, to_json,
+    Durability, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction, RecordStep, Store,
+    StoreError, Striped, to_json,
 };
 use crate::upstream::outbound::origin;
 use crate::verify::{PackedTree, Proof, ProofBasis};
@@ -69,13 +69,15 @@ impl Catalog {
     }
 
     pub(super) fn read_name_record(&self, artifact: &Artifact) -> Result<ReadOutcome<NameRecord>, StoreError> {
-        let key = Key::Name(artifact.clone());
-        let read = self.store.records.read_as(&key, |record| serde_json::from_slice(&record).ok())?;
-        if matches!(read, ReadOutcome::Damaged) {
-            // The proof set and the blob survive and the next request finds them. A pin is recorded nowhere else.
-            tracing::error!(package = %artifact, "a name record was damaged and quarantined; if it was pinned, pin it again");
-        }
-        Ok(read)
+        self.store.records.read_as(&Key::Name(artifact.clone()), NameRecord::parse)
+    }
+
+    /// Reads a name record like [`Self::name_record`], within a step.
+    pub(super) fn name_record_in(
+        step: &RecordStep<'_>,
+        artifact: impl Into<Artifact>,
+    ) -> Result<NameRecord, StoreError> {
+        Ok(step.read_as(&Key::Name(artifact.into()), NameRecord::parse)?.intact().unwrap_or_default())
     }
 
     /// Reads a name record, changes it, and writes it back synced, in one step. An empty one is removed.
@@ -87,7 +89,7 @@ impl Catalog {
         let artifact = artifact.into();
         let key = Key::Name(artifact.clone());
         let is_import_changed = self.store.records.change(&key, |step| {
-            let before = self.name_record(&artifact)?;
+            let before = Self::name_record_in(step, artifact.clone())?;
             let mut name_record = before.clone();
             change(&mut name_record);
             let action = if name_record == before {
@@ -435,6 +437,13 @@ pub struct NameRecord {
 }
 
 impl NameRecord {
+    /// Parses a record. One that cannot be parsed is lost: the proof set and the bytes survive, and the next request finds
+    /// them, but a pin is recorded nowhere else.
+    pub(super) fn parse(record: Vec<u8>) -> Option<Self> {
+        let parsed = serde_json::from_slice(&record);
+        parsed.inspect_err(|error| tracing::error!(%error, "a name record cannot be parsed; if its package was pinned, pin it again")).ok()
+    }
+
     /// Adds an archive as the last one stored. The same bytes are listed once.
     pub fn put(&mut self, mut archive: StoredArchive) {
         if let Some(before) =
@@ -448,6 +457,11 @@ impl NameRecord {
 
     pub fn get(&self, digest: &Digest) -> Option<&StoredArchive> {
         self.archives.iter().find(|archive| archive.digest == *digest)
+    }
+
+    /// True if larder packed an archive from an unpacked import. No published archive has its digest.
+    pub fn is_repacked(&self, digest: &Digest) -> bool {
+        self.get(digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew)
     }
 
     /// True if any archive was imported without signatures.

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::file_refs::ArchiveRef;
 use crate::mirror::library::module_history;
-use crate::mirror::library::{NameRecord, StoredArchive, ZipOrigin};
+use crate::mirror::library::{NameRecord, StoredArchive};
 use crate::mirror::required_platforms::StoredVersions;
 use crate::mirror::{Connectivity, Library, RuntimeConfig};
 use crate::store::{Key, ReadOutcome, StoreError};
@@ -229,7 +229,7 @@ impl Library {
 
     /// True if larder packed the archive from an unpacked import. No published archive has its digest.
     pub(in crate::mirror) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.catalog.name_record(package)?.get(&digest).is_some_and(|archive| archive.zip == ZipOrigin::PackedAnew))
+        Ok(self.catalog.name_record(package)?.is_repacked(&digest))
     }
 
     /// True if an archive of the package was imported without signatures.

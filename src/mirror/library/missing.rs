@@ -1,7 +1,7 @@
 //! The packages requested while offline and not stored: a bounded list, saved a moment later, so that it survives a
 //! restart. A package is reported until it is stored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -141,6 +141,9 @@ struct RequestCount {
     /// The client of the last request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     client: Option<ClientAddress>,
+    /// The requests that are not in the record.
+    #[serde(skip)]
+    unsaved: u64,
     /// The last failed lookup; none if there was none since the last request.
     #[serde(skip)]
     last_miss: Option<LastMiss>,
@@ -149,8 +152,15 @@ struct RequestCount {
 impl RequestCount {
     /// The count with one more request.
     fn next(before: Option<&Self>, client: Option<ClientAddress>, now: Timestamp) -> Self {
-        let times = before.map_or(0, |before| before.times).saturating_add(1);
-        Self { times, last: now, client, last_miss: None }
+        let (times, unsaved) = before.map_or((0, 0), |before| (before.times, before.unsaved));
+        Self { times: times.saturating_add(1), last: now, client, unsaved: unsaved.saturating_add(1), last_miss: None }
+    }
+
+    /// The count with the requests that are not in the record added to those that another writer recorded.
+    fn merged(self, recorded: Option<&Self>) -> Self {
+        let Some(recorded) = recorded else { return self };
+        let later = if recorded.last > self.last { *recorded } else { self };
+        Self { times: recorded.times.saturating_add(self.unsaved), last: later.last, client: later.client, ..self }
     }
 }
 
@@ -166,11 +176,13 @@ pub enum Unsaved {
     Packages,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone)]
 pub struct MissingRequests {
     packages: BTreeMap<MissingPackage, RequestCount>,
     texts: BTreeMap<String, RequestCount>,
     unsaved: Unsaved,
+    /// The packages that were taken off the list since the record was saved; `None` for all of them.
+    forgotten: Option<BTreeSet<MissingPackage>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -183,6 +195,13 @@ struct MissingLine {
     what: MissingPackage,
     #[serde(flatten)]
     count: RequestCount,
+}
+
+impl Default for MissingRequests {
+    fn default() -> Self {
+        let (packages, texts, unsaved) = Default::default();
+        Self { packages, texts, unsaved, forgotten: Some(BTreeSet::new()) }
+    }
 }
 
 impl MissingRequests {
@@ -235,15 +254,70 @@ impl MissingRequests {
         let candidates = self.packages.iter().filter(|(other, _)| may_be_dropped(other));
         let least = candidates.min_by_key(|(_, count)| (count.times, count.last)).map(|(other, _)| other.clone());
         if let Some(least) = least {
-            self.packages.remove(&least);
+            self.forget(&least);
         }
+    }
+
+    fn forget(&mut self, missing: &MissingPackage) {
+        self.packages.remove(missing);
+        if let Some(forgotten) = &mut self.forgotten {
+            forgotten.insert(missing.clone());
+        }
+    }
+
+    /// The list to save: what another writer recorded stays, unless it was taken off this list. A package that another one
+    /// took off the record comes back only by a new request. Without a record, this list is it.
+    fn merged_into(&self, recorded: Option<Self>) -> Self {
+        let is_record_lost = recorded.is_none();
+        let mut merged = match &self.forgotten {
+            Some(forgotten) => {
+                let mut recorded = recorded.unwrap_or_default();
+                recorded.packages.retain(|missing, _| !forgotten.contains(missing));
+                recorded
+            }
+            None => Self::default(),
+        };
+        for (missing, count) in &self.packages {
+            let recorded = merged.packages.get(missing);
+            if recorded.is_some() || is_record_lost || count.unsaved > 0 {
+                let count = count.merged(recorded);
+                merged.evict_for(missing);
+                merged.packages.insert(missing.clone(), count);
+            }
+        }
+        merged
+    }
+
+    /// Takes over the list that was saved of an `earlier` state of this one.
+    fn take_saved(&mut self, earlier: &Self, saved: Self) {
+        let mut packages = saved.packages;
+        for count in packages.values_mut() {
+            count.unsaved = 0;
+        }
+        for (missing, count) in &self.packages {
+            let before = earlier.packages.get(missing).map_or(0, |before| before.unsaved);
+            let unsaved = count.unsaved.saturating_sub(before);
+            match packages.get_mut(missing) {
+                Some(taken) => {
+                    *taken = RequestCount { unsaved, last_miss: count.last_miss, ..*count }.merged(Some(taken))
+                }
+                None if unsaved > 0 => drop(packages.insert(missing.clone(), RequestCount { unsaved, ..*count })),
+                None => {}
+            }
+        }
+        let is_forgotten_since = |missing: &&MissingPackage| {
+            earlier.packages.contains_key(*missing) && !self.packages.contains_key(*missing)
+        };
+        let forgotten: BTreeSet<_> = packages.keys().filter(is_forgotten_since).cloned().collect();
+        packages.retain(|missing, _| !forgotten.contains(missing));
+        (self.packages, self.forgotten) = (packages, Some(forgotten));
     }
 
     /// Records the result of a lookup, unless the package was requested again meanwhile.
     fn record_lookup(&mut self, missing: &MissingPackage, seen: RequestCount, is_stored: bool, found: LastMiss) {
         let Some(count) = self.packages.get_mut(missing).filter(|count| **count == seen) else { return };
         if is_stored {
-            self.packages.remove(missing);
+            self.forget(missing);
             self.unsaved = Unsaved::Packages;
         } else {
             count.last_miss = Some(found);
@@ -255,6 +329,8 @@ impl MissingRequests {
 #[derive(Debug)]
 pub struct MissingLog {
     requests: Mutex<MissingRequests>,
+    /// Locked while the list is saved or cleared.
+    saving: Mutex<()>,
     is_save_scheduled: AtomicBool,
 }
 
@@ -266,7 +342,7 @@ impl MissingLog {
             tracing::error!(%error, "the missing list of an earlier run cannot be read; it starts empty");
         });
         let requests = read.unwrap_or_default().intact().unwrap_or_default();
-        Self { requests: Mutex::new(requests), is_save_scheduled: AtomicBool::new(false) }
+        Self { requests: Mutex::new(requests), saving: Mutex::default(), is_save_scheduled: AtomicBool::new(false) }
     }
 }
 
@@ -343,21 +419,33 @@ impl Library {
         });
     }
 
-    /// Saves the record if such a change, or a greater one, is not in it.
+    /// Saves the record if such a change, or a greater one, is not in it. What others recorded meanwhile stays.
     pub(in crate::mirror) fn save_missing(&self, at_least: Unsaved) -> Result<(), StoreError> {
-        {
+        let _saving = self.missing.saving.lock();
+        let earlier = {
             let mut requests = self.missing.requests.lock();
             if requests.unsaved < at_least {
                 return Ok(());
             }
             requests.unsaved = Unsaved::Nothing;
-        }
+            requests.clone()
+        };
         let saved = self.store.records.change(&Key::Missing, |step| {
-            let record = self.missing.requests.lock().write();
-            step.put(&Key::Missing, record, Durability::Lazy, IndexEntry::Unindexed);
-            Ok(())
+            let recorded = step.read_as(&Key::Missing, |record| MissingRequests::read(&record))?.intact();
+            let merged = earlier.merged_into(recorded);
+            step.put(&Key::Missing, merged.write(), Durability::Lazy, IndexEntry::Unindexed);
+            Ok(merged)
         });
-        saved.inspect_err(|_| self.mark_missing_unsaved())
+        match saved {
+            Ok(saved) => {
+                self.missing.requests.lock().take_saved(&earlier, saved);
+                Ok(())
+            }
+            Err(error) => {
+                self.mark_missing_unsaved();
+                Err(error)
+            }
+        }
     }
 
     /// Marks the record as unsaved, because the file on disk is lost.
@@ -389,8 +477,11 @@ impl Library {
     /// The record could not be saved.
     pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|library| {
-            *library.missing.requests.lock() =
-                MissingRequests { unsaved: Unsaved::Packages, ..MissingRequests::default() };
+            {
+                let _saving = library.missing.saving.lock();
+                let forgotten = MissingRequests { unsaved: Unsaved::Packages, forgotten: None, ..Default::default() };
+                *library.missing.requests.lock() = forgotten;
+            }
             library.save_missing(Unsaved::Packages)
         })
         .await
@@ -542,6 +633,65 @@ mod tests {
         let seen = *requests.packages.iter().next().unwrap().1;
         requests.record_lookup(&missing, seen, true, found);
         assert!(lines_of(&requests).is_empty());
+    }
+
+    /// Two that write to one record lose no request of each other, and what one took off comes back by a new request only.
+    #[test]
+    fn what_another_writer_recorded_is_neither_lost_nor_brought_back() {
+        let [a, b, c] = ["a", "b", "c"].map(|name| any_version(&provider(name)));
+        let mut record = None;
+        let mut save = |requests: &mut MissingRequests| {
+            let earlier = requests.clone();
+            let saved = earlier.merged_into(record.as_deref().and_then(MissingRequests::read));
+            record = Some(saved.write());
+            requests.take_saved(&earlier, saved);
+        };
+        let times = |requests: &MissingRequests| {
+            requests.packages.iter().map(|(missing, count)| (missing.clone(), count.times)).collect::<Vec<_>>()
+        };
+        let (mut one, mut other) = (MissingRequests::default(), MissingRequests::default());
+        one.record(a.clone(), None, Timestamp(1));
+        save(&mut one);
+        other.record(a.clone(), None, Timestamp(2));
+        other.record(b.clone(), None, Timestamp(2));
+        save(&mut other);
+        assert_eq!(times(&other), [(a.clone(), 2), (b.clone(), 1)]);
+        save(&mut one);
+        assert_eq!(times(&one), times(&other));
+        // `a` is stored by now; the other one adds `c`, and has `a` in memory.
+        one.forget(&a);
+        save(&mut one);
+        other.record(c.clone(), None, Timestamp(3));
+        save(&mut other);
+        assert_eq!(times(&other), [(b.clone(), 1), (c.clone(), 1)]);
+        other.record(a.clone(), None, Timestamp(4));
+        save(&mut other);
+        assert_eq!(times(&other), [(a.clone(), 1), (b.clone(), 1), (c.clone(), 1)]);
+        // Cleared by one: the other one brings nothing back.
+        one = MissingRequests { forgotten: None, ..MissingRequests::default() };
+        save(&mut one);
+        save(&mut other);
+        assert_eq!((times(&one), times(&other)), (vec![], vec![]));
+    }
+
+    /// Requests that come while the list is saved count once.
+    #[test]
+    fn requests_during_a_save_are_saved_by_the_next() {
+        let [a, b] = ["a", "b"].map(|name| any_version(&provider(name)));
+        let mut requests = MissingRequests::default();
+        requests.record(a.clone(), None, Timestamp(1));
+        requests.record(b.clone(), None, Timestamp(1));
+        let earlier = requests.clone();
+        let saved = earlier.merged_into(None);
+        requests.record(a.clone(), None, Timestamp(2));
+        requests.forget(&b);
+        let record = saved.write();
+        requests.take_saved(&earlier, saved);
+        let next = requests.merged_into(MissingRequests::read(&record));
+        assert_eq!(
+            next.packages.into_iter().map(|(missing, count)| (missing, count.times)).collect::<Vec<_>>(),
+            [(a, 2)]
+        );
     }
 
     proptest! {

@@ -2,16 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{ModuleAddress, ModulePackage, Version};
+use crate::address::{Address, ModuleAddress, ModulePackage, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED};
-use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::Catalog;
+use crate::mirror::library::alarms::{AlarmFinding, NewAlarm};
 use crate::mirror::library::evidence::EvidenceFact;
 use crate::mirror::{AlarmKind, Library};
 use crate::store::{Durability, Key, ReadOutcome, RecordStep, StoreError, to_json};
 use crate::upstream::request::Validators;
+use crate::upstream::source::Unsupported;
 use crate::verify::PackedTree;
 
 /// The first-seen record of a module version, and the differences found since.
@@ -123,11 +125,13 @@ fn update_record<T>(
     package: &ModulePackage,
     update: impl Fn(&mut FirstSeenStep<'_, '_>, ReadOutcome<ModuleFirstSeen>) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
-    library.store.records.change(&Key::ModuleFirstSeen(package.clone()), |step| {
-        let mut step = FirstSeenStep { library, package, step };
+    let (address, key) = (Address::from(&package.module), Key::ModuleFirstSeen(package.clone()));
+    let (updated, written) = library.change_with_alarms(&address, &key, |step, alarms| {
+        let mut step = FirstSeenStep { library, package, step, alarms };
         let recorded = step.read()?;
         update(&mut step, recorded)
-    })
+    })?;
+    written.map(|()| updated)
 }
 
 /// One read-modify-write of the record of a version.
@@ -135,6 +139,8 @@ struct FirstSeenStep<'a, 'b> {
     library: &'a Library,
     package: &'a ModulePackage,
     step: &'a mut RecordStep<'b>,
+    /// The alarms to raise with it.
+    alarms: &'a mut Vec<NewAlarm>,
 }
 
 impl FirstSeenStep<'_, '_> {
@@ -153,7 +159,7 @@ impl FirstSeenStep<'_, '_> {
             ReadOutcome::Damaged => true,
         };
         // The name record before other spellings: it also reflects a later `accept`.
-        if let Some(seen) = rebuild_from_name_record(self.library, package)? {
+        if let Some(seen) = rebuild_from_name_record(self.step, package)? {
             tracing::error!(%package, "the first-seen record of a module version was lost; it is rebuilt from its archive");
             return Ok(self.put(seen));
         }
@@ -195,14 +201,23 @@ impl FirstSeenStep<'_, '_> {
         ReadOutcome::Intact(seen)
     }
 
+    fn raise(&mut self, kind: AlarmKind, detail: String, tree: &ModuleTree) {
+        let version = &self.package.version;
+        let finding = AlarmFinding { detail, facts: [tree.fact(version)].into() };
+        self.alarms.push(NewAlarm { subject: kind.of(version), finding, time: tree.at });
+    }
+
     fn write(&mut self, record: &ModuleFirstSeenRecord) {
         self.step.put_json(&Key::ModuleFirstSeen(self.package.clone()), record, Durability::Synced);
     }
 }
 
 /// Rebuilds the record from the name record, which lists the stored archives.
-fn rebuild_from_name_record(library: &Library, package: &ModulePackage) -> Result<Option<ModuleFirstSeen>, StoreError> {
-    let name_record = library.catalog.name_record(package)?;
+fn rebuild_from_name_record(
+    step: &RecordStep<'_>,
+    package: &ModulePackage,
+) -> Result<Option<ModuleFirstSeen>, StoreError> {
+    let name_record = Catalog::name_record_in(step, package)?;
     let last_stored =
         name_record.archives.iter().rev().find_map(|archive| archive.proof.how.tree().zip(Some(archive.stored_at)));
     Ok(last_stored.map(|(packed, stored_at)| {
@@ -223,7 +238,8 @@ pub enum ComparisonPurpose {
     },
 }
 
-/// Compares a tree with the record and updates the record, synced before the archive is visible.
+/// Compares a tree with the record and updates the record, synced before the archive is visible. A tree that is not the
+/// first-seen one raises an alarm, in the same step.
 ///
 /// # Errors
 /// The record could not be written. Then the archive must not be stored.
@@ -236,7 +252,10 @@ pub fn compare(
     update_record(library, package, |step, recorded| {
         let mut seen = match recorded {
             ReadOutcome::Intact(seen) => seen,
-            ReadOutcome::Damaged => return Ok(TreeComparison::Lost),
+            ReadOutcome::Damaged => {
+                step.raise(AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned(), tree);
+                return Ok(TreeComparison::Lost);
+            }
             ReadOutcome::Absent => {
                 if purpose == ComparisonPurpose::Store {
                     step.put(ModuleFirstSeen::of(tree.at, tree.clone(), tree.at));
@@ -254,8 +273,14 @@ pub fn compare(
             seen.moved = None;
             TreeComparison::Consistent
         } else {
+            let first_seen = seen.tree.packed.tree_digest;
+            let PackedTree { tree_digest, commit, .. } = &tree.packed;
+            let (commit, folder_note) = (commit.as_deref().unwrap_or("none"), folder_note(tree, first_seen));
+            let detail =
+                format!("its tree is {tree_digest} (commit {commit}); it was {first_seen} at first{folder_note}");
+            step.raise(AlarmKind::Moved, detail, tree);
             seen.moved = Some(tree.clone());
-            TreeComparison::Moved { first_seen: seen.tree.packed.tree_digest }
+            TreeComparison::Moved { first_seen }
         };
         step.put(seen);
         Ok(comparison)
@@ -280,19 +305,39 @@ pub fn forget(library: &Library, package: &ModulePackage, now: Timestamp) -> Res
     library.store.records.put(&key, &record, Durability::Synced)
 }
 
-/// Records that upstream moved a version to a source that larder cannot fetch. Returns the record.
+/// Records that upstream moved a version to a source that larder cannot fetch, with an alarm in the same step. Returns what
+/// was seen before; `None` if no tree of the version was ever recorded.
 pub fn record_external_move(
     library: &Library,
     package: &ModulePackage,
-    kind: &str,
-) -> Result<ReadOutcome<ModuleFirstSeen>, StoreError> {
-    update_record(library, package, |step, recorded| match recorded {
-        ReadOutcome::Intact(mut seen) if seen.unsupported_source.as_deref() != Some(kind) => {
+    source: &Unsupported,
+    now: Timestamp,
+) -> Result<Option<String>, StoreError> {
+    let (kind, source) = (source.kind_name(), source.describe().to_string());
+    update_record(library, package, |step, recorded| {
+        let Some(before) = describe_seen(&recorded) else { return Ok(None) };
+        if let ReadOutcome::Intact(mut seen) = recorded
+            && seen.unsupported_source.as_deref() != Some(kind)
+        {
             seen.unsupported_source = Some(kind.to_owned());
-            Ok(step.put(seen))
+            step.put(seen);
         }
-        recorded => Ok(recorded),
+        let version = &package.version;
+        let fact = EvidenceFact::Source { version: version.clone(), source: source.clone() };
+        let detail = format!("upstream has it at {source}; {before}");
+        let finding = AlarmFinding { detail, facts: [fact].into() };
+        step.alarms.push(NewAlarm { subject: AlarmKind::Moved.of(version), finding, time: now });
+        Ok(Some(before))
     })
+}
+
+/// What was seen of a version, for people; `None` if nothing was.
+pub fn describe_seen(recorded: &ReadOutcome<ModuleFirstSeen>) -> Option<String> {
+    match recorded {
+        ReadOutcome::Absent => None,
+        ReadOutcome::Intact(seen) => Some(format!("the first-seen tree has digest {}", seen.tree.packed.tree_digest)),
+        ReadOutcome::Damaged => Some("the first-seen record is damaged".to_owned()),
+    }
 }
 
 const DAMAGED_RECORD_DETAIL: &str = "its first-seen record is damaged, and no stored archive can rebuild it";
@@ -316,7 +361,7 @@ impl Library {
         self.store.records.module_packages_seen(module)
     }
 
-    /// Refuses a tree that differs from the first-seen one, or whose record is lost, and raises an alarm. `package` is
+    /// Refuses a tree that was found to differ from the first-seen one, or whose record is lost. `package` is
     /// spelled as it was requested, `canonical` as it is stored. `accept_command` is the command that accepts the tree.
     ///
     /// # Errors
@@ -331,34 +376,30 @@ impl Library {
     ) -> Result<(), Error> {
         let PackedTree { tree_digest: tree, commit, .. } = &module_tree.packed;
         let commit = commit.as_deref().unwrap_or("none");
-        let (verdict, kind, detail) = match comparison {
+        let verdict = match comparison {
             TreeComparison::Consistent => return Ok(()),
             TreeComparison::Moved { first_seen } => {
                 tracing::error!(%package, %tree, %first_seen, commit, "ALARM: upstream has published a module version again, with a tree other than the first-seen one; it is not served until it is accepted");
                 self.runtime.counters.count_unverified(&canonical.module.host, REPUBLISHED);
-                let folder_note = if *tree == first_seen { ", with the module in another folder" } else { "" };
-                let verdict = format!(
+                let folder_note = folder_note(module_tree, first_seen);
+                format!(
                     "its tree has digest {tree}, but the first-seen one has {first_seen}{folder_note}: upstream has moved it"
-                );
-                (
-                    verdict,
-                    AlarmKind::Moved,
-                    format!("its tree is {tree} (commit {commit}); it was {first_seen} at first{folder_note}"),
                 )
             }
             TreeComparison::Lost => {
                 tracing::error!(%package, %tree, commit, "ALARM: the first-seen record of a module version is damaged, and no stored archive can rebuild it; it is not served until it is accepted");
                 self.runtime.counters.count_unverified(&canonical.module.host, SEEN_DAMAGED);
-                let verdict = format!(
+                format!(
                     "its tree has digest {tree}, and its first-seen record is damaged, so a move by upstream cannot be detected"
-                );
-                (verdict, AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned())
+                )
             }
         };
-        let facts = [module_tree.fact(&canonical.version)].into();
-        let subject = kind.of(&canonical.version);
-        self.raise_alarm(&canonical.module, subject, AlarmFinding { detail, facts }, module_tree.at);
         let (subject, command) = (format!("the archive of {package}"), accept_command.to_owned());
         Err(Error::Unaccepted { subject, verdict, command })
     }
+}
+
+/// The part of a message about a tree with the digest of the first-seen one, which is another module all the same.
+fn folder_note(tree: &ModuleTree, first_seen: Digest) -> &'static str {
+    if tree.packed.tree_digest == first_seen { ", with the module in another folder" } else { "" }
 }

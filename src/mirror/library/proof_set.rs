@@ -7,16 +7,17 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::address::Package;
+use crate::address::{Address, Package};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::mirror::Library;
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::freshness::Revalidatable;
-use crate::mirror::library::NameRecord;
+use crate::mirror::library::alarms::NewAlarm;
 use crate::mirror::library::file_refs::ProofFile;
 use crate::mirror::library::record_format as parts;
-use crate::store::{Durability, IndexEntry, Key, RecordStep, StoreError};
+use crate::mirror::library::{Catalog, NameRecord};
+use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordStep, StoreError};
 use crate::upstream::backoff::Origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
@@ -234,14 +235,11 @@ impl StoredProofSet {
 impl Library {
     /// Reads the stored set, however it was verified.
     pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
-        let Some(stored_set) = self.read_stored_set(package)? else { return Ok(None) };
+        let parse = |record| StoredProofSet::read(record, package);
+        let read = self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?;
+        let Some(stored_set) = read.intact() else { return Ok(None) };
         let fallback = self.only_predecessor_is_local(&stored_set)?;
         Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
-    }
-
-    fn read_stored_set(&self, package: &Package) -> Result<Option<StoredProofSet>, StoreError> {
-        let parse = |record| StoredProofSet::read(record, package);
-        Ok(self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?.intact())
     }
 
     /// Replaces the stored sets of a package by what `decide` makes of them, in one step; `None` leaves them. The time
@@ -255,14 +253,14 @@ impl Library {
         package: &Package,
         durability: Durability,
         mut decide: impl FnMut(
-            &mut SetStep<'_, '_>,
+            &mut SetStep<'_>,
             Result<Option<StoredProofSet>, StoreError>,
         ) -> Result<(T, Option<(StoredProofSet, Timestamp)>), StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let key = Key::ProofSet(package.clone());
-        self.store.records.try_change(&key, |step| {
-            let stored = self.read_stored_set(package);
-            let (decided, set) = decide(&mut SetStep { step, package }, stored)?;
+        self.change_with_alarms(&Address::from(&package.provider), &key, |step, alarms| {
+            let stored = step.read_as(&key, |record| StoredProofSet::read(record, package)).map(ReadOutcome::intact);
+            let (decided, set) = decide(&mut SetStep { step: &*step, package, alarms }, stored)?;
             if let Some((set, last_use)) = set {
                 step.put(&key, set.write(), durability, IndexEntry::Document(last_use));
             }
@@ -278,17 +276,17 @@ impl Library {
 }
 
 /// One replacement of the stored sets of a package.
-pub struct SetStep<'a, 'b> {
-    /// The step on the records of its provider.
-    pub step: &'a mut RecordStep<'b>,
+pub struct SetStep<'a> {
+    step: &'a RecordStep<'a>,
     package: &'a Package,
+    /// The alarms to raise with it.
+    pub alarms: &'a mut Vec<NewAlarm>,
 }
 
-impl SetStep<'_, '_> {
+impl SetStep<'_> {
     /// The name of the package.
     pub fn name_record(&self) -> Result<NameRecord, StoreError> {
-        let name = self.step.read(&Key::Name(self.package.into()))?.json::<NameRecord>();
-        Ok(name.intact().unwrap_or_default())
+        Catalog::name_record_in(self.step, self.package)
     }
 
     /// The predecessor of a set that replaces the stored ones: the set before it, unless larder has the archive of an older

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Package, ProviderAddress, Version};
+use crate::address::{Address, Package, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::alarm_kind::AlarmKind;
 use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
-use crate::mirror::library::alarms::{AlarmEvent, AlarmFinding, AlarmPart, AlarmSubject};
+use crate::mirror::library::alarms::{AlarmEvent, AlarmFinding, AlarmPart, AlarmSubject, NewAlarm};
 use crate::mirror::library::first_listed::FirstListed;
 use crate::mirror::library::first_seen::{
     AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, Observation,
@@ -439,9 +439,8 @@ impl Library {
         }
     }
 
-    /// Compares a verified set with the history of its version, raises and resolves alarms, and records it. If an alarm
-    /// could not be saved, nothing is recorded, so a crash cannot lose the alarm. A failed write of the record does not
-    /// fail the request.
+    /// Compares a verified set with the history of its version, raises alarms and records it in one step, and
+    /// resolves alarms. A failed write does not fail the request.
     ///
     /// # Errors
     /// The store failed. The set must not be trusted then.
@@ -452,43 +451,35 @@ impl Library {
     ) -> Result<Result<Admission, HistoryRefusal>, StoreError> {
         let package = seen.package;
         let Package { provider, version, .. } = package;
-        let (judgement, recorded) = self.histories.try_change(provider, |step| {
-            let history = match step.history(version) {
-                Err(StoreError::Unavailable) => {
-                    tracing::error!(%provider, "ALARM: the store is unavailable, so republished versions cannot be detected; whatever upstream sends is served");
-                    return Ok(None);
+        let address = Address::from(provider);
+        self.histories.split_by_version(provider);
+        let (judged, recorded) =
+            self.change_with_alarms(&address, &Key::SigningKeyLog(provider.clone()), |step, alarms| {
+                let mut step = HistoryStep { step, provider };
+                let history = match step.history(version) {
+                    Err(StoreError::Unavailable) => return Ok(None),
+                    read => read?,
+                };
+                let is_first = matches!(history.version, Recoverable::Absent);
+                let (mut judgement, mut to_write) = history.decide(seen);
+                // The number of recorded versions has the same limit as a version list.
+                if is_first && to_write.version.is_some() && step.step.first_seen(provider)?.len() >= MAX_VERSIONS {
+                    judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
+                    to_write = HistoryUpdate::default();
                 }
-                read => read?,
-            };
-            let is_first = matches!(history.version, Recoverable::Absent);
-            let (mut judgement, mut to_write) = history.decide(seen);
-            // The number of recorded versions has the same limit as a version list.
-            if is_first
-                && to_write.version.is_some()
-                && step.step.first_seen(provider)?.len() >= MAX_VERSIONS
-            {
-                judgement.verdict = HistoryVerdict::Refused(HistoryRefusal::Full);
-                to_write = HistoryUpdate::default();
-            }
-            let is_alarm = judgement.verdict != HistoryVerdict::Consistent || judgement.known_keys_if_signer_is_new.is_some();
-            if is_alarm {
-                // An `accept` between this decision and the write would come before the alarm and not resolve it.
-                if !step.step.require_exclusive() {
-                    return Ok(None);
-                }
-                self.raise_alarms_of(seen, &judgement, now);
-            }
-            if self.alarms.are_saved(&provider.into()) {
+                alarms.extend(alarms_of(seen, &judgement, now));
                 step.write(version, to_write);
-            } else {
-                tracing::error!(%package, "a verified set is not recorded, because its alarm could not be written");
-            }
-            Ok(Some(judgement))
-        })?;
+                Ok(Some(judgement))
+            })?;
         if let Err(error) = recorded {
             tracing::error!(%package, %error, to_do = error.remedy(), "a verified set could not be recorded");
         }
-        let Some(Judgement { verdict, .. }) = judgement else { return Ok(Ok(Admission::HistoryUnavailable)) };
+        let Some(judgement) = judged else {
+            tracing::error!(%provider, "ALARM: the store is unavailable, so republished versions cannot be detected; whatever upstream sends is served");
+            return Ok(Ok(Admission::HistoryUnavailable));
+        };
+        log_alarms_of(seen, &judgement);
+        let Judgement { verdict, .. } = judgement;
         let admission = match verdict {
             HistoryVerdict::Refused(refusal) => {
                 self.runtime.counters.count_unverified(&provider.host, refusal.alarm().1);
@@ -498,53 +489,78 @@ impl Library {
             HistoryVerdict::Consistent => Admission::Consistent,
         };
         let admitted = AlarmEvent::Admitted { package, is_signed: seen.signer.key().is_some() };
-        self.alarms.resolve(&provider.into(), &admitted);
+        self.alarms.resolve(&address, &admitted);
         Ok(Ok(admission))
     }
+}
 
-    fn raise_alarms_of(&self, seen: &Observation<'_>, judgement: &Judgement, now: Timestamp) {
-        let package = seen.package;
-        let raise = |kind: AlarmKind, part: AlarmPart, detail: String| {
-            let subject = AlarmSubject { kind, version: package.version.clone(), part };
-            let signer = judgement.signer_is_untrusted.then(|| seen.signer_fact());
-            let facts = seen.facts().into_iter().chain(signer).collect();
-            self.raise_alarm(&package.provider, subject, AlarmFinding { detail, facts }, now);
-        };
-        let signer = match seen.signer.key() {
-            Some(key) => format!("signed by key {key}"),
-            None => "unsigned".to_owned(),
-        };
-        let known = judgement.known_keys_if_signer_is_new.as_ref().map(|known| list_keys(known));
-        let is_refused = matches!(judgement.verdict, HistoryVerdict::Refused(_));
-        if let (Some(known), Some(key), false) = (&known, seen.signer.key(), is_refused) {
-            tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
-            let detail = format!("signed by key {key}; the keys known for this provider are {known}");
-            raise(AlarmKind::NewKey, AlarmPart::Key(key.to_owned()), detail);
+/// The alarms that a judgement raises.
+fn alarms_of(seen: &Observation<'_>, judgement: &Judgement, time: Timestamp) -> Vec<NewAlarm> {
+    let package = seen.package;
+    let alarm = |kind: AlarmKind, part: AlarmPart, detail: String| {
+        let subject = AlarmSubject { kind, version: package.version.clone(), part };
+        let signer = judgement.signer_is_untrusted.then(|| seen.signer_fact());
+        let facts = seen.facts().into_iter().chain(signer).collect();
+        NewAlarm { subject, finding: AlarmFinding { detail, facts }, time }
+    };
+    let (signer, known) = (signed_by(seen), known_keys(judgement));
+    let mut alarms = Vec::new();
+    if let Some((key, known)) = new_key(seen, judgement) {
+        let detail = format!("signed by key {key}; the keys known for this provider are {known}");
+        alarms.push(alarm(AlarmKind::NewKey, AlarmPart::Key(key.to_owned()), detail));
+    }
+    match &judgement.verdict {
+        HistoryVerdict::Consistent => {}
+        HistoryVerdict::Republished(change) => {
+            let detail = format!("its proof set {}; {signer}", change.describe());
+            alarms.push(alarm(AlarmKind::Republished, AlarmPart::Version, detail));
         }
-        match &judgement.verdict {
-            HistoryVerdict::Consistent => {}
-            HistoryVerdict::Republished(change) => {
-                let change = change.describe();
-                tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
-                raise(AlarmKind::Republished, AlarmPart::Version, format!("its proof set {change}; {signer}"));
-            }
-            HistoryVerdict::Refused(refusal) => {
-                let words = match refusal {
-                    HistoryRefusal::ChangedByUntrustedKey(change) => {
-                        format!("its proof set for {} {}", package.platform, change.describe())
-                    }
-                    refusal => refusal.describe(),
-                };
-                tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
-                let known = known.map(|known| format!("; the keys known for this provider are {known}"));
-                let part = match refusal {
-                    HistoryRefusal::SignatureLost => AlarmPart::Version,
-                    _ => AlarmPart::Platform(package.platform.clone()),
-                };
-                raise(refusal.alarm().0, part, format!("{words}; {signer}{}", known.unwrap_or_default()));
-            }
+        HistoryVerdict::Refused(refusal) => {
+            let known = known.map(|known| format!("; the keys known for this provider are {known}"));
+            let part = match refusal {
+                HistoryRefusal::SignatureLost => AlarmPart::Version,
+                _ => AlarmPart::Platform(package.platform.clone()),
+            };
+            let detail = format!("{}; {signer}{}", refusal.describe_for(package), known.unwrap_or_default());
+            alarms.push(alarm(refusal.alarm().0, part, detail));
         }
     }
+    alarms
+}
+
+/// Logs the alarms that a judgement raises, each time.
+fn log_alarms_of(seen: &Observation<'_>, judgement: &Judgement) {
+    let (package, signer) = (seen.package, signed_by(seen));
+    if let Some((key, known)) = new_key(seen, judgement) {
+        tracing::error!(%package, key, known, "ALARM: a key that never signed for this provider signs for it now; it may sign new versions, and vouches for no other bytes of versions that were verified before");
+    }
+    match &judgement.verdict {
+        HistoryVerdict::Consistent => {}
+        HistoryVerdict::Republished(change) => {
+            let change = change.describe();
+            tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
+        }
+        HistoryVerdict::Refused(refusal) => {
+            let words = refusal.describe_for(package);
+            tracing::error!(%package, words, signer, "ALARM: a proof set is refused until it is accepted");
+        }
+    }
+}
+
+/// A key that signs for a provider for the first time, with the keys known before; `None` where its set is refused.
+fn new_key<'a>(seen: &'a Observation<'_>, judgement: &Judgement) -> Option<(&'a str, String)> {
+    match judgement.verdict {
+        HistoryVerdict::Refused(_) => None,
+        HistoryVerdict::Consistent | HistoryVerdict::Republished(_) => seen.signer.key().zip(known_keys(judgement)),
+    }
+}
+
+fn known_keys(judgement: &Judgement) -> Option<String> {
+    judgement.known_keys_if_signer_is_new.as_ref().map(|known| list_keys(known))
+}
+
+fn signed_by(seen: &Observation<'_>) -> String {
+    seen.signer.key().map_or_else(|| "unsigned".to_owned(), |key| format!("signed by key {key}"))
 }
 
 /// The reason for admitting a verified set.
@@ -565,6 +581,16 @@ impl HistoryRefusal {
             Self::ChangedByUntrustedKey(_) | Self::Full => (AlarmKind::WaitsForAccept, REPUBLISHED),
             Self::SignatureLost => (AlarmKind::SignatureLost, SIGNATURE_LOST),
             Self::RecordLost => (AlarmKind::DamagedRecord, SEEN_DAMAGED),
+        }
+    }
+
+    /// The reason, for an alarm about the set of a package.
+    fn describe_for(&self, package: &Package) -> String {
+        match self {
+            Self::ChangedByUntrustedKey(change) => {
+                format!("its proof set for {} {}", package.platform, change.describe())
+            }
+            refusal => refusal.describe(),
         }
     }
 

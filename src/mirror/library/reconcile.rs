@@ -9,8 +9,9 @@ use std::{fmt, io};
 use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::mirror::Library;
-use crate::mirror::library::Catalog;
-use crate::store::{IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, StoreError};
+use crate::mirror::library::proof_set::StoredProofSet;
+use crate::mirror::library::{Catalog, NameRecord};
+use crate::store::{IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, RecordStep, StoreError};
 
 impl Catalog {
     /// Rebuilds the index, unless `stopped`. `named_by_set` returns the archive that the proof set of a package names;
@@ -20,7 +21,7 @@ impl Catalog {
     /// The files or the index cannot be read.
     pub(super) fn reconcile(
         &self,
-        named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
+        named_by_set: impl Fn(&RecordStep<'_>, &Artifact) -> Result<Option<Digest>, StoreError>,
         stopped: impl Fn() -> bool,
     ) -> Result<(), StoreError> {
         let interrupted = || StoreError::Index("larder stopped before the index was rebuilt".to_owned());
@@ -70,58 +71,47 @@ impl Catalog {
         Ok(())
     }
 
-    /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set
-    /// stands in. Failing that, the name is marked unreadable, because it may list any archive.
+    /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set stands in.
+    /// Failing that, the name is marked unreadable, because it may list any archive.
     fn index_name(
         &self,
         artifact: &Artifact,
-        named_by_set: impl Fn(&Artifact) -> Result<Option<Digest>, StoreError>,
+        named_by_set: impl Fn(&RecordStep<'_>, &Artifact) -> Result<Option<Digest>, StoreError>,
     ) -> Result<(), StoreError> {
         let (index, records, key) = (&self.store.index, &self.store.records, Key::Name(artifact.clone()));
-        // A name that is written meanwhile is indexed by that write.
-        let is_known = || matches!(index.name(artifact), Ok(Some(_)));
-        let mark_unreadable = |error: StoreError| {
-            records.change(&key, |step| {
-                if step.require_exclusive() && !is_known() {
-                    index.name_is_unreadable(artifact, error.clone());
+        let ((), written) = records.try_change(&key, |step| {
+            let lost = match step.read_as(&key, NameRecord::parse) {
+                Ok(ReadOutcome::Intact(name)) => {
+                    step.change(&key, RecordAction::Keep, IndexEntry::Name(name.indexed()));
+                    return Ok(());
                 }
+                Ok(ReadOutcome::Absent) => return Ok(()),
+                _ if matches!(index.name(artifact), Ok(Some(_))) => return Ok(()),
+                Ok(ReadOutcome::Damaged) => named_by_set(step, artifact),
+                Err(unreadable) => Err(unreadable),
+            };
+            let entry = match lost {
+                Ok(Some(digest)) => {
+                    tracing::warn!(package = %artifact, "a name record was lost; the archive that its proof set names is used");
+                    let archives = vec![ListedArchive { digest, lacks_hashes: false }];
+                    IndexEntry::Name(IndexedName { archives, ..IndexedName::default() })
+                }
+                Ok(None) => IndexEntry::Unreadable(self.lost_name_error(artifact)),
+                Err(error) => {
+                    tracing::error!(package = %artifact, %error, "a name record cannot be read; archives without a name are not evicted");
+                    IndexEntry::Unreadable(error)
+                }
+            };
+            step.change(&key, RecordAction::Keep, entry);
+            Ok(())
+        })?;
+        // A damaged name that cannot be quarantined is as unreadable.
+        written.or_else(|error| {
+            records.change(&key, |step| {
+                step.change(&key, RecordAction::Keep, IndexEntry::Unreadable(error.clone()));
                 Ok(())
             })
-        };
-        // A damaged name is quarantined when it is read: then it is absent when the step is repeated.
-        let mut is_lost = false;
-        let indexed = records.change(&key, |step| {
-            let read = self.read_name_record(artifact)?;
-            is_lost |= matches!(read, ReadOutcome::Damaged);
-            Ok(match read.intact().map(|name| name.indexed()) {
-                Some(name) if !name.is_empty() => {
-                    step.change(&key, RecordAction::Keep, IndexEntry::Name(name));
-                    true
-                }
-                found => found.is_none() && !is_lost,
-            })
-        });
-        match indexed {
-            Ok(true) => Ok(()),
-            Ok(false) if is_known() => Ok(()),
-            Ok(false) => match named_by_set(artifact) {
-                Ok(Some(digest)) => records.change(&key, |step| {
-                    if !is_known() {
-                        tracing::warn!(package = %artifact, "a name record was lost; the archive that its proof set names is used");
-                        let archives = vec![ListedArchive { digest, lacks_hashes: false }];
-                        let name = IndexedName { archives, ..IndexedName::default() };
-                        step.change(&key, RecordAction::Keep, IndexEntry::Name(name));
-                    }
-                    Ok(())
-                }),
-                Ok(None) => mark_unreadable(self.lost_name_error(artifact)),
-                Err(error) => mark_unreadable(error),
-            },
-            Err(error) => {
-                tracing::error!(package = %artifact, %error, "a name record cannot be read; archives without a name are not evicted");
-                mark_unreadable(error)
-            }
-        }
+        })
     }
 
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
@@ -175,9 +165,11 @@ impl Library {
             self.refresh_size_limit();
             return true;
         }
-        let named_by_set = |artifact: &Artifact| match artifact {
+        let named_by_set = |step: &RecordStep<'_>, artifact: &Artifact| match artifact {
             Artifact::Provider(package) => {
-                Ok(self.read_set(package)?.map(|stored| stored.stored_set.current.document.shasum))
+                let parse = |record| StoredProofSet::read(record, package);
+                let stored_set = step.read_as(&Key::ProofSet(package.clone()), parse)?.intact();
+                Ok(stored_set.map(|stored_set| stored_set.current.document.shasum))
             }
             Artifact::Module(_) => Ok(None),
         };

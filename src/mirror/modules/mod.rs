@@ -18,19 +18,16 @@ use crate::error::Error;
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
-use crate::mirror::library::alarms::AlarmFinding;
 use crate::mirror::library::default_if_store_unavailable;
-use crate::mirror::library::evidence::EvidenceFact;
 use crate::mirror::library::module_history;
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
 use crate::mirror::request_context::ConfigAndProxyPath;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{
-    AlarmKind, Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive,
-    VerifiedReader,
+    Answer, Archive, Connectivity, Documents, Library, Outcome, RequestContext, Runtime, StoredArchive, VerifiedReader,
 };
-use crate::store::{Key, ReadOutcome};
+use crate::store::Key;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::limits::ConcurrencyLimits;
 use crate::upstream::source::{PackageSource, Unsupported};
@@ -199,27 +196,15 @@ impl Modules {
         source: &Unsupported,
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
-        let (owned_key, now, kind) = (key.clone(), call.now, source.kind_name());
-        let (source, upstream_has) = (source.describe(), format!("upstream has it at {}", source.describe()));
-        let fact = EvidenceFact::Source { version: key.version.clone(), source: source.to_string() };
-        let is_dry_run = call.is_dry_run();
+        let (owned_key, now, owned_source, is_dry_run) = (key.clone(), call.now, source.clone(), call.is_dry_run());
+        let source = source.describe();
         let record = move |library: &Library| {
-            let recorded = match is_dry_run {
-                true => module_history::read_first_seen(library, &owned_key),
-                false => module_history::record_external_move(library, &owned_key, kind),
+            let before = match is_dry_run {
+                true => module_history::read_first_seen(library, &owned_key)
+                    .map(|seen| module_history::describe_seen(&seen)),
+                false => module_history::record_external_move(library, &owned_key, &owned_source, now),
             };
-            let before = match default_if_store_unavailable(recorded)? {
-                ReadOutcome::Absent => return Ok(None),
-                ReadOutcome::Intact(seen) => format!("the first-seen tree has digest {}", seen.tree.packed.tree_digest),
-                ReadOutcome::Damaged => "the first-seen record is damaged".to_owned(),
-            };
-            if is_dry_run {
-                return Ok(Some(before));
-            }
-            let detail = format!("{upstream_has}; {before}");
-            let finding = AlarmFinding { detail, facts: [fact.clone()].into() };
-            library.raise_alarm(&owned_key.module, AlarmKind::Moved.of(&owned_key.version), finding, now);
-            Ok(Some(before))
+            default_if_store_unavailable(before)
         };
         let Some(before) = self.library.on_disk(record).await? else { return Ok(None) };
         if !is_dry_run {

@@ -337,7 +337,7 @@ impl ProofSets {
     async fn change_set(
         self: &Arc<Self>,
         package: &Package,
-        change: impl Fn(&SetStep<'_, '_>, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
+        change: impl Fn(&SetStep<'_>, Option<StoredProofSet>) -> Result<StoredProofSet, StoreError> + Send + 'static,
     ) -> SetFlightResult {
         let owned_package = package.clone();
         let changed = self.library.on_disk(move |library| {

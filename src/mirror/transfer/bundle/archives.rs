@@ -13,7 +13,7 @@ use crate::mirror::Library;
 use crate::mirror::alarm_kind::AlarmKind;
 use crate::mirror::documents::module_location::subdir_in_archive;
 use crate::mirror::freshness::Confirmation;
-use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::alarms::{AlarmFinding, NewAlarm};
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree, TreeComparison};
@@ -229,32 +229,34 @@ impl Library {
         confirmed: Confirmation,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let (is_replaced, written) = self.change_set(package, Durability::Synced, |step, stored| {
-            let stored = stored?;
-            let current = stored.as_ref().map(|stored| &stored.current).filter(|current| !set.is_same(current));
-            if let (Some(current), Some(stored)) = (current, &stored) {
-                let is_later = stored.confirmed.is_confirmed_after(confirmed, now);
-                if is_later && step.name_record()?.get(&current.document.shasum).is_some() {
-                    return Ok((false, None));
+        let ((is_replaced, is_import_replaced), written) =
+            self.change_set(package, Durability::Synced, |step, stored| {
+                let (stored, name) = (stored?, step.name_record()?);
+                let other = stored.as_ref().filter(|stored| !set.is_same(&stored.current));
+                let is_later = |stored: &StoredProofSet| stored.confirmed.is_confirmed_after(confirmed, now);
+                if other.is_some_and(|other| is_later(other) && name.get(&other.current.document.shasum).is_some()) {
+                    return Ok(((false, false), None));
                 }
-                let before = current.document.shasum;
-                // An unsigned set is never kept as the previous one.
-                if current.was_imported() && before != set.document.shasum && !self.is_repacked(package, before)? {
-                    if !step.step.require_exclusive() {
-                        return Ok((false, None));
-                    }
-                    tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
-                    let detail = imported_differs(before, set.document.shasum);
-                    self.raise_alarm(&package.provider, AlarmKind::ImportedDiffers.of(&package.version), detail, now);
-                }
-            }
-            let confirmed = match &stored {
-                Some(stored) if current.is_none() && stored.confirmed.is_confirmed_after(confirmed, now) => stored.confirmed,
-                _ => confirmed,
-            };
-            let predecessor = step.predecessor_of(set, stored, now)?;
-            Ok((true, Some((StoredProofSet { predecessor, current: Arc::clone(set), confirmed }, now))))
-        })?;
+                let imported =
+                    other.filter(|other| other.current.was_imported()).map(|other| other.current.document.shasum);
+                let differing =
+                    imported.filter(|imported| *imported != set.document.shasum && !name.is_repacked(imported));
+                step.alarms.extend(differing.map(|imported| NewAlarm {
+                    subject: AlarmKind::ImportedDiffers.of(&package.version),
+                    finding: imported_differs(imported, set.document.shasum).into(),
+                    time: now,
+                }));
+                let confirmed = match &stored {
+                    Some(stored) if other.is_none() && is_later(stored) => stored.confirmed,
+                    _ => confirmed,
+                };
+                let predecessor = step.predecessor_of(set, stored, now)?;
+                let replaced = StoredProofSet { predecessor, current: Arc::clone(set), confirmed };
+                Ok(((true, differing.is_some()), Some((replaced, now))))
+            })?;
+        if is_import_replaced {
+            tracing::error!(%package, "ALARM: an unsigned import differs from a bundle's verified archive; the bundle's is served from now on");
+        }
         written.map(|()| is_replaced)
     }
 
