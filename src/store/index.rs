@@ -15,11 +15,11 @@ use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entries::{
-    ARCHIVE, DOCUMENT, EvictableEntry, NAME, NAMES_FOLDER, PAGE, archive_key, artifact, counted_bytes, document_key,
-    key_below_names, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
+    ARCHIVE, DOCUMENT, EvictableEntry, NAME, NAMES_FOLDER, PAGE, SEEN, archive_key, artifact, counted_bytes,
+    document_key, key_below_names, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
 };
 pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
-use super::{Change, IndexEntry, Key, StoreError};
+use super::{Change, IndexEntry, Key, RecordAction, StoreError};
 use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -129,7 +129,7 @@ impl Index {
     /// The totals, counted from all entries.
     fn count(&self) -> Result<Totals, StoreError> {
         let (mut totals, mut is_readable) = (Totals::default(), true);
-        for kind in [ARCHIVE, DOCUMENT, PAGE] {
+        for kind in [ARCHIVE, DOCUMENT, PAGE, SEEN] {
             self.entries.read().each_with_prefix(&[kind], |_, value| match EvictableEntry::decode(value) {
                 Some(entry) => totals.add(kind, entry.size_bytes),
                 None => is_readable = false,
@@ -172,7 +172,21 @@ impl Index {
     /// Records a change to a record; the caller holds the lock of its group.
     pub(super) fn record_changed(&self, change: &Change, size_bytes: u64) {
         let (key, document) = (&change.key, document_key(&change.key));
-        match &change.entry {
+        match (&change.entry, &change.action) {
+            // The index counts them by itself, whatever writes them.
+            (IndexEntry::Unindexed, RecordAction::Put(..)) if key.is_first_seen() => self
+                .update_entry(&document, |_| {
+                    Some(EvictableEntry { last_use: Timestamp(0), size_bytes, last_verified: Timestamp(0) })
+                }),
+            (IndexEntry::Unindexed, RecordAction::Remove(_) | RecordAction::Quarantine) if key.is_first_seen() => {
+                self.update_entry(&document, |_| None);
+            }
+            (entry, _) => self.entry_changed(key, &document, entry, size_bytes),
+        }
+    }
+
+    fn entry_changed(&self, key: &Key, document: &[u8], entry: &IndexEntry, size_bytes: u64) {
+        match entry {
             IndexEntry::Unindexed => {}
             IndexEntry::Name(name) => {
                 if let Key::Name(artifact) = key {
@@ -186,14 +200,14 @@ impl Index {
             }
             IndexEntry::Document(last_use) => {
                 let (last_use, size_bytes) = (*last_use, counted_bytes(key, size_bytes));
-                self.update_entry(&document, |_| {
+                self.update_entry(document, |_| {
                     Some(EvictableEntry { last_use, size_bytes, last_verified: Timestamp(0) })
                 });
             }
-            IndexEntry::Found(size_bytes, written) => self.update_entry(&document, |previous| {
+            IndexEntry::Found(size_bytes, written) => self.update_entry(document, |previous| {
                 Some(EvictableEntry::found(previous, counted_bytes(key, *size_bytes), *written, Timestamp(0)))
             }),
-            IndexEntry::Gone => self.update_entry(&document, |_| None),
+            IndexEntry::Gone => self.update_entry(document, |_| None),
         }
     }
 
@@ -352,6 +366,15 @@ impl Index {
     /// Every page of the registry HTTP API, least recently used first, with its size.
     pub fn pages_by_age(&self) -> Result<Vec<(Key, u64)>, StoreError> {
         self.documents_of(PAGE)
+    }
+
+    /// The documents, pages and first-seen records with an entry.
+    pub fn counted_records(&self) -> Result<Vec<Key>, StoreError> {
+        let mut keys = Vec::new();
+        for kind in [DOCUMENT, PAGE, SEEN] {
+            self.each_entry(kind, |path, _| keys.extend(Key::from_path(Path::new(path))))?;
+        }
+        Ok(keys)
     }
 
     /// The number of pages of one registry.

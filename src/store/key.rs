@@ -211,6 +211,11 @@ impl Key {
             && self.address().is_some()
     }
 
+    /// Returns true for the first-seen record of a version, or of a whole provider as older larders wrote it.
+    pub(super) fn is_first_seen(&self) -> bool {
+        matches!(self, Self::FirstSeen(..) | Self::ModuleFirstSeen(_) | Self::FirstSeenV0(_))
+    }
+
     /// Returns true for a page of the registry HTTP API: pages are evicted before other documents.
     pub fn is_page(&self) -> bool {
         self.host_of_page().is_some()

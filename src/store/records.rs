@@ -426,14 +426,6 @@ impl dyn Records + '_ {
         self.chosen_below(&Key::folder("seen", module), package)
     }
 
-    /// Count and bytes of first-seen records. Reads all their names.
-    pub fn first_seen_totals(&self) -> Result<(u64, u64), StoreError> {
-        let sizes = self.keys_below(Path::new("seen"))?.into_iter().filter_map(|(key, size_bytes)| {
-            matches!(key, Key::FirstSeen(..) | Key::ModuleFirstSeen(_) | Key::FirstSeenV0(_)).then_some(size_bytes)
-        });
-        Ok(sizes.fold((0, 0), |(number, bytes), size_bytes| (number + 1, bytes + size_bytes)))
-    }
-
     /// The addresses with alarm records.
     pub fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
         self.chosen_below(Path::new("alarms"), |key| if let Key::Alarms(address) = key { Some(address) } else { None })
@@ -501,11 +493,11 @@ impl dyn Records + '_ {
         Ok(keys)
     }
 
-    /// Every document and proof set, and the times of version lists.
-    pub fn all_documents(&self) -> Result<Vec<Key>, StoreError> {
+    /// Every document and proof set, the times of version lists, and the first-seen records.
+    pub fn all_counted(&self) -> Result<Vec<Key>, StoreError> {
         let mut documents = self.chosen_below(Path::new("documents"), Some)?;
-        let times = |key| if matches!(key, Key::FirstListed(_)) { Some(key) } else { None };
-        documents.extend(self.chosen_below(Path::new("seen"), times)?);
+        let seen = |key: Key| (matches!(key, Key::FirstListed(_)) || key.is_first_seen()).then_some(key);
+        documents.extend(self.chosen_below(Path::new("seen"), seen)?);
         Ok(documents)
     }
 

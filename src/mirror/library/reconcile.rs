@@ -27,8 +27,8 @@ impl Catalog {
         let interrupted = || StoreError::Index("larder stopped before the index was rebuilt".to_owned());
         let check_running = || if stopped() { Err(interrupted()) } else { Ok(()) };
         let (index, records, blobs) = (&self.store.index, &self.store.records, &self.store.blobs);
-        let indexed = (index.archives_by_age()?, index.documents_by_age()?, index.pages_by_age()?);
-        let (stored, documents, names) = (blobs.all()?, records.all_documents()?, records.all_named()?);
+        let indexed = (index.archives_by_age()?, index.counted_records()?);
+        let (stored, documents, names) = (blobs.all()?, records.all_counted()?, records.all_named()?);
         let entries = stored.len() + documents.len() + names.len();
         let digests = indexed.0.into_iter().map(|archive| archive.digest);
         for digest in digests.chain(stored.into_iter().map(|(digest, ..)| digest)).collect::<BTreeSet<_>>() {
@@ -40,8 +40,7 @@ impl Catalog {
                 None => {}
             }
         }
-        let keys = indexed.1.into_iter().chain(indexed.2).map(|(key, _)| key);
-        for key in keys.chain(documents).collect::<BTreeSet<_>>() {
+        for key in indexed.1.into_iter().chain(documents).collect::<BTreeSet<_>>() {
             check_running()?;
             records.change(&key, |step| {
                 if let Some(found) = self.stat_or_log(&key.path().display(), records.stat(&key)) {

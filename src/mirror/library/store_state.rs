@@ -124,11 +124,6 @@ impl Library {
         self.store.index.totals()
     }
 
-    /// Number and bytes of the first-seen records. Blocks: reads all their names.
-    pub(in crate::mirror) fn first_seen_totals(&self) -> Result<(u64, u64), StoreError> {
-        self.store.records.first_seen_totals()
-    }
-
     /// The size of the index on disk, in bytes.
     pub(in crate::mirror) fn index_bytes(&self) -> u64 {
         self.store.index.disk_bytes()

@@ -156,11 +156,8 @@ fn last_bundle(library: &Library) -> Option<LastBundle> {
 impl Operations {
     /// The status report. Reads the disk.
     pub fn status(&self) -> Status {
-        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = self.library.totals();
-        let first_seen = self.library.first_seen_totals().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the first-seen records cannot be counted");
-            (0, 0)
-        });
+        let Totals { archives, archive_bytes, documents, document_bytes, first_seen, first_seen_bytes, .. } =
+            self.library.totals();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.library.folder().display().to_string(),
@@ -173,8 +170,8 @@ impl Operations {
             archive_bytes,
             documents,
             document_bytes,
-            first_seen_records: first_seen.0,
-            first_seen_bytes: first_seen.1,
+            first_seen_records: first_seen,
+            first_seen_bytes,
             imported: self.library.catalog.imported(),
             last_bundle: last_bundle(&self.library),
             usage: self.library.usage(),
@@ -199,7 +196,7 @@ impl Collector for MirrorGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Self { operations, clock } = self;
         let (library, runtime) = (&operations.library, &operations.runtime);
-        let Totals { archives, archive_bytes, documents, document_bytes, page_bytes: _ } = library.totals();
+        let Totals { archives, archive_bytes, documents, document_bytes, .. } = library.totals();
         let kind = |kind: ObjectKind, value| (Some(("kind", kind.word())), value);
         let by_kind =
             |archives, documents| vec![kind(ObjectKind::Archive, archives), kind(ObjectKind::Document, documents)];

@@ -10,6 +10,8 @@ use crate::digest::Digest;
 pub(super) const ARCHIVE: u8 = b'a';
 pub(super) const DOCUMENT: u8 = b'd';
 pub(super) const PAGE: u8 = b'p';
+/// First-seen records: counted, and never evicted.
+pub(super) const SEEN: u8 = b's';
 /// The size of a disk block.
 const BLOCK_BYTES: u64 = 4096;
 
@@ -87,7 +89,11 @@ pub(super) fn archive_key(digest: &Digest) -> Vec<u8> {
 }
 
 pub(super) fn document_key(key: &Key) -> Vec<u8> {
-    let kind = if key.is_page() { PAGE } else { DOCUMENT };
+    let kind = match key {
+        key if key.is_page() => PAGE,
+        key if key.is_first_seen() => SEEN,
+        _ => DOCUMENT,
+    };
     [&[kind], key.path().as_os_str().as_encoded_bytes()].concat()
 }
 
@@ -104,8 +110,9 @@ pub(super) fn counted_bytes(key: &Key, size_bytes: u64) -> u64 {
     blocks.unwrap_or(size_bytes)
 }
 
-/// The version of the index. Version 1, of older larders, has no names; version 2 has no times of version lists.
-const INDEX_VERSION: u32 = 3;
+/// The version of the index. Version 1, of older larders, has no names; version 2 has no times of version lists; version 3
+/// has no first-seen records.
+const INDEX_VERSION: u32 = 4;
 
 /// The beginning of the mark of a clean close.
 fn mark_version() -> Vec<u8> {
@@ -125,6 +132,10 @@ pub struct Totals {
     pub document_bytes: u64,
     /// The part of `document_bytes` of pages of the registry HTTP API.
     pub page_bytes: u64,
+    /// The number of first-seen records, which count against no limit.
+    pub first_seen: u64,
+    /// The size of all first-seen records, in bytes.
+    pub first_seen_bytes: u64,
 }
 
 impl Totals {
@@ -142,6 +153,7 @@ impl Totals {
         }
         let (numbers, sizes) = match kind {
             ARCHIVE => (&mut self.archives, &mut self.archive_bytes),
+            SEEN => (&mut self.first_seen, &mut self.first_seen_bytes),
             _ => (&mut self.documents, &mut self.document_bytes),
         };
         (*numbers, *sizes) = (number(*numbers), bytes(*sizes));
@@ -149,16 +161,25 @@ impl Totals {
 
     /// The mark of a clean close: the format, the index version, and these totals.
     pub(super) fn mark(self) -> Vec<u8> {
-        let Self { archives, archive_bytes, documents, document_bytes, page_bytes } = self;
-        let totals = encode_numbers(&[archives, archive_bytes, documents, document_bytes, page_bytes]);
-        [&mark_version()[..], &totals].concat()
+        let Self { archives, archive_bytes, documents, document_bytes, page_bytes, first_seen, first_seen_bytes } =
+            self;
+        let totals = [archives, archive_bytes, documents, document_bytes, page_bytes, first_seen, first_seen_bytes];
+        [&mark_version()[..], &encode_numbers(&totals)].concat()
     }
 
     /// The totals in a mark; `None` for the mark of another format or index version.
     pub(super) fn in_mark(mark: &[u8]) -> Option<Self> {
         match *decode_numbers(mark.strip_prefix(&mark_version()[..])?)? {
-            [archives, archive_bytes, documents, document_bytes, page_bytes] => {
-                Some(Self { archives, archive_bytes, documents, document_bytes, page_bytes })
+            [archives, archive_bytes, documents, document_bytes, page_bytes, first_seen, first_seen_bytes] => {
+                Some(Self {
+                    archives,
+                    archive_bytes,
+                    documents,
+                    document_bytes,
+                    page_bytes,
+                    first_seen,
+                    first_seen_bytes,
+                })
             }
             _ => None,
         }
@@ -309,10 +330,18 @@ mod tests {
     /// An index that an older larder closed cleanly has no names, so it is incomplete (promise 9).
     #[test]
     fn only_a_mark_of_the_current_index_version_is_trusted() {
-        let totals = Totals { archives: 1, archive_bytes: 2, documents: 3, document_bytes: 4, page_bytes: 5 };
+        let totals = Totals {
+            archives: 1,
+            archive_bytes: 2,
+            documents: 3,
+            document_bytes: 4,
+            page_bytes: 5,
+            first_seen: 6,
+            first_seen_bytes: 7,
+        };
         let mark = totals.mark();
         assert_eq!(Totals::in_mark(&mark), Some(totals));
-        let (of_older, of_newer) = (FORMAT.to_be_bytes().to_vec(), [&FORMAT.to_be_bytes()[..], &[9; 44]].concat());
+        let (of_older, of_newer) = (FORMAT.to_be_bytes().to_vec(), [&FORMAT.to_be_bytes()[..], &[9; 60]].concat());
         for other in [Vec::new(), of_older, of_newer, mark[..mark.len() - 1].to_vec(), [&mark[..], &[0]].concat()] {
             assert_eq!(Totals::in_mark(&other), None, "{other:?}");
         }
