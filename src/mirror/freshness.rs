@@ -10,7 +10,7 @@ use crate::upstream::backoff::Origin;
 use crate::upstream::outbound::Connectivity;
 
 /// The lifetime of an answer from a checked copy, before the archive is opened and checked again. A change of the
-/// provider's revision ends it earlier.
+/// provider's generation ends it earlier.
 pub const CHECKED_COPY_LIFETIME: Duration = Duration::from_secs(60);
 /// The freshness lifetime of an answer computed from the store, unless a change of the store is noticed.
 pub const STORED_ANSWER_LIFETIME: Duration = Duration::from_secs(5);

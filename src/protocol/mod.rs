@@ -228,13 +228,13 @@ impl Protocols {
             true => self.mount.base(&request.cdn_loop, request.origin.as_deref()),
             false => "",
         };
-        let revision = match route.subject() {
-            Some(RouteSubject::Provider(address)) => self.mirror.library.revision(address),
-            Some(RouteSubject::Module(address)) => self.mirror.library.revision_of_module(address),
-            Some(RouteSubject::Pages(host)) => self.mirror.library.revision_of_pages(host),
+        let generation = match route.subject() {
+            Some(RouteSubject::Provider(address)) => self.mirror.library.generation(address),
+            Some(RouteSubject::Module(address)) => self.mirror.library.generation_of_module(address),
+            Some(RouteSubject::Pages(host)) => self.mirror.library.generation_of_pages(host),
             None => 0,
         };
-        let basis = AnswerBasis { revision, closings: self.runtime_config.outbound.backoff.closings() };
+        let basis = AnswerBasis { generation, closings: self.runtime_config.outbound.backoff.closings() };
         if let Some(answer) = self.answers.fresh(route, base, basis, request.now) {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }

@@ -109,14 +109,14 @@ pub struct RenderedAnswer {
 /// The state that an answer depends on. An answer of another state is rendered anew.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AnswerBasis {
-    /// The revision of its provider.
-    pub revision: u64,
+    /// The generation of its provider, its module or its pages.
+    pub generation: u64,
     /// The circuit breakers that closed so far. Only what is stale depends on them: with an open one upstream is not asked.
     pub closings: u64,
 }
 
-/// The route and the base of a rendered answer, for lookups without a copy. Its bytes depend on these, and on the revision
-/// of its provider.
+/// The route and the base of a rendered answer, for lookups without a copy. Its bytes depend on these, and on the generation
+/// of its subject.
 #[derive(Hash)]
 struct KeyRef<'a>(&'a Route, &'a str);
 
@@ -166,7 +166,7 @@ impl RenderedAnswers {
         let RenderedAnswer { answer, made, basis: made_of } = self.cache.get(&KeyRef(route, base))?;
         // After the clock was set back, the answer would stay fresh for too long.
         let is_fresh = made <= now && now < answer.fresh_until;
-        let is_of_now = made_of.revision == basis.revision
+        let is_of_now = made_of.generation == basis.generation
             && (answer.outcome != Outcome::Stale || made_of.closings == basis.closings);
         (is_fresh && is_of_now).then_some(answer)
     }

@@ -87,10 +87,7 @@ impl DocumentKind for ModulePackage {
         match &fetch.listed {
             // While the version list cannot be read, the version may exist in another spelling, so a 404 proves nothing.
             Some(ListingState::Unknown(Some(unread))) => Err(unread.clone()),
-            _ => {
-                let gone_copy = fetch.keep_gone_copy(&error).await;
-                gone_copy.inspect_err(|_| fetch.documents.library.increment_revision(&self.module))
-            }
+            _ => fetch.keep_gone_copy(&error).await,
         }
     }
 
@@ -102,9 +99,7 @@ impl DocumentKind for ModulePackage {
         if !is_listed || (!document.metadata.gone && is_useless()) {
             return Ok(document.into());
         }
-        let stored = fetch.store(document).await;
-        fetch.documents.library.increment_revision(&self.module);
-        stored
+        fetch.store(document).await
     }
 }
 

@@ -101,9 +101,7 @@ impl DocumentKind for Address {
     }
 
     async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
-        let stored = fetch.store(document).await;
-        fetch.documents.library.increment_revision(self);
-        stored
+        fetch.store(document).await
     }
 }
 

@@ -1,8 +1,7 @@
 //! The name records of packages: each lists the stored archives of one package and its pin. Also the locks of archives,
-//! and the revisions that rendered answers depend on.
+//! and the generations that rendered answers depend on.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::hash::Hash;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +19,8 @@ use crate::mirror::library::is_default;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::mirror::library::proof_set::ProofSet;
 use crate::store::{
-    Durability, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction, RecordStep, Store,
-    StoreError, Striped, to_json,
+    Durability, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction,
+    RecordStep, Store, StoreError, Striped, to_json,
 };
 use crate::upstream::outbound::origin;
 use crate::verify::{PackedTree, Proof, ProofBasis};
@@ -34,10 +33,9 @@ pub struct Catalog {
     pub(super) store: Arc<Store>,
     digest_locks: Striped<Mutex<()>>,
     imported: Mutex<Option<Vec<PackageRef>>>,
-    /// Counters that grow with every change to the stored data of a provider, a module, or the pages of a registry. An
-    /// answer rendered at an older revision must be rendered again. Addresses may share a counter, which only renders
-    /// answers more often than needed.
-    revisions: Striped<AtomicU64>,
+    /// Counters that grow when the file of an archive comes or goes. Addresses may share one, which only renders answers
+    /// more often than needed.
+    presence: Striped<AtomicU64>,
     /// The archives that were compared with their digests since the start.
     pub verified_since_start: Mutex<HashSet<Digest>>,
 }
@@ -48,7 +46,7 @@ impl Catalog {
             store,
             digest_locks: Striped::default(),
             imported: Mutex::default(),
-            revisions: Striped::default(),
+            presence: Striped::default(),
             verified_since_start: Mutex::default(),
         }
     }
@@ -142,44 +140,46 @@ impl Catalog {
 }
 
 impl Library {
-    /// The revision of a provider's stored data.
-    pub fn revision(&self, address: &ProviderAddress) -> u64 {
-        self.revision_of(address).load(Ordering::Acquire)
+    /// The generation of what is shown of a provider: of its records, and of its files on this machine. What was made of an
+    /// earlier generation is made anew.
+    pub fn generation(&self, address: &ProviderAddress) -> u64 {
+        self.generation_of(GroupRef::Provider(address))
     }
 
-    /// The revision of a module's stored data, regardless of the spelling of its name.
-    pub fn revision_of_module(&self, address: &ModuleAddress) -> u64 {
-        self.revision_of(&address.folded()).load(Ordering::Acquire)
+    /// The generation of what is shown of a module, regardless of the spelling of its name.
+    pub fn generation_of_module(&self, address: &ModuleAddress) -> u64 {
+        self.generation_of(GroupRef::Module(&address.folded()))
     }
 
-    /// The revision of a registry's pages: it grows with each purge, not with fetched pages.
-    pub fn revision_of_pages(&self, host: &Hostname) -> u64 {
-        self.revision_of(host).load(Ordering::Acquire)
+    /// The generation of the pages of a registry.
+    pub fn generation_of_pages(&self, host: &Hostname) -> u64 {
+        self.generation_of(GroupRef::Registry(host))
     }
 
-    pub(in crate::mirror) fn revision_of_address(&self, address: &Address) -> u64 {
+    pub(in crate::mirror) fn generation_of_address(&self, address: &Address) -> u64 {
         match address {
-            Address::Provider(provider) => self.revision(provider),
-            Address::Module(module) => self.revision_of_module(module),
+            Address::Provider(provider) => self.generation(provider),
+            Address::Module(module) => self.generation_of_module(module),
         }
     }
 
-    /// Marks answers that were rendered from the stored data of an address as outdated, because that data changed.
-    pub(in crate::mirror) fn increment_revision(&self, address: impl Into<Address>) {
-        match address.into() {
-            Address::Provider(provider) => self.revision_of(&provider),
-            Address::Module(module) => self.revision_of(&module.folded()),
+    fn generation_of(&self, group: GroupRef<'_>) -> u64 {
+        // Both only grow, so every change makes another sum.
+        let presence = self.catalog.presence.of(&group).load(Ordering::Acquire);
+        self.store.records.generation_now(group).0.wrapping_add(presence)
+    }
+
+    /// Notes that the file of an archive came to this machine or went from it: offline, lists show what is here.
+    pub(super) fn presence_changed(&self, digest: &Digest) {
+        match self.names_of(digest) {
+            Ok(names) => names.into_iter().for_each(|artifact| {
+                let group = Key::Name(artifact).group();
+                self.catalog.presence.of(&group.as_ref()).fetch_add(1, Ordering::AcqRel);
+            }),
+            Err(error) => {
+                tracing::error!(%digest, %error, "the names of an archive cannot be read; answers about it may be late")
+            }
         }
-        .fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Marks answers that were rendered from the pages of a registry as outdated.
-    pub(in crate::mirror) fn increment_pages_revision(&self, host: &Hostname) {
-        self.revision_of(host).fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn revision_of(&self, key: &impl Hash) -> &AtomicU64 {
-        self.catalog.revisions.of(key)
     }
 
     /// The packages of an address with a name. A pinned one may list no archive. Blocks.

@@ -50,7 +50,7 @@ impl Library {
         }
         // Each request for it finds it missing; only the first one finds something new.
         let is_news = found == DamageFinding::Damaged || self.file_use(digest)?.is_some();
-        self.forget_file(digest)?;
+        self.forget_file(digest);
         if is_news {
             self.runtime.counters.damaged(found);
         }
@@ -62,7 +62,7 @@ impl Library {
     pub(in crate::mirror) fn set_aside(&self, digest: &Digest, opened: &Blob) -> Result<(), StoreError> {
         let _lock = self.catalog.digest_lock(digest).lock();
         if self.store.blobs.quarantine_unless_replaced(digest, opened)? {
-            self.forget_file(digest)?;
+            self.forget_file(digest);
             self.runtime.counters.damaged(DamageFinding::Damaged);
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Library {
             None if self.is_local(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
-        self.forget_file(&digest)?;
+        self.forget_file(&digest);
         let mut packages = Vec::new();
         for artifact in self.names_of(&digest)? {
             let archive = self.catalog.name_record(&artifact)?.get(&digest).cloned();
@@ -103,7 +103,6 @@ impl Library {
             }
             let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != digest);
             library.catalog.change_name_record(&artifact, take_off)?;
-            library.increment_revision(&artifact);
             tracing::error!(package = %artifact, %digest, "an archive is lost: its file is not there, and upstream has deleted it");
             Ok(())
         };

@@ -342,7 +342,6 @@ impl Library {
             if is_pinned {
                 return Ok(false);
             }
-            self.increment_revision(artifact);
             tracing::info!(package = %artifact, %digest, "evicted an archive");
         }
         Ok(true)

@@ -89,16 +89,14 @@ impl Library {
     /// Frees the bytes of an archive on this machine, and changes no record. The caller holds its digest lock.
     pub(super) fn trim(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
         self.store.blobs.remove(digest, durability)?;
-        self.forget_file(digest)
+        self.forget_file(digest);
+        Ok(())
     }
 
     /// Forgets the use of a file that is not on this machine any more. What is shown offline changes at once.
-    pub(super) fn forget_file(&self, digest: &Digest) -> Result<(), StoreError> {
+    pub(super) fn forget_file(&self, digest: &Digest) {
         self.catalog.verified_since_start.lock().remove(digest);
         self.store.index.archive_gone(digest);
-        for artifact in self.names_of(digest)? {
-            self.increment_revision(&artifact);
-        }
-        Ok(())
+        self.presence_changed(digest);
     }
 }

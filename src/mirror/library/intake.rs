@@ -38,6 +38,7 @@ impl Library {
             ArchiveBytes::Staged(verified) => {
                 self.store.blobs.publish(*verified)?;
                 self.catalog.verified_since_start.lock().insert(digest);
+                self.presence_changed(&digest);
                 true
             }
             ArchiveBytes::Stored => false,
@@ -63,7 +64,6 @@ impl Library {
         // A replaced archive remains for clients that got its digest; it is no longer current.
         self.catalog.change_name_record(artifact, |name| name.put(archive.clone()))?;
         self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.stored_at);
-        self.increment_revision(artifact);
         Ok(Some(archive))
     }
 
@@ -163,7 +163,6 @@ impl Library {
                 archive.hashes.clone_from(&hashes);
             }
         })?;
-        self.increment_revision(&package.provider);
         Ok(())
     }
 

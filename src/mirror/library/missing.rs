@@ -107,7 +107,7 @@ impl From<&ModulePackage> for MissingPackage {
     }
 }
 
-/// The state in which a lookup last failed: the revision of the provider or module, and the generation of the
+/// The state in which a lookup last failed: the generations of the provider or module and of the
 /// configuration.
 type LastMiss = (u64, ConfigGeneration);
 
@@ -497,7 +497,7 @@ impl Library {
             if terms.upstreams.get(package.host()).is_none() {
                 continue;
             }
-            let found = (self.revision_of_address(&package.address()), terms.generation);
+            let found = (self.generation_of_address(&package.address()), terms.generation);
             if count.last_miss == Some(found) {
                 missing.push((package, count));
                 continue;

@@ -35,7 +35,7 @@ pub struct Offline {
     pub(in crate::mirror) runtime: Arc<Runtime>,
     pub(in crate::mirror) library: Arc<Library>,
     pub(in crate::mirror) documents: Arc<Documents>,
-    /// Lookups of stored versions in progress. The key contains the revision, so a request after a change starts a new
+    /// Lookups of stored versions in progress. The key contains the generation, so a request after a change starts a new
     /// lookup.
     lookups: SingleFlights<(Address, u64, ConfigGeneration), SharedLookup<Arc<StoredVersions>>>,
     stored_pages: SingleFlights<PageRef, SharedLookup<Option<PageSource>>>,
@@ -177,7 +177,7 @@ impl Offline {
     async fn stored_versions(&self, address: &Address, call: &RequestContext) -> Result<Arc<StoredVersions>, Error> {
         call.upstream(address.host())?;
         let if_task_dies = Err(Error::Interrupted(format!("the stored versions of {address}")));
-        let key = (address.clone(), self.library.revision_of_address(address), call.config.generation);
+        let key = (address.clone(), self.library.generation_of_address(address), call.config.generation);
         let lookup = self.lookups.join_or_spawn(&self.runtime.tasks, key, if_task_dies, || {
             let (library, address, config) = (Arc::clone(&self.library), address.clone(), Arc::clone(&call.config));
             async move {

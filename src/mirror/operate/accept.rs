@@ -670,7 +670,6 @@ impl Operations {
                     module_history::forget(library, &owned_key, now)
                 };
                 self.library.on_disk(forget).await?;
-                self.library.increment_revision(&key.module);
                 self.library.resolve_tree_alarms_async(&key).await?;
                 tracing::warn!(%package, kind, "accepted by the operator: clients fetch it directly from now on");
                 let tree_before = before.map(|before| before.tree_digest);

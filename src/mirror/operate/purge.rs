@@ -102,7 +102,6 @@ impl Purge<'_> {
             Ok(())
         });
         library.runtime.forget_absences(address, versions);
-        library.increment_revision(address);
         ended
     }
 
@@ -227,7 +226,6 @@ impl Purge<'_> {
                 self.purge_document(&page)?;
             }
         }
-        self.library.increment_pages_revision(selector.host());
         Ok(())
     }
 

@@ -283,7 +283,6 @@ impl ProofSets {
                 if before.is_some() && self.runtime.is_current_config(call) {
                     let owned_package = package.clone();
                     self.library.on_disk(move |library| library.remove_set(&owned_package)).await?;
-                    self.library.increment_revision(&package.provider);
                 }
                 Err(absence)
             }
@@ -328,7 +327,6 @@ impl ProofSets {
             expired?.1
         };
         self.library.on_disk(expire).await?;
-        self.library.increment_revision(&package.provider);
         Ok(())
     }
 
@@ -366,7 +364,6 @@ impl ProofSets {
             Ok(changed)
         });
         let changed = Arc::new(changed.await?);
-        self.library.increment_revision(&package.provider);
         Ok(Confirmed { confirmed: changed.confirmed, value: changed })
     }
 

@@ -168,7 +168,6 @@ impl BundledDocumentUpdate {
         let config = library.runtime.config();
         if let Some(address) = listed_address(&key) {
             config.not_found.remove_if(|absent| absent.is_document_of(address, |_| true));
-            library.increment_revision(address);
         } else {
             config.not_found.remove_if(|absent| *absent == key);
         }
@@ -275,15 +274,12 @@ impl Library {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::version_list(address);
-        let is_changed = self.change_document(&key, Durability::Synced, |stored| {
+        let list = |stored: Option<&StoredDocument>| {
             let Some(before) = stored.or(absent) else { return Ok(None) };
             let listing = self.merge_stored_entries(&key, Some(before), before.clone())?;
             Ok((!listing.has_same_content(before)).then_some((listing, now)))
-        })?;
-        if is_changed {
-            self.increment_revision(address.clone());
-        }
-        Ok(())
+        };
+        self.change_document(&key, Durability::Synced, list).map(drop)
     }
 
     /// True if this document or a newer one is stored.

@@ -354,7 +354,6 @@ impl TreeImport {
         }
         for provider in &self.affected_providers {
             transfers.library.sync_provider_documents(provider).await?;
-            transfers.library.increment_revision(provider);
         }
         Ok(())
     }
