@@ -17,7 +17,7 @@ use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents};
 use crate::mirror::freshness::Confirmation;
-use crate::mirror::library::catalog::UnlistedVersion;
+use crate::mirror::library::catalog::{Names, UnlistedVersion};
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::{Library, RequestContext, RuntimeConfig};
@@ -153,8 +153,10 @@ impl Documents {
         }
         let (owned_address, listed) =
             (address.clone(), list.versions.iter().map(|listed| listed.version.clone()).collect());
-        let find =
-            move |library: &Library| default_if_store_unavailable(library.stored_besides(&owned_address, &listed));
+        let find = move |library: &Library| {
+            let names = Names::Stored(&library.catalog);
+            default_if_store_unavailable(library.stored_besides(names, &owned_address, &listed))
+        };
         let stored = library.on_disk(find).await?;
         let earlier = match before {
             Some(before) => before.versions(list.service).await.ok(),

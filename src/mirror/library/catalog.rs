@@ -190,6 +190,7 @@ impl Library {
     /// The versions of an address that this larder has and a list does not name. Blocks.
     pub(in crate::mirror) fn stored_besides(
         &self,
+        names: Names<'_>,
         address: &Address,
         listed: &HashSet<Version>,
     ) -> Result<BTreeMap<Version, UnlistedVersion>, StoreError> {
@@ -198,7 +199,7 @@ impl Library {
             if listed.contains(artifact.version()) {
                 continue;
             }
-            let name = self.catalog.name_record(&artifact)?;
+            let name = names.record(&artifact)?;
             if name.archives.is_empty() {
                 continue;
             }
@@ -298,6 +299,24 @@ impl Library {
         digest: &Digest,
     ) -> Result<bool, StoreError> {
         Ok(self.catalog.name_record(artifact)?.get(digest).is_some())
+    }
+}
+
+/// A way to read names.
+#[derive(Debug, Clone, Copy)]
+pub enum Names<'a> {
+    /// Within a step, which writes nothing but its own changes.
+    InStep(&'a RecordStep<'a>),
+    /// Outside of steps.
+    Stored(&'a Catalog),
+}
+
+impl Names<'_> {
+    fn record(self, artifact: &Artifact) -> Result<NameRecord, StoreError> {
+        match self {
+            Self::InStep(step) => Catalog::name_record_in(step, artifact.clone()),
+            Self::Stored(catalog) => catalog.name_record(artifact),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::mirror::Library;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::freshness::{Confirmed, FlightResult, Revalidatable};
+use crate::mirror::library::catalog::Names;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::first_listed::{provider_of_list, record_times};
 use crate::mirror::library::record_format as parts;
@@ -227,7 +228,7 @@ impl Library {
         let coming = document.clone();
         let put = self.on_disk(move |library| {
             let now = coming.metadata.checked;
-            let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, coming| Ok(coming))?;
+            let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, _, coming| Ok(coming))?;
             library.enforce_size_limit();
             library.enforce_page_limit(&key);
             Ok(kept)
@@ -256,7 +257,7 @@ impl Library {
         coming: StoredDocument,
         now: Timestamp,
         durability: Durability,
-        mut build: impl FnMut(Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
+        mut build: impl FnMut(Names<'_>, Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<Option<StoredDocument>, StoreError> {
         if let Some(provider) = provider_of_list(key) {
             // An older record has the times of the versions.
@@ -266,10 +267,10 @@ impl Library {
         let listed = coming.metadata.checked.max(coming.metadata.fetched);
         let mut replace = |times: VersionTimes| {
             let mut kept = None;
-            let replaced = self.write_document(key, durability, times, |stored| {
+            let replaced = self.write_document(key, durability, times, |names, stored| {
                 let confirmed = coming.confirmation();
                 kept = stored.filter(|stored| stored.confirmation().is_confirmed_after(confirmed, now)).cloned();
-                if kept.is_some() { Ok(None) } else { Ok(Some((build(stored, coming.clone())?, listed))) }
+                if kept.is_some() { Ok(None) } else { Ok(Some((build(names, stored, coming.clone())?, listed))) }
             });
             replaced.map(|_| kept)
         };
@@ -292,7 +293,7 @@ impl Library {
         &self,
         key: &Key,
         durability: Durability,
-        decide: impl FnMut(Option<&StoredDocument>) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
+        decide: impl FnMut(Names<'_>, Option<&StoredDocument>) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
     ) -> Result<bool, StoreError> {
         self.write_document(key, durability, VersionTimes::Known, decide)
     }
@@ -302,11 +303,14 @@ impl Library {
         key: &Key,
         durability: Durability,
         times: VersionTimes,
-        mut decide: impl FnMut(Option<&StoredDocument>) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
+        mut decide: impl FnMut(
+            Names<'_>,
+            Option<&StoredDocument>,
+        ) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
     ) -> Result<bool, StoreError> {
         self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
-            let Some((document, listed)) = decide(stored.as_ref())? else { return Ok(false) };
+            let Some((document, listed)) = decide(Names::InStep(step), stored.as_ref())? else { return Ok(false) };
             if times == VersionTimes::Known {
                 record_times(step, key, stored.as_ref(), &document, listed)?;
             }

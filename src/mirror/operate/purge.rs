@@ -9,6 +9,7 @@ use url::Url;
 use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Version, Versions};
 use crate::digest::Digest;
 use crate::error::Error;
+use crate::mirror::library::catalog::Names;
 use crate::mirror::library::files::FileRemoval;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
@@ -242,7 +243,7 @@ impl Purge<'_> {
     /// Removes versions from a list that upstream has dropped: they were only listed because they were stored. The rest
     /// of the list stays.
     fn unlist_dropped(&self, list: &Key, versions: &Versions) -> Result<(), StoreError> {
-        let unlist = |stored: Option<&StoredDocument>| {
+        let unlist = |_: Names<'_>, stored: Option<&StoredDocument>| {
             let stored = stored.filter(|document| !document.dropped().is_empty());
             Ok(stored.map(|document| {
                 let listed = document.metadata.checked.max(document.metadata.fetched);

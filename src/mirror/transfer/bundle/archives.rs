@@ -385,7 +385,8 @@ impl BundledModule {
         let archive = StoredArchive::of_tree(claimed_tree.packed.clone(), digest, fast, size_bytes, origin, now);
         let location_key = Key::location(&key);
         let record_proof = || {
-            library.replace_document(&location_key, location, now, Durability::Synced, |_, incoming| Ok(incoming))?;
+            library
+                .replace_document(&location_key, location, now, Durability::Synced, |_, _, incoming| Ok(incoming))?;
             Ok(true)
         };
         let (archive, bytes) = (archive.map_err(store_failed)?, arrived.into_archive_bytes()?);

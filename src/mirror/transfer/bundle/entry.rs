@@ -12,6 +12,7 @@ use crate::bundle::{ApplyOutcome, BundleEntry, BundledDocument, FetchOrigin, Fil
 use crate::clock::Timestamp;
 use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
+use crate::mirror::library::catalog::Names;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
 use crate::store::{DocumentKey, Durability, Key, StoreError};
@@ -160,7 +161,9 @@ impl BundledDocumentUpdate {
     /// Replaces the stored document, unless a newer one was stored since.
     pub(super) fn commit(self, library: &Library, now: Timestamp) -> Result<ApplyOutcome, String> {
         let Self { key, incoming } = self;
-        let merge = |stored: Option<&StoredDocument>, incoming| library.merge_stored_entries(&key, stored, incoming);
+        let merge = |names: Names<'_>, stored: Option<&StoredDocument>, incoming| {
+            library.merge_stored_entries(names, &key, stored, incoming)
+        };
         let kept = library.replace_document(&key, incoming, now, Durability::Synced, merge).map_err(store_failed)?;
         if kept.is_some() {
             return Ok(ApplyOutcome::Held);
@@ -212,6 +215,7 @@ impl Library {
     /// stay listed.
     pub(super) fn merge_stored_entries(
         &self,
+        names: Names<'_>,
         key: &Key,
         stored: Option<&StoredDocument>,
         incoming: StoredDocument,
@@ -227,7 +231,7 @@ impl Library {
         let Some(address) = listed_address(key).filter(|address| keeps_gone(address.host())) else {
             return Ok(incoming);
         };
-        Ok(match self.dropped_entries(address, stored, &incoming)? {
+        Ok(match self.dropped_entries(names, address, stored, &incoming)? {
             Some(dropped) => incoming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
             None => incoming,
         })
@@ -236,6 +240,7 @@ impl Library {
     /// The entries to list besides upstream's; `None` if upstream's list names every stored version.
     fn dropped_entries(
         &self,
+        names: Names<'_>,
         address: &Address,
         stored: Option<&StoredDocument>,
         incoming: &StoredDocument,
@@ -243,7 +248,7 @@ impl Library {
         let service = Service::from(address);
         let Ok(list) = incoming.as_versions(service) else { return Ok(None) };
         let listed = list.versions.iter().map(|listed| listed.version.clone()).collect();
-        let unlisted = self.stored_besides(address, &listed)?;
+        let unlisted = self.stored_besides(names, address, &listed)?;
         if unlisted.is_empty() {
             return Ok(None);
         }
@@ -274,9 +279,9 @@ impl Library {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let key = Key::version_list(address);
-        let list = |stored: Option<&StoredDocument>| {
+        let list = |names: Names<'_>, stored: Option<&StoredDocument>| {
             let Some(before) = stored.or(absent) else { return Ok(None) };
-            let listing = self.merge_stored_entries(&key, Some(before), before.clone())?;
+            let listing = self.merge_stored_entries(names, &key, Some(before), before.clone())?;
             Ok((!listing.has_same_content(before)).then_some((listing, now)))
         };
         self.change_document(&key, Durability::Synced, list).map(drop)
@@ -293,7 +298,8 @@ impl Library {
         if stored.confirmation().is_confirmed_after(incoming.confirmation(), now) {
             return Ok(true);
         }
-        let merged = self.merge_stored_entries(key, Some(&stored), incoming.clone())?;
+        let names = Names::Stored(&self.catalog);
+        let merged = self.merge_stored_entries(names, key, Some(&stored), incoming.clone())?;
         Ok(stored.has_same_content(&merged) && stored.confirmation() == merged.confirmation())
     }
 }
