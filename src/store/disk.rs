@@ -1,8 +1,11 @@
 //! File operations of the store. Each error names the operation and the path.
 #![expect(clippy::disallowed_methods, reason = "the store owns the files")]
 
+use std::cmp;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -271,15 +274,41 @@ pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
 /// Every file below a folder, with its size in bytes and its modification time.
 pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)>, StoreError> {
     let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for name in names_in(&folder)? {
-            let path = folder.join(name);
-            let Some((is_folder, size_bytes, changed)) = metadata_of(&path)? else { continue };
-            if is_folder { folders.push(path) } else { found.push((path, size_bytes, changed)) }
+    let _ = each_file_after(folder, None, &mut |path, size_bytes, changed| {
+        found.push((path, size_bytes, changed));
+        ControlFlow::Continue(())
+    })?;
+    Ok(found)
+}
+
+/// Visits the files below a folder in the order of their paths, with their sizes in bytes and their modification times: those
+/// after the path `after`, which is relative to the folder, until `visit` breaks.
+pub(super) fn each_file_after(
+    folder: &Path,
+    after: Option<&Path>,
+    visit: &mut dyn FnMut(PathBuf, u64, Timestamp) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, StoreError> {
+    let mut rest = after.map(Path::iter);
+    let first = rest.as_mut().and_then(Iterator::next);
+    let rest = rest.map(|rest| rest.as_path().to_owned());
+    for name in names_in(folder)? {
+        // Below the name that `after` begins with, only what follows it; a file of this name is `after` itself.
+        let (is_before, rest) = match first.map(|first| OsStr::new(&name).cmp(first)) {
+            Some(cmp::Ordering::Less) => continue,
+            Some(cmp::Ordering::Equal) => (true, rest.as_deref()),
+            Some(cmp::Ordering::Greater) | None => (false, None),
+        };
+        let path = folder.join(name);
+        let flow = match metadata_of(&path)? {
+            Some((true, ..)) => each_file_after(&path, rest.filter(|rest| !rest.as_os_str().is_empty()), visit)?,
+            Some((false, size_bytes, changed)) if !is_before => visit(path, size_bytes, changed),
+            Some(_) | None => ControlFlow::Continue(()),
+        };
+        if flow.is_break() {
+            return Ok(flow);
         }
     }
-    Ok(found)
+    Ok(ControlFlow::Continue(()))
 }
 
 /// A file's size in bytes and modification time; `None` if it does not exist.

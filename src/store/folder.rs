@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,9 +18,10 @@ use super::key::{GroupRef, RecordGroup};
 use super::locks::StoreLock;
 use super::records::KINDS;
 use super::{
-    Blob, Blobs, Change, Durability, FORMAT, Generation, Index, Key, ReadOutcome, RecordAction, Records, Staged,
-    Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
+    Blob, Blobs, Change, Durability, FORMAT, Generation, Index, IndexedName, Key, NameCursor, ReadOutcome,
+    RecordAction, Records, Staged, Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
 };
+use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::verify::Verified;
@@ -375,10 +377,42 @@ impl Records for FolderRecords {
         Ok(true)
     }
 
-    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
-        let files = self.listed(|| disk::files_below(&self.root.join(folder)))?.into_iter();
-        let key = |path: &Path| Key::from_path(path.strip_prefix(&self.root).ok()?);
-        Ok(files.filter_map(|(path, size_bytes, _)| Some((key(&path)?, size_bytes))).collect())
+    fn page(&self, folder: &Path, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, u64)>, StoreError> {
+        let (mut keys, after) = (Vec::new(), after.map(Key::path));
+        let below = after.as_deref().map(|after| after.strip_prefix(folder).unwrap_or(after));
+        let _ = self.listed(|| {
+            disk::each_file_after(&self.root.join(folder), below, &mut |path, size_bytes, _| {
+                let key = path.strip_prefix(&self.root).ok().and_then(Key::from_path);
+                keys.extend(key.map(|key| (key, size_bytes)));
+                if keys.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+        })?;
+        Ok(keys)
+    }
+
+    fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
+        self.index.name(artifact)
+    }
+
+    fn each_name(
+        &self,
+        host: Option<&Hostname>,
+        after: Option<&NameCursor>,
+        visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        self.index.names_after(host, after, visit)
+    }
+
+    fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+        self.index.names_of(digest)
+    }
+
+    fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
+        self.index.pinned_names()
+    }
+
+    fn unreadable_name(&self) -> Option<StoreError> {
+        self.index.unreadable_name()
     }
 
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {

@@ -147,7 +147,7 @@ impl Index {
     }
 
     /// The error for incomplete names of an archive, while a name is unreadable.
-    pub fn unreadable_name(&self) -> Option<StoreError> {
+    pub(super) fn unreadable_name(&self) -> Option<StoreError> {
         self.unreadable.lock().values().next().cloned()
     }
 
@@ -529,7 +529,7 @@ impl Index {
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
+    pub(super) fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
         let mut pinned = self.pinned.lock();
         let names = match pinned.take() {
             Some(names) => names,
@@ -542,7 +542,7 @@ impl Index {
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
+    pub(super) fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
         let value = self.entries.read().get(&name_key(artifact))?;
         Ok(value.as_deref().and_then(IndexedName::decode))
     }
@@ -551,7 +551,7 @@ impl Index {
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+    pub(super) fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
         let prefix = listed_prefix(digest);
         let mut found = Vec::new();
         self.entries.read().each_with_prefix(&prefix, |key, _| found.extend(artifact(&key[prefix.len()..])))?;
@@ -562,7 +562,7 @@ impl Index {
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn names<T>(&self, mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
+    fn names<T>(&self, mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
         let mut chosen = Vec::new();
         self.entries.read().each_with_prefix(&[NAME], |key, value| {
             if let Some((artifact, name)) = artifact(&key[1..]).zip(IndexedName::decode(value)) {
@@ -607,11 +607,11 @@ impl Index {
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn names_after(
+    pub(super) fn names_after(
         &self,
         host: Option<&Hostname>,
         after: Option<&NameCursor>,
-        mut visit: impl FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+        visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
         let prefix = names_prefix(host);
         let after = after.map_or_else(Vec::new, |after| key_below_names(&after.0));

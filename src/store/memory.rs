@@ -1,6 +1,7 @@
 //! A store in memory, for tests. Only staging is on disk, as in every implementation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Bound, ControlFlow};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,9 +10,10 @@ use parking_lot::Mutex;
 use super::key::{GroupRef, RecordGroup};
 use super::locks::StoreLock;
 use super::{
-    Blob, Blobs, Change, Durability, Generation, Key, ReadOutcome, RecordAction, Records, Staged, Staging, StoreError,
-    Turns, WriteOutcome,
+    Blob, Blobs, Change, Durability, Generation, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction,
+    Records, Staged, Staging, StoreError, Turns, WriteOutcome,
 };
+use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::verify::Verified;
@@ -79,6 +81,8 @@ pub struct MemoryRecords {
 #[derive(Debug, Default)]
 struct RecordsNow {
     records: BTreeMap<PathBuf, Vec<u8>>,
+    /// What each name lists, by its cursor.
+    names: BTreeMap<String, (Artifact, IndexedName)>,
     generation: u64,
 }
 
@@ -108,7 +112,14 @@ impl Records for MemoryRecords {
         if now.generation != read_at.0 {
             return Ok(WriteOutcome::Conflict);
         }
-        for Change { key, action, .. } in changes {
+        for Change { key, action, entry } in changes {
+            if let (Key::Name(artifact), IndexEntry::Name(name)) = (key, entry) {
+                let cursor = NameCursor::of(artifact).as_str().to_owned();
+                match name.is_empty() {
+                    true => drop(now.names.remove(&cursor)),
+                    false => drop(now.names.insert(cursor, (artifact.clone(), name.clone()))),
+                }
+            }
             now.generation += u64::from(*action != RecordAction::Keep);
             match action {
                 RecordAction::Put(record, _) => drop(now.records.insert(key.path(), record.clone())),
@@ -123,10 +134,34 @@ impl Records for MemoryRecords {
         Ok(self.stat(key)?.is_some())
     }
 
-    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
-        let now = self.now.lock();
-        let below = now.records.iter().filter(|(path, _)| path.starts_with(folder));
-        Ok(below.filter_map(|(path, record)| Some((Key::from_path(path)?, record.len() as u64))).collect())
+    fn page(&self, folder: &Path, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, u64)>, StoreError> {
+        let (now, after) = (self.now.lock(), after.map(Key::path));
+        let below = now.records.range(after.clone().unwrap_or_else(|| folder.to_owned())..);
+        let below = below.filter(|(path, _)| path.starts_with(folder) && after.as_ref() != Some(path));
+        let keys = below.filter_map(|(path, record)| Some((Key::from_path(path)?, record.len() as u64)));
+        Ok(keys.take(limit).collect())
+    }
+
+    fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
+        Ok(self.now.lock().names.get(NameCursor::of(artifact).as_str()).map(|(_, name)| name.clone()))
+    }
+
+    fn each_name(
+        &self,
+        host: Option<&Hostname>,
+        after: Option<&NameCursor>,
+        visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        let names = self.now.lock().names.clone();
+        let after = after.map_or("", NameCursor::as_str);
+        for (artifact, name) in names.range::<str, _>((Bound::Excluded(after), Bound::Unbounded)).map(|(_, name)| name)
+        {
+            let is_wanted = host.is_none_or(|host| artifact.host() == host);
+            if is_wanted && visit(artifact.clone(), name.clone()).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,11 +12,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::key::{DocumentKey, GroupRef, RecordGroup};
-use super::{IndexedName, Key, StoreError, Striped};
+use super::{IndexedName, Key, NameCursor, StoreError, Striped};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
 };
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 
 /// The folders of records, below the root of their paths.
 pub(super) const KINDS: [&str; 6] = ["names", "documents", "seen", "alarms", "jobs", "traffic"];
@@ -163,14 +165,194 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// Makes a record durable that was written lazily. Returns true if it exists.
     fn sync(&self, key: &Key) -> Result<bool, StoreError>;
 
-    /// The keys of the records whose path begins with the components of `folder`, each with its stored size in bytes.
+    /// The keys of the records whose path begins with the components of `folder`, each with its stored size in bytes: at most
+    /// `limit`, in the order of their paths, after the key `after`, which may be gone by now.
     ///
     /// # Errors
     /// The list would be partial. A caller may delete what a list does not contain.
-    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError>;
+    fn page(&self, folder: &Path, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, u64)>, StoreError>;
 
     /// The next components of the paths below `folder`, sorted.
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError>;
+
+    /// What a name lists, as its last write said; `None` if there is no name.
+    fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError>;
+
+    /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit` breaks.
+    fn each_name(
+        &self,
+        host: Option<&Hostname>,
+        after: Option<&NameCursor>,
+        visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+    ) -> Result<(), StoreError>;
+
+    /// The names that list an archive.
+    fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+        chosen_names(self, |artifact, name| name.lists(digest).then_some(artifact))
+    }
+
+    /// The pinned names.
+    fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
+        chosen_names(self, |artifact, name| name.pinned.then_some(artifact))
+    }
+
+    /// The error for a name that cannot be read: it may list any archive.
+    fn unreadable_name(&self) -> Option<StoreError> {
+        None
+    }
+
+    /// The keys of the records whose path begins with the components of `folder`, each with its stored size in bytes.
+    fn keys_below(&self, folder: &Path) -> Result<Vec<(Key, u64)>, StoreError> {
+        let mut keys: Vec<(Key, u64)> = Vec::new();
+        loop {
+            let page = self.page(folder, keys.last().map(|(last, _)| last), PAGE_KEYS)?;
+            let is_last = page.len() < PAGE_KEYS;
+            keys.extend(page);
+            if is_last {
+                return Ok(keys);
+            }
+        }
+    }
+
+    /// The platforms of a version with proof sets.
+    fn platforms_with_sets(&self, provider: &ProviderAddress, version: &Version) -> Result<Vec<Platform>, StoreError> {
+        let names = self.names_in(&Key::sets_of(provider, version))?;
+        Ok(names.iter().filter_map(|name| Platform::parse(name.strip_suffix(".set")?).ok()).collect())
+    }
+
+    /// The packages of a provider with proof sets.
+    fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
+        let package = |key| if let Key::ProofSet(package) = key { Some(package) } else { None };
+        chosen_below(self, &Key::folder("documents", provider), package)
+    }
+
+    /// The packages of an address with a name record: those with a stored archive.
+    fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
+        let artifact = |key| if let Key::Name(artifact) = key { Some(artifact) } else { None };
+        chosen_below(self, &Key::folder("names", address), artifact)
+    }
+
+    /// The proof sets or the locations of an address, each with its package.
+    fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
+        let with_package = |key| match key {
+            Key::ProofSet(ref package) => Some((package.into(), key)),
+            Key::Document(DocumentKey::Location(ref package)) => Some((package.into(), key)),
+            _ => None,
+        };
+        chosen_below(self, &Key::folder("documents", address), with_package)
+    }
+
+    /// The documents about an address and none of its versions, such as its version list.
+    fn address_documents(&self, address: &Address) -> Result<Vec<Key>, StoreError> {
+        let folder = Key::folder("documents", address);
+        chosen_below(self, &folder, |key| key.is_about_whole_address().then_some(key))
+    }
+
+    /// The versions of a module with first-seen records.
+    fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
+        let package = |key| if let Key::ModuleFirstSeen(package) = key { Some(package) } else { None };
+        chosen_below(self, &Key::folder("seen", module), package)
+    }
+
+    /// The addresses with alarm records.
+    fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
+        chosen_below(self, Path::new("alarms"), |key| if let Key::Alarms(address) = key { Some(address) } else { None })
+    }
+
+    /// The addresses of a registry with a version list or a name record. `service` is `providers` or `modules`.
+    fn addresses_of(&self, host: &Hostname, service: &str) -> Result<BTreeSet<Address>, StoreError> {
+        let address = |key| match key {
+            Key::Document(DocumentKey::Versions(address)) => Some(address),
+            Key::Name(artifact) => Some((&artifact).into()),
+            _ => None,
+        };
+        let mut addresses = BTreeSet::new();
+        for kind in ["documents", "names"] {
+            addresses.extend(chosen_below(self, &Path::new(kind).join(host.as_str()).join(service), address)?);
+        }
+        Ok(addresses)
+    }
+
+    /// The other spellings of a module with a first-seen record of this version: those equal in lower case.
+    fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
+        let (wanted, host_folder) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
+        let mut found = Vec::new();
+        for namespace in self.names_in(&host_folder)? {
+            if !namespace.eq_ignore_ascii_case(wanted.module.namespace.as_str()) {
+                continue;
+            }
+            for name in self.names_in(&host_folder.join(&namespace))? {
+                let parsed = ModuleName::parse(&namespace).ok().zip(ModuleName::parse(&name).ok());
+                let Some((namespace, name)) = parsed else { continue };
+                let module = ModuleAddress { namespace, name, ..package.module.clone() };
+                let spelling = ModulePackage { module, version: package.version.clone() };
+                if spelling != *package && spelling.folded() == wanted {
+                    found.push(spelling);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The recorded pages of a registry.
+    fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
+        chosen_below(self, &Key::pages_of(host), Some)
+    }
+
+    /// Every artifact with a name record.
+    fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
+        chosen_below(self, Path::new("names"), |key| if let Key::Name(named) = key { Some(named) } else { None })
+    }
+
+    /// The ids of the recorded jobs.
+    fn jobs(&self) -> Result<Vec<[u8; 8]>, StoreError> {
+        chosen_below(self, Path::new("jobs"), |key| if let Key::Job(number) = key { Some(number) } else { None })
+    }
+
+    /// The keys of all records.
+    fn all(&self) -> Result<Vec<Key>, StoreError> {
+        let mut keys = Vec::new();
+        for kind in KINDS {
+            keys.extend(chosen_below(self, Path::new(kind), Some)?);
+        }
+        for key in [Key::Missing, Key::Usage] {
+            keys.extend(self.stat(&key)?.map(|_| key));
+        }
+        Ok(keys)
+    }
+
+    /// Every document and proof set, the times of version lists, and the first-seen records.
+    fn all_counted(&self) -> Result<Vec<Key>, StoreError> {
+        let mut documents = chosen_below(self, Path::new("documents"), Some)?;
+        let seen = |key: Key| (matches!(key, Key::FirstListed(_)) || key.is_first_seen()).then_some(key);
+        documents.extend(chosen_below(self, Path::new("seen"), seen)?);
+        Ok(documents)
+    }
+}
+
+/// The keys that are read at a time.
+const PAGE_KEYS: usize = 4096;
+
+/// The values that `choose` takes from the keys of the records below a folder.
+fn chosen_below<T>(
+    records: &(impl Records + ?Sized),
+    folder: &Path,
+    choose: impl Fn(Key) -> Option<T>,
+) -> Result<Vec<T>, StoreError> {
+    Ok(records.keys_below(folder)?.into_iter().filter_map(|(key, _)| choose(key)).collect())
+}
+
+/// The values that `choose` takes from the names.
+fn chosen_names<T>(
+    records: &(impl Records + ?Sized),
+    mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>,
+) -> Result<Vec<T>, StoreError> {
+    let mut chosen = Vec::new();
+    records.each_name(None, None, &mut |artifact, name| {
+        chosen.extend(choose(artifact, name));
+        ControlFlow::Continue(())
+    })?;
+    Ok(chosen)
 }
 
 /// The turns of the steps of one process. A step that lost a few times takes its turn, and those that begin later wait for it:
@@ -365,6 +547,11 @@ impl dyn Records + '_ {
         Ok(if matches!(read, ReadOutcome::Absent) { ReadOutcome::Damaged } else { read })
     }
 
+    /// The values that `choose` takes from the names.
+    pub fn names<T>(&self, choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
+        chosen_names(self, choose)
+    }
+
     /// Replaces a record without an index entry, whatever it was.
     pub fn put(&self, key: &Key, record: &[u8], durability: Durability) -> Result<(), StoreError> {
         self.change_one(key, &RecordAction::Put(record.to_vec(), durability), &IndexEntry::Unindexed)
@@ -380,130 +567,6 @@ impl dyn Records + '_ {
             step.change(key, action.clone(), entry.clone());
             Ok(())
         })
-    }
-
-    /// The platforms of a version with proof sets.
-    pub fn platforms_with_sets(
-        &self,
-        provider: &ProviderAddress,
-        version: &Version,
-    ) -> Result<Vec<Platform>, StoreError> {
-        let names = self.names_in(&Key::sets_of(provider, version))?;
-        Ok(names.iter().filter_map(|name| Platform::parse(name.strip_suffix(".set")?).ok()).collect())
-    }
-
-    /// The packages of a provider with proof sets.
-    pub fn packages_with_sets(&self, provider: &ProviderAddress) -> Result<Vec<Package>, StoreError> {
-        let package = |key| if let Key::ProofSet(package) = key { Some(package) } else { None };
-        self.chosen_below(&Key::folder("documents", provider), package)
-    }
-
-    /// The packages of an address with a name record: those with a stored archive.
-    pub fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
-        let artifact = |key| if let Key::Name(artifact) = key { Some(artifact) } else { None };
-        self.chosen_below(&Key::folder("names", address), artifact)
-    }
-
-    /// The proof sets or the locations of an address, each with its package.
-    pub fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
-        let with_package = |key| match key {
-            Key::ProofSet(ref package) => Some((package.into(), key)),
-            Key::Document(DocumentKey::Location(ref package)) => Some((package.into(), key)),
-            _ => None,
-        };
-        self.chosen_below(&Key::folder("documents", address), with_package)
-    }
-
-    /// The documents about an address and none of its versions, such as its version list.
-    pub fn address_documents(&self, address: &Address) -> Result<Vec<Key>, StoreError> {
-        let folder = Key::folder("documents", address);
-        self.chosen_below(&folder, |key| key.is_about_whole_address().then_some(key))
-    }
-
-    /// The versions of a module with first-seen records.
-    pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
-        let package = |key| if let Key::ModuleFirstSeen(package) = key { Some(package) } else { None };
-        self.chosen_below(&Key::folder("seen", module), package)
-    }
-
-    /// The addresses with alarm records.
-    pub fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
-        self.chosen_below(Path::new("alarms"), |key| if let Key::Alarms(address) = key { Some(address) } else { None })
-    }
-
-    /// The addresses of a registry with a version list or a name record. `service` is `providers` or `modules`.
-    pub fn addresses_of(&self, host: &Hostname, service: &str) -> Result<BTreeSet<Address>, StoreError> {
-        let address = |key| match key {
-            Key::Document(DocumentKey::Versions(address)) => Some(address),
-            Key::Name(artifact) => Some((&artifact).into()),
-            _ => None,
-        };
-        let mut addresses = BTreeSet::new();
-        for kind in ["documents", "names"] {
-            addresses.extend(self.chosen_below(&Path::new(kind).join(host.as_str()).join(service), address)?);
-        }
-        Ok(addresses)
-    }
-
-    /// The other spellings of a module with a first-seen record of this version: those equal in lower case.
-    pub fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
-        let (wanted, host_folder) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
-        let mut found = Vec::new();
-        for namespace in self.names_in(&host_folder)? {
-            if !namespace.eq_ignore_ascii_case(wanted.module.namespace.as_str()) {
-                continue;
-            }
-            for name in self.names_in(&host_folder.join(&namespace))? {
-                let parsed = ModuleName::parse(&namespace).ok().zip(ModuleName::parse(&name).ok());
-                let Some((namespace, name)) = parsed else { continue };
-                let module = ModuleAddress { namespace, name, ..package.module.clone() };
-                let spelling = ModulePackage { module, version: package.version.clone() };
-                if spelling != *package && spelling.folded() == wanted {
-                    found.push(spelling);
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// The recorded pages of a registry.
-    pub fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
-        self.chosen_below(&Key::pages_of(host), Some)
-    }
-
-    /// Every artifact with a name record.
-    pub fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
-        self.chosen_below(Path::new("names"), |key| if let Key::Name(named) = key { Some(named) } else { None })
-    }
-
-    /// The ids of the recorded jobs.
-    pub fn jobs(&self) -> Result<Vec<[u8; 8]>, StoreError> {
-        self.chosen_below(Path::new("jobs"), |key| if let Key::Job(number) = key { Some(number) } else { None })
-    }
-
-    /// The keys of all records.
-    pub fn all(&self) -> Result<Vec<Key>, StoreError> {
-        let mut keys = Vec::new();
-        for kind in KINDS {
-            keys.extend(self.chosen_below(Path::new(kind), Some)?);
-        }
-        for key in [Key::Missing, Key::Usage] {
-            keys.extend(self.stat(&key)?.map(|_| key));
-        }
-        Ok(keys)
-    }
-
-    /// Every document and proof set, the times of version lists, and the first-seen records.
-    pub fn all_counted(&self) -> Result<Vec<Key>, StoreError> {
-        let mut documents = self.chosen_below(Path::new("documents"), Some)?;
-        let seen = |key: Key| (matches!(key, Key::FirstListed(_)) || key.is_first_seen()).then_some(key);
-        documents.extend(self.chosen_below(Path::new("seen"), seen)?);
-        Ok(documents)
-    }
-
-    /// The values that `choose` takes from the keys of the records below a folder.
-    fn chosen_below<T>(&self, folder: &Path, choose: impl Fn(Key) -> Option<T>) -> Result<Vec<T>, StoreError> {
-        Ok(self.keys_below(folder)?.into_iter().filter_map(|(key, _)| choose(key)).collect())
     }
 }
 

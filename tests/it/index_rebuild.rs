@@ -153,7 +153,7 @@ fn index_entries(folder: &Folder) -> Option<Vec<String>> {
         let digests: Vec<String> = archives.iter().map(|archive| archive.digest.to_string()).collect();
         Some(format!("{artifact}: pinned {pinned}, imported {imported}, {digests:?}"))
     };
-    let mut entries = index.names(named).unwrap();
+    let mut entries = store.records.names(named).unwrap();
     let archives = index.archives_by_age().unwrap().into_iter();
     entries.extend(archives.map(|archive| format!("{}: {} bytes", archive.digest, archive.size_bytes)));
     for documents in [index.documents_by_age().unwrap(), index.pages_by_age().unwrap()] {

@@ -2,6 +2,7 @@
 //! in steps also survives a crash between any two of them (promise 9).
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -15,8 +16,8 @@ use larder::clock::Timestamp;
 use larder::digest::Digest;
 use larder::store::memory::{MemoryBlobs, MemoryRecords};
 use larder::store::{
-    Blobs, Change, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Records, ResumeNote, Store,
-    StoreError, WriteOutcome,
+    Blobs, Change, Durability, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction,
+    RecordStep, Records, ResumeNote, Store, StoreError, WriteOutcome,
 };
 use larder::verify::Verified;
 
@@ -112,6 +113,81 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
     }
     assert_eq!(records.spellings_seen(&spellings[0]).unwrap(), [spellings[1].clone()]);
     assert_eq!(Key::ModuleFirstSeen(spellings[0].clone()).group(), Key::ModuleFirstSeen(spellings[1].clone()).group());
+}
+
+/// A page of keys continues after the last one of the page before, wherever it ended.
+fn pages_of_keys_continue_where_they_ended(records: &dyn Records) {
+    let folder = Path::new("documents/registry.example");
+    let keys = [("aws", "1.0.0"), ("aws", "1.0.0-beta"), ("aws", "2.0.0"), ("aws-x", "1.0.0"), ("awsx", "1.0.0")];
+    for (name, number) in keys {
+        records.put(&proof_set_key(name, number), b"set", Durability::Lazy).unwrap();
+    }
+    let all = records.keys_below(folder).unwrap();
+    let expected = keys.map(|(name, number)| proof_set_key(name, number));
+    assert_eq!(all.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>(), expected);
+    for limit in 1..=keys.len() + 1 {
+        let (mut read, mut after) = (Vec::new(), None);
+        loop {
+            let page = records.page(folder, after.as_ref(), limit).unwrap();
+            assert!(page.len() <= limit);
+            after = page.last().map(|(key, _)| key.clone());
+            read.extend(page);
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(read, all, "{limit}");
+    }
+    // The last key of a page may be gone by the next one.
+    let gone = proof_set_key("aws", "1.5.0");
+    assert_eq!(records.page(folder, Some(&gone), 9).unwrap(), all[2..]);
+    assert!(records.page(Path::new("names"), None, 9).unwrap().is_empty());
+}
+
+/// What names list is known without reading them, in the order of their cursors.
+fn names_are_found_by_what_they_list(records: &dyn Records) {
+    let [one, other] = ["one", "other"].map(|bytes| Digest::of(bytes.as_bytes()));
+    let artifact = |name: &str, number: &str| {
+        let platform = Platform::parse("linux_amd64").unwrap();
+        Artifact::Provider(Package { provider: provider(name), version: version(number), platform })
+    };
+    let listed = |digest| ListedArchive { digest, lacks_hashes: false };
+    let put = |artifact: &Artifact, pinned: bool, archives: &[Digest]| {
+        let name = IndexedName { pinned, imported: false, archives: archives.iter().copied().map(listed).collect() };
+        let key = Key::Name(artifact.clone());
+        let action = match archives {
+            [] => RecordAction::Remove(Durability::Lazy),
+            _ => RecordAction::Put(b"{}".to_vec(), Durability::Lazy),
+        };
+        let changed = records.change(&key, |step| {
+            step.change(&key, action.clone(), IndexEntry::Name(name.clone()));
+            Ok(())
+        });
+        changed.unwrap();
+    };
+    let [first, second, third] = [("aws", "1.0.0"), ("aws", "2.0.0"), ("null", "1.0.0")].map(|(a, b)| artifact(a, b));
+    put(&second, true, &[one, other]);
+    put(&third, false, &[other]);
+    put(&first, false, &[one]);
+    let after = |after: Option<&Artifact>, most: usize| {
+        let (mut found, cursor) = (Vec::new(), after.map(NameCursor::of));
+        let visit = &mut |artifact, _| {
+            found.push(artifact);
+            if found.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        records.each_name(Some(provider("aws").host).as_ref(), cursor.as_ref(), visit).unwrap();
+        found
+    };
+    assert_eq!(after(None, 2), [first.clone(), second.clone()]);
+    assert_eq!(after(Some(&second), 2), std::slice::from_ref(&third));
+    assert_eq!(records.names_of(&one).unwrap(), [first.clone(), second.clone()]);
+    assert_eq!(records.pinned_names().unwrap(), std::slice::from_ref(&second));
+    put(&second, false, &[other]);
+    put(&first, false, &[]);
+    assert!(records.names_of(&one).unwrap().is_empty() && records.pinned_names().unwrap().is_empty());
+    assert_eq!(records.name(&second).unwrap().map(|name| name.archives.len()), Some(1));
+    assert_eq!(records.names(|artifact, _| Some(artifact)).unwrap(), [second, third]);
+    assert!(records.name(&first).unwrap().is_none() && records.unreadable_name().is_none());
 }
 
 /// Everything that is read and changed together is one group, whatever its kind.
@@ -289,9 +365,11 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs
     assert!(blobs.scratch().unwrap().file().is_ok());
 }
 
-const RECORD_TESTS: [fn(&dyn Records); 8] = [
+const RECORD_TESTS: [fn(&dyn Records); 10] = [
     every_record_is_whole_or_absent,
     a_name_that_is_a_prefix_of_another_lists_its_own,
+    pages_of_keys_continue_where_they_ended,
+    names_are_found_by_what_they_list,
     a_write_names_the_generation_it_read,
     a_conflict_is_judged_again,
     writers_of_one_address_lose_nothing,

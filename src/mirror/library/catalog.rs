@@ -132,7 +132,7 @@ impl Catalog {
 
     fn all_imported(&self) -> Result<Vec<PackageRef>, StoreError> {
         let imported = |artifact: Artifact, name: IndexedName| name.imported.then(|| PackageRef::from(&artifact));
-        let mut imported = self.store.index.names(imported)?;
+        let mut imported = self.store.records.names(imported)?;
         imported.sort();
         imported.truncate(MAX_IMPORTED_LISTED);
         Ok(imported)
@@ -228,7 +228,7 @@ impl Library {
 
     /// The names that list an archive, in the index. Blocks.
     pub(in crate::mirror) fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
-        self.store.index.names_of(digest)
+        self.store.records.names_of(digest)
     }
 
     /// The values that `choose` returns for names, in the index. Blocks.
@@ -236,7 +236,7 @@ impl Library {
         &self,
         choose: impl FnMut(Artifact, IndexedName) -> Option<T>,
     ) -> Result<Vec<T>, StoreError> {
-        self.store.index.names(choose)
+        self.store.records.names(choose)
     }
 
     /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit`
@@ -245,9 +245,9 @@ impl Library {
         &self,
         host: Option<&Hostname>,
         after: Option<&NameCursor>,
-        visit: impl FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+        mut visit: impl FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        self.store.index.names_after(host, after, visit)
+        self.store.records.each_name(host, after, &mut visit)
     }
 
     /// Locks all archives, so that none is stored or removed while names are removed.
@@ -256,7 +256,7 @@ impl Library {
     /// The index is incomplete, or a name cannot be read: it may list any archive, so none could be removed.
     pub(in crate::mirror) fn lock_for_removal(&self) -> Result<Vec<MutexGuard<'_, ()>>, StoreError> {
         self.store.index.require_complete()?;
-        match self.store.index.unreadable_name() {
+        match self.store.records.unreadable_name() {
             Some(unreadable) => Err(unreadable),
             None => Ok(self.catalog.lock_all_digests()),
         }

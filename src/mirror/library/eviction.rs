@@ -262,7 +262,7 @@ impl Library {
                 (scans, freed.skipped) = (scans + 1, 0);
                 continue;
             };
-            let names = self.store.index.names_of(&archive.digest)?;
+            let names = self.store.records.names_of(&archive.digest)?;
             if self.is_exempt(&archive.digest, &names)? {
                 continue;
             }
@@ -312,8 +312,8 @@ impl Library {
         if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(EvictionResult::Skipped);
         }
-        let names = index.names_of(digest)?;
-        if self.is_exempt(digest, &names)? || (names.is_empty() && index.unreadable_name().is_some()) {
+        let names = self.store.records.names_of(digest)?;
+        if self.is_exempt(digest, &names)? || (names.is_empty() && self.store.records.unreadable_name().is_some()) {
             return Ok(EvictionResult::Exempt);
         }
         if !self.drop_archive(digest, &names)? {
@@ -360,7 +360,7 @@ impl Library {
     /// Returns true if an archive is exempt from eviction: pinned, or listed by a bundle that is being imported.
     fn is_exempt(&self, digest: &Digest, names: &[Artifact]) -> Result<bool, StoreError> {
         for artifact in names {
-            if self.store.index.name(artifact)?.is_some_and(|name| name.pinned) {
+            if self.store.records.name(artifact)?.is_some_and(|name| name.pinned) {
                 return Ok(true);
             }
         }
@@ -381,7 +381,7 @@ impl Library {
     fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
         self.store.index.require_complete()?;
-        for artifact in self.store.index.pinned_names()? {
+        for artifact in self.store.records.pinned_names()? {
             keys.extend(required_records(&artifact, Connectivity::Online));
         }
         Ok(keys)

@@ -79,7 +79,7 @@ impl Library {
     /// Removes an archive's file, unless a name lists it. Needs the complete index. Blocks.
     pub(in crate::mirror) fn remove_file(&self, digest: &Digest) -> Result<FileRemoval, StoreError> {
         let Some(blob) = self.store.blobs.open(digest)? else { return Ok(FileRemoval::Absent) };
-        if !self.store.index.names_of(digest)?.is_empty() {
+        if !self.store.records.names_of(digest)?.is_empty() {
             return Ok(FileRemoval::Named);
         }
         self.trim(digest, Durability::Synced)?;

@@ -177,7 +177,7 @@ impl Library {
                 }
                 Artifact::Module(_) => None,
             };
-            library.store.index.names(lacking)
+            library.store.records.names(lacking)
         });
         for (package, digests) in without.await? {
             for digest in digests {

@@ -50,7 +50,7 @@ impl Catalog {
                 Ok(())
             })?;
         }
-        for artifact in index.names(|artifact, _| Some(artifact))? {
+        for artifact in self.store.records.names(|artifact, _| Some(artifact))? {
             check_running()?;
             let key = Key::Name(artifact);
             records.change(&key, |step| {
@@ -77,7 +77,7 @@ impl Catalog {
         artifact: &Artifact,
         named_by_set: impl Fn(&RecordStep<'_>, &Artifact) -> Result<Option<Digest>, StoreError>,
     ) -> Result<(), StoreError> {
-        let (index, records, key) = (&self.store.index, &self.store.records, Key::Name(artifact.clone()));
+        let (records, key) = (&self.store.records, Key::Name(artifact.clone()));
         let ((), written) = records.try_change(&key, |step| {
             let lost = match step.read_as(&key, NameRecord::parse) {
                 Ok(ReadOutcome::Intact(name)) => {
@@ -85,7 +85,7 @@ impl Catalog {
                     return Ok(());
                 }
                 Ok(ReadOutcome::Absent) => return Ok(()),
-                _ if matches!(index.name(artifact), Ok(Some(_))) => return Ok(()),
+                _ if matches!(self.store.records.name(artifact), Ok(Some(_))) => return Ok(()),
                 Ok(ReadOutcome::Damaged) => named_by_set(step, artifact),
                 Err(unreadable) => Err(unreadable),
             };

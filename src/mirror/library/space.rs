@@ -227,8 +227,10 @@ impl Library {
         let index = &self.store.index;
         index.require_complete()?;
         let mut exempt = self.evictor.holds.lock().archives.clone();
-        for name in index.pinned_names()? {
-            exempt.extend(index.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest));
+        for name in self.store.records.pinned_names()? {
+            exempt.extend(
+                self.store.records.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest),
+            );
         }
         let mut bytes = 0u64;
         for digest in exempt {

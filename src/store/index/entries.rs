@@ -246,7 +246,8 @@ impl IndexedName {
         self.archives.is_empty() && !self.pinned
     }
 
-    pub(super) fn lists(&self, digest: &Digest) -> bool {
+    /// True if it lists this archive.
+    pub fn lists(&self, digest: &Digest) -> bool {
         self.archives.iter().any(|listed| listed.digest == *digest)
     }
 
