@@ -216,7 +216,7 @@ impl App {
         let main_limits = listener::Limits { http2: config.server.http2, ..settings.connections.clone() };
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         let socket = listen_at_socket(&running.parts.store);
-        running.parts.store.note_listeners(ListenerNote { main: main_address, admin: admin_address, handover });
+        running.parts.store.local.note_listeners(ListenerNote { main: main_address, admin: admin_address, handover });
         Ok(Self {
             running: Arc::new(running),
             main,
@@ -273,7 +273,8 @@ impl App {
     pub async fn size_limit(&self) -> u64 {
         // The limit depends on the stored bytes, so the index must be complete. A start waits at most a second for
         // that.
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.index.until_complete()).await;
+        let _ =
+            tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.local.index.until_complete()).await;
         let mirror = Arc::clone(&self.running.parts.mirror);
         let status = move || mirror.operations.status().max_size_bytes;
         self.running.parts.mirror.runtime.spawn_blocking(status).await.unwrap_or_default()
@@ -324,7 +325,7 @@ impl App {
                 if let Some(socket) = socket {
                     let answer = move |request| answer_admin(request, AdminCaller::OwnUser).boxed();
                     local_socket::serve(socket, answer, drain, stop.clone()).await;
-                    local_socket::remove(&Store::admin_socket(running.parts.store.folder()));
+                    local_socket::remove(&Store::admin_socket(running.parts.store.local.folder()));
                 }
             },
             // Jobs stop at once, not after the last client has disconnected.
@@ -408,7 +409,7 @@ impl RunningApp {
         let admin_check = ListenerTarget { address: admin, slots: &self.admin_slots, peer_class: PeerClass::Client };
         watchdog::check_listeners(main_check, admin_check).await?;
         let store = Arc::clone(&self.parts.store);
-        self.pool.check(move || store.try_disk().is_ok())
+        self.pool.check(move || store.local.try_disk().is_ok())
     }
 }
 
@@ -468,7 +469,7 @@ impl SharedParts {
         if let Some(token) = self.made_token.get() {
             return Ok(token.clone());
         }
-        let token = SecretString::from(self.store.admin_token()?);
+        let token = SecretString::from(self.store.local.admin_token()?);
         Ok(self.made_token.get_or_init(|| token).clone())
     }
 }
@@ -522,10 +523,10 @@ fn protocols_of(
 
 /// Makes the socket for the commands of this machine. Without it they use the admin listener.
 fn listen_at_socket(store: &Store) -> Option<UnixListener> {
-    if store.is_shared() {
+    if store.local.is_shared() {
         return None;
     }
-    let path = Store::admin_socket(store.folder());
+    let path = Store::admin_socket(store.local.folder());
     let listener = local_socket::listen(&path);
     let warn = |error: &io::Error| {
         tracing::warn!(path = %path.display(), %error, "the store has no socket for commands; they use the admin listener");

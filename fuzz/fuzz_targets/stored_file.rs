@@ -20,7 +20,7 @@ static STORE: LazyLock<Store> = LazyLock::new(|| Store::open(FOLDER.path(), Time
 
 fuzz_target!(|input: &[u8]| {
     let key = Key::discovery(&Hostname::parse("registry.example").expect("a host"));
-    let path = STORE.root().join("documents/registry.example/discovery");
+    let path = STORE.local.root().join("documents/registry.example/discovery");
     if let Some(record) = input.strip_prefix(b"p") {
         STORE.records.put(&key, record, Durability::Lazy).expect("the record is stored");
         let file = fs::read(&path).expect("the file exists");
@@ -41,7 +41,7 @@ fuzz_target!(|input: &[u8]| {
             Err(failed) => panic!("{failed}"),
         }
     }
-    for quarantined in fs::read_dir(STORE.root().join("aside")).expect("a folder").flatten() {
+    for quarantined in fs::read_dir(STORE.local.root().join("aside")).expect("a folder").flatten() {
         fs::remove_file(quarantined.path()).expect("it is removed");
     }
 });

@@ -1,10 +1,8 @@
-//! Archives by digest, and reads of their bytes: at once, streamed, or piece by piece. Staged files are invisible; visible
-//! files are complete and verified.
+//! Reads of the bytes of archives: at once, streamed, or piece by piece.
 //!
 //! Bytes on their way to clients take memory from one budget for all connections, and one small piece for each
 //! connection when the budget is used up. Clients that do not read never fill the memory or delay other clients.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -17,65 +15,11 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::staged::Staging;
-use super::{Durability, Scratch, Staged, StoreError, disk};
-use crate::clock::Timestamp;
+use super::{StoreError, disk};
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
-use crate::verify::Verified;
 
 /// The buffer size of one read, in bytes.
 pub const READ_BUFFER_BYTES: usize = 256 * 1024;
-
-/// The archives of a store, by digest. Staged archives are invisible; visible ones are complete and verified.
-///
-/// All functions block.
-pub trait Blobs: fmt::Debug + Send + Sync {
-    /// The local folder in which archives are staged.
-    fn staging(&self) -> &Staging;
-
-    /// Makes a verified archive visible and durable.
-    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError>;
-
-    /// Opens a stored archive; `None` if it is not stored.
-    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError>;
-
-    /// Size in bytes and modification time of an archive, without opening it; `None` if it is not stored.
-    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError>;
-
-    /// Removes an archive. Open readers continue to read it.
-    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError>;
-
-    /// Quarantines an archive whose bytes do not match its name.
-    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError>;
-
-    /// Every archive, with its size and last change.
-    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError>;
-
-    /// Opens the staged download called `name`. The bytes of an earlier one are read and hashed.
-    fn stage(&self, name: &str) -> Result<Staged, StoreError> {
-        self.staging().stage(name)
-    }
-
-    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
-    fn scratch(&self) -> Result<Scratch, StoreError> {
-        self.staging().scratch()
-    }
-
-    /// Returns true if an archive is stored, without opening it.
-    fn contains(&self, digest: &Digest) -> Result<bool, StoreError> {
-        Ok(self.stat(digest)?.is_some())
-    }
-
-    /// Quarantines an archive if it is still the opened one; returns true if it was.
-    fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
-        let Some(stored) = self.open(digest)? else { return Ok(false) };
-        if stored.device_and_inode()? != opened.device_and_inode()? {
-            return Ok(false);
-        }
-        self.quarantine(digest)?;
-        Ok(true)
-    }
-}
 
 /// Bytes of an open file, read at offsets without a mapping.
 #[derive(Debug, Clone)]
@@ -177,7 +121,7 @@ impl Blob {
     }
 
     /// Device and inode: they differ for another file at the same path.
-    fn device_and_inode(&self) -> Result<disk::Identity, StoreError> {
+    pub(super) fn device_and_inode(&self) -> Result<disk::Identity, StoreError> {
         disk::identity(&self.bytes.file).map_err(|e| StoreError::io("look at", &self.path, e))
     }
 

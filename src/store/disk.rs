@@ -329,6 +329,12 @@ fn metadata_of(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError
     }
 }
 
+/// Makes the removal of a file durable.
+pub(super) fn sync_removal(path: &Path, durability: Durability) -> Result<(), StoreError> {
+    let must_sync = durability == Durability::Synced && path.parent().is_some_and(Path::is_dir);
+    if must_sync { sync_folder_of(path) } else { Ok(()) }
+}
+
 /// Removes the files directly in `folder` modified before `oldest`.
 pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> {
     for name in names_in(folder)? {

@@ -1,14 +1,9 @@
-//! A store in a folder, which larder runs with. Each record is a file with its checksum, replaced by rename and never
-//! torn; each archive is a file named by its digest.
+//! Records in a folder, which larder runs with. Each is a file with its checksum, replaced by rename and never torn.
 
-use std::collections::HashMap;
-use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -18,146 +13,12 @@ use super::key::{GroupRef, RecordGroup};
 use super::locks::StoreLock;
 use super::records::KINDS;
 use super::{
-    Blob, Blobs, Change, Durability, FORMAT, Generation, Index, IndexedName, Key, NameCursor, ReadOutcome,
-    RecordAction, Records, Staged, Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
+    Change, Durability, FORMAT, Generation, Index, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, Records,
+    Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
 };
 use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
-use crate::verify::Verified;
-
-/// The archives below `blobs/sha256`.
-#[derive(Debug)]
-pub(super) struct FolderBlobs {
-    folder: PathBuf,
-    staging: Staging,
-    quarantine: Quarantine,
-    lock: StoreLock,
-    opened: OpenedArchives,
-}
-
-/// The archives that are open, so that any number of readers share one file descriptor of each. They read at offsets.
-#[derive(Debug, Default)]
-struct OpenedArchives {
-    files: Mutex<HashMap<Digest, Weak<File>>>,
-    /// Held while an archive is opened, so that two readers do not open it twice.
-    opening: Striped<Mutex<()>>,
-}
-
-/// Entries of closed archives that are dropped together.
-const MAX_CLOSED: usize = 64;
-
-impl OpenedArchives {
-    /// The file at `path`, if it is open already. A file that was put in its place is another one.
-    fn get(&self, digest: &Digest, path: &Path) -> Option<Arc<File>> {
-        let opened = self.files.lock().get(digest)?.upgrade()?;
-        let is_in_place = disk::identity(&opened).ok()? == disk::identity_of(path).ok()?;
-        is_in_place.then_some(opened)
-    }
-
-    fn insert(&self, digest: Digest, opened: &Arc<File>) {
-        let mut files = self.files.lock();
-        if files.len() >= MAX_CLOSED && files.len().is_multiple_of(MAX_CLOSED) {
-            files.retain(|_, file| file.strong_count() > 0);
-        }
-        files.insert(digest, Arc::downgrade(opened));
-    }
-}
-
-impl FolderBlobs {
-    pub(super) fn open(
-        folder: &Path,
-        staging: Staging,
-        quarantine: Quarantine,
-        lock: StoreLock,
-    ) -> Result<Self, StoreError> {
-        disk::create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock, opened: OpenedArchives::default() })
-    }
-
-    fn path(&self, digest: &Digest) -> PathBuf {
-        let hex = digest.to_string();
-        self.folder.join(&hex[..2]).join(hex)
-    }
-}
-
-impl Blobs for FolderBlobs {
-    fn staging(&self) -> &Staging {
-        &self.staging
-    }
-
-    /// In this order: sync, rename, sync of the folder.
-    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
-        let target = self.path(&staged.digest());
-        let staged = staged.into_inner();
-        staged.sync()?;
-        self.lock.check()?;
-        disk::create_parent(&target, self.lock.root())?;
-        staged.move_to(&target)?;
-        disk::sync_folder_of(&target)?;
-        staged.remove_note()
-    }
-
-    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
-        let path = self.path(digest);
-        let _opening = self.opened.opening.of(digest).lock();
-        if let Some(opened) = self.opened.get(digest, &path) {
-            self.lock.check()?;
-            return Blob::new(opened, path).map(Some);
-        }
-        let Some(file) = self.lock.if_ours(open_patiently(&path))? else { return Ok(None) };
-        let file = Arc::new(file);
-        self.opened.insert(*digest, &file);
-        Blob::new(file, path).map(Some)
-    }
-
-    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        self.lock.if_ours(disk::file_metadata(&self.path(digest)))
-    }
-
-    fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
-        self.lock.check()?;
-        let path = self.path(digest);
-        disk::remove(&path)?;
-        sync_removal(&path, durability)
-    }
-
-    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.lock.check()?;
-        let target = self.quarantine.add(&self.path(digest))?;
-        tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
-        Ok(())
-    }
-
-    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
-        let files = disk::files_below(&self.folder)?.into_iter();
-        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
-        Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
-    }
-}
-
-/// The longest wait for a free file descriptor.
-const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause between two tries to get one.
-const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(20);
-
-/// Opens a stored file. Where the process has no file descriptor left for a moment, it waits for one: what is stored is no
-/// error.
-fn open_patiently(path: &Path) -> Result<Option<File>, StoreError> {
-    let deadline = Instant::now() + DESCRIPTOR_TIMEOUT;
-    loop {
-        match disk::open(path) {
-            Err(error) if error.lacks_descriptors() && Instant::now() < deadline => thread::sleep(DESCRIPTOR_PAUSE),
-            opened => return opened,
-        }
-    }
-}
-
-/// Makes the removal of a file durable.
-fn sync_removal(path: &Path, durability: Durability) -> Result<(), StoreError> {
-    let must_sync = durability == Durability::Synced && path.parent().is_some_and(Path::is_dir);
-    if must_sync { disk::sync_folder_of(path) } else { Ok(()) }
-}
 
 /// The first line of every record's file, in JSON; the record follows.
 #[derive(Serialize, Deserialize)]
@@ -268,7 +129,7 @@ impl FolderRecords {
                 // Others may have been waited for since the step began.
                 self.lock.check()?;
                 disk::remove(&path)?;
-                sync_removal(&path, *durability)?;
+                disk::sync_removal(&path, *durability)?;
             }
             (RecordAction::Quarantine, _) => {
                 self.lock.check()?;

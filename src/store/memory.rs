@@ -1,75 +1,18 @@
-//! A store in memory, for tests. Only staging is on disk, as in every implementation.
+//! Records in memory, for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, ControlFlow};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use super::key::{GroupRef, RecordGroup};
-use super::locks::StoreLock;
 use super::{
-    Blob, Blobs, Change, Durability, Generation, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction,
-    Records, Staged, Staging, StoreError, Turns, WriteOutcome,
+    Change, Generation, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, Records, StoreError,
+    Turns, WriteOutcome,
 };
 use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
-use crate::digest::Digest;
-use crate::verify::Verified;
-
-/// Archives in memory.
-#[derive(Debug)]
-pub struct MemoryBlobs {
-    staging: Staging,
-    blobs: Mutex<BTreeMap<Digest, Blob>>,
-}
-
-impl MemoryBlobs {
-    /// No archives; downloads are staged in `folder`.
-    ///
-    /// # Errors
-    /// The folder cannot be used.
-    pub fn new(folder: &Path) -> Result<Self, StoreError> {
-        let staging = Staging::open(folder.join("staging"), StoreLock::lock_folder(folder)?)?;
-        Ok(Self { staging, blobs: Mutex::default() })
-    }
-}
-
-impl Blobs for MemoryBlobs {
-    fn staging(&self) -> &Staging {
-        &self.staging
-    }
-
-    fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
-        let digest = staged.digest();
-        let staged = staged.into_inner();
-        let blob = Blob::new(Arc::new(staged.file()?), PathBuf::from(digest.to_string()))?;
-        self.blobs.lock().insert(digest, blob);
-        staged.discard()
-    }
-
-    fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
-        Ok(self.blobs.lock().get(digest).cloned())
-    }
-
-    fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        Ok(self.blobs.lock().get(digest).map(|blob| (blob.size_bytes(), Timestamp(0))))
-    }
-
-    fn remove(&self, digest: &Digest, _: Durability) -> Result<(), StoreError> {
-        self.blobs.lock().remove(digest);
-        Ok(())
-    }
-
-    fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.remove(digest, Durability::Lazy)
-    }
-
-    fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
-        Ok(self.blobs.lock().iter().map(|(digest, blob)| (*digest, blob.size_bytes(), Timestamp(0))).collect())
-    }
-}
 
 /// Records in memory, with one generation for all.
 #[derive(Debug, Default)]

@@ -20,12 +20,14 @@
 //! The store knows nothing of the contents of its records, of policy or of the network. All its functions block: async
 //! callers use a blocking task.
 
+mod archives;
 mod blobs;
 mod disk;
 mod examine;
 mod folder;
 mod index;
 mod key;
+mod local;
 mod locks;
 pub mod memory;
 mod records;
@@ -35,13 +37,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use self::blobs::{Blob, Blobs, FileBytes, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
+use self::archives::OnThisMachine;
+pub use self::archives::{Archives, LocalArchives};
+pub use self::blobs::{Blob, FileBytes, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
-use self::folder::{FolderBlobs, FolderRecords};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
 pub use self::key::{DocumentKey, GroupRef, HourOfDay, Key, RecordGroup};
-use self::locks::StoreLock;
+pub use self::local::Local;
 pub(crate) use self::locks::Striped;
 pub use self::locks::{ListenerNote, OwnerNote, StoreOwner, StoreUse};
 pub use self::records::{
@@ -50,7 +53,6 @@ pub use self::records::{
 };
 pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
 use crate::clock::Timestamp;
-use crate::digest::Digest;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
 pub const FORMAT: u32 = 1;
@@ -58,20 +60,29 @@ pub const FORMAT: u32 = 1;
 /// An open store, locked by this process.
 #[derive(Debug)]
 pub struct Store {
-    /// Last use, sizes, names by digest.
-    pub index: Arc<Index>,
-    /// Names, documents, first-seen records and jobs, by key. Dropped before `lock`, together with the last reference to
-    /// the index, so that nothing is open when the next process locks the store.
+    /// Names, documents, first-seen records and jobs, by key. Dropped before `local`, which holds the lock.
     pub records: Box<dyn Records>,
-    /// Archives by digest.
-    pub blobs: Box<dyn Blobs>,
-    root: PathBuf,
-    staging: Staging,
-    quarantine: disk::Quarantine,
-    lock: StoreLock,
+    /// The place that keeps archives.
+    pub archives: Box<dyn Archives>,
+    /// All that belongs to this machine.
+    pub local: Local,
 }
 
 impl Store {
+    /// Opens the store in `folder`; creates it if absent.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] before anything was touched, if another process has it.
+    pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
+        let (local, records) = Local::open(folder, now)?;
+        Ok(Self::assemble(Box::new(records), Box::new(OnThisMachine), local))
+    }
+
+    /// A store of these parts.
+    pub fn assemble(records: Box<dyn Records>, archives: Box<dyn Archives>, local: Local) -> Self {
+        Self { records, archives, local }
+    }
+
     /// Returns true if there is a store in `folder`.
     ///
     /// # Errors
@@ -98,116 +109,10 @@ impl Store {
         OwnerNote::read(&lock)
     }
 
-    /// Notes the listeners of this process, for [`Self::use_of`].
-    pub fn note_listeners(&self, listeners: ListenerNote) {
-        self.lock.note_listeners(listeners);
-    }
-
     /// The Unix socket at which the larder that has the store in `folder` answers commands of this machine. Its folder is
     /// private.
     pub fn admin_socket(folder: &Path) -> PathBuf {
         folder.join("v1/admin.sock")
-    }
-
-    /// Opens the store in `folder`; creates it if absent.
-    ///
-    /// # Errors
-    /// [`StoreError::Locked`] before anything was touched, if another process has it.
-    pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
-        let root = folder.join("v1");
-        disk::make_private_folder(&root)?;
-        let lock = StoreLock::lock_folder(&root)?;
-        disk::check_format(&root.join("format"))?;
-        let quarantine = disk::Quarantine::open(&root.join("aside"))?;
-        let staging = Staging::open(root.join("staging"), lock.clone())?;
-        let blobs = FolderBlobs::open(&root.join("blobs/sha256"), staging.clone(), quarantine.clone(), lock.clone())?;
-        let index = Arc::new(Index::open(&root.join("index"), now)?);
-        let records =
-            FolderRecords::open(&root, staging.clone(), Arc::clone(&index), quarantine.clone(), lock.clone())?;
-        let (records, blobs) = (Box::new(records), Box::new(blobs));
-        let store = Self { index, records, blobs, root, staging, quarantine, lock };
-        // Leftovers that cannot be removed cost disk space, not the start.
-        if let Err(error) = store.staging.sweep_half_written().and_then(|()| store.sweep(now)) {
-            tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");
-        }
-        Ok(store)
-    }
-
-    /// Removes downloads abandoned more than a day ago, and files quarantined more than a week ago.
-    pub fn sweep(&self, now: Timestamp) -> Result<(), StoreError> {
-        self.lock.check()?;
-        self.staging.sweep(now)?;
-        self.quarantine.sweep(now)
-    }
-
-    /// Empties the quarantine: on a full disk damaged files are removed before anything is evicted.
-    pub fn empty_quarantine(&self) -> Result<(), StoreError> {
-        self.lock.check()?;
-        self.quarantine.remove_all()
-    }
-
-    /// Free disk space, in bytes.
-    pub fn free_bytes(&self) -> Result<u64, StoreError> {
-        self.disk_space().map(|space| space.free_bytes)
-    }
-
-    /// The current state of the disk.
-    pub fn disk_space(&self) -> Result<DiskSpace, StoreError> {
-        disk::disk_space(&self.root)
-    }
-
-    /// The folder of this version's files.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// The configured folder.
-    pub fn folder(&self) -> &Path {
-        self.root.parent().unwrap_or(&self.root)
-    }
-
-    /// True for a store that cannot be written: other processes may have it open, too.
-    pub fn is_shared(&self) -> bool {
-        self.lock.kind() == disk::LockKind::Shared
-    }
-
-    /// Checks that the store is still there and still the locked one.
-    ///
-    /// # Errors
-    /// [`StoreError::Unavailable`] if it is not.
-    pub fn check(&self) -> Result<(), StoreError> {
-        self.lock.check()
-    }
-
-    /// Tests the disk by writing and removing a byte. Blocks for as long as that takes.
-    ///
-    /// # Errors
-    /// [`StoreError`] if the write fails.
-    pub fn try_disk(&self) -> Result<(), StoreError> {
-        self.lock.check()?;
-        // After a crash it is swept as a half-written record.
-        let path = self.root.join("staging").join("record-of-nothing");
-        disk::write_new(&path, &[b"?"], Durability::Synced)?;
-        disk::remove(&path)
-    }
-
-    /// The bearer token of the admin listener, made at the first start (mode 0600).
-    ///
-    /// # Errors
-    /// [`StoreError::Unavailable`]: a folder that is not ours gets none.
-    pub fn admin_token(&self) -> Result<String, StoreError> {
-        self.lock.check()?;
-        let path = Self::token_file(self.folder());
-        if let Some(token) = disk::read_secret(&path)? {
-            return Ok(token);
-        }
-        let token = disk::new_secret().map_err(|e| StoreError::io("write", &path, e))?;
-        match disk::write_secret(&path, &token) {
-            // The store can be read without one; commands that need a token say that it is missing.
-            Err(error) if error.is_unwritable() => tracing::debug!(%error, "the admin token is not stored"),
-            written => written?,
-        }
-        Ok(token)
     }
 
     /// The path of the admin token, for the configured store folder.
@@ -225,52 +130,7 @@ impl Store {
 
     /// Marks a clean close, so that the next start trusts the index.
     pub fn close(&self) -> Result<(), StoreError> {
-        if self.lock.check().is_err() {
-            // The folder was moved or replaced while larder ran. Its index may lack changes, so it is not marked as clean.
-            return Ok(());
-        }
-        self.index.close()
-    }
-}
-
-const MAX_SAME_NAME: u32 = 1000;
-
-impl Store {
-    /// Stores a receipt durably, and returns its path.
-    ///
-    /// # Errors
-    /// The disk failed.
-    pub fn write_receipt(&self, time: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
-        self.check()?;
-        let folder = self.root.join("receipts");
-        disk::create_folder_if_missing(&folder)?;
-        let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
-        let mut path = folder.join(format!("{name}.json"));
-        for number in 2..MAX_SAME_NAME {
-            if disk::file_metadata(&path)?.is_none() {
-                break;
-            }
-            path = folder.join(format!("{name}-{number}.json"));
-        }
-        let temp_path = path.with_extension("json.new");
-        disk::write_new(&temp_path, &[receipt, b"\n"], Durability::Synced)?;
-        disk::rename(&temp_path, &path)?;
-        disk::sync_folder_of(&path)?;
-        disk::sync_folder_of(&folder)?;
-        Ok(path)
-    }
-
-    /// The last receipt; `None` if there is none.
-    ///
-    /// # Errors
-    /// The disk failed.
-    pub fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
-        self.check()?;
-        let folder = self.root.join("receipts");
-        // File names begin with the time.
-        let names = disk::names_in(&folder)?;
-        let last = names.into_iter().filter(|name| name.ends_with(".json")).max();
-        last.map_or(Ok(None), |name| disk::read(&folder.join(name)))
+        self.local.close()
     }
 }
 

@@ -475,9 +475,9 @@ async fn an_index_with_damaged_content_is_rebuilt() {
         let folder = Folder::new();
         let store = open_store(folder.path(), Timestamp(1));
         for number in 0..20_000u32 {
-            store.index.archive_stored(&Digest::of(&number.to_be_bytes()), 1, Timestamp(1));
+            store.local.index.archive_stored(&Digest::of(&number.to_be_bytes()), 1, Timestamp(1));
         }
-        store.index.completed(Ok(()));
+        store.local.index.completed(Ok(()));
         store.close().unwrap();
         drop(store);
         let file = folder.path().join("v1/index/db");
@@ -486,9 +486,9 @@ async fn an_index_with_damaged_content_is_rebuilt() {
         content[offset..offset + length].fill(0xa5);
         std::fs::write(&file, content).unwrap();
         let store = open_store(folder.path(), Timestamp(2));
-        let is_behind = store.index.begin_completion();
+        let is_behind = store.local.index.begin_completion();
         if !is_behind {
-            assert_eq!(store.index.totals().archives, 20_000, "section {section}");
+            assert_eq!(store.local.index.totals().archives, 20_000, "section {section}");
             continue;
         }
         drop(store);

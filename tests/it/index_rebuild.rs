@@ -145,7 +145,7 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
 /// if work did not stop in time: then the next start makes the index again.
 fn index_entries(folder: &Folder) -> Option<Vec<String>> {
     let store = open_store(folder.path(), Timestamp(1));
-    let index = &store.index;
+    let index = &store.local.index;
     if !index.is_complete() {
         return None;
     }

@@ -1,5 +1,5 @@
-//! Every implementation of the store's two parts passes these: [`Blobs`] and [`Records`]. An implementation that writes
-//! in steps also survives a crash between any two of them (promise 9).
+//! Every implementation of [`Records`] passes these, and the archives of this machine. An implementation that writes in
+//! steps also survives a crash between any two of them (promise 9).
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -14,10 +14,10 @@ use larder::address::{
 };
 use larder::clock::Timestamp;
 use larder::digest::Digest;
-use larder::store::memory::{MemoryBlobs, MemoryRecords};
+use larder::store::memory::MemoryRecords;
 use larder::store::{
-    Blobs, Change, Durability, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction,
-    RecordStep, Records, ResumeNote, Store, StoreError, WriteOutcome,
+    Change, Durability, IndexEntry, IndexedName, Key, ListedArchive, LocalArchives, NameCursor, ReadOutcome,
+    RecordAction, RecordStep, Records, ResumeNote, Store, StoreError, WriteOutcome,
 };
 use larder::verify::Verified;
 
@@ -56,11 +56,11 @@ fn record_text(records: &dyn Records, key: &Key) -> Option<String> {
     records.get(key).unwrap().map(|record| String::from_utf8(record).unwrap())
 }
 
-fn publish(blobs: &dyn Blobs, name: &str, bytes: &[u8]) -> Digest {
-    let mut staged = blobs.stage(name).unwrap();
+fn publish(archives: &LocalArchives, name: &str, bytes: &[u8]) -> Digest {
+    let mut staged = archives.stage(name).unwrap();
     staged.append(bytes).unwrap();
     let (digest, _) = staged.hashes();
-    blobs.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
+    archives.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
     digest
 }
 
@@ -330,39 +330,43 @@ fn a_step_that_always_loses_is_busy(records: &dyn Records) {
     assert_eq!(record_text(records, &key), None);
 }
 
-fn staged_archives_are_invisible_and_visible_ones_are_complete(blobs: &dyn Blobs) {
+#[test]
+fn staged_archives_are_invisible_and_visible_ones_are_complete() {
+    let folder = Folder::new();
+    let store = reopened(&folder);
+    let archives = &store.local.archives;
     let bytes = b"the bytes of an archive";
     let digest = Digest::of(bytes);
-    let mut staged = blobs.stage("download").unwrap();
+    let mut staged = archives.stage("download").unwrap();
     staged.append(&bytes[..9]).unwrap();
     let note = ResumeNote { etag: Some("\"1\"".to_owned()), ..ResumeNote::default() };
     staged.remember(note, bytes.len() as u64).unwrap();
-    assert!(blobs.open(&digest).unwrap().is_none() && blobs.all().unwrap().is_empty());
+    assert!(archives.open(&digest).unwrap().is_none() && archives.all().unwrap().is_empty());
     drop(staged);
     // A broken download is resumed with its note.
-    let mut staged = blobs.stage("download").unwrap();
+    let mut staged = archives.stage("download").unwrap();
     assert_eq!((staged.written(), staged.note().unwrap().etag.as_deref()), (9, Some("\"1\"")));
     staged.append(&bytes[9..]).unwrap();
-    assert!(!blobs.contains(&digest).unwrap());
-    blobs.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
-    let blob = blobs.open(&digest).unwrap().unwrap();
+    assert!(!archives.contains(&digest).unwrap());
+    archives.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
+    let blob = archives.open(&digest).unwrap().unwrap();
     assert_eq!((blob.size_bytes(), blob.read_all().unwrap()), (bytes.len() as u64, bytes.to_vec()));
     assert_eq!(blob.hashes().unwrap().0, digest);
-    assert_eq!(blobs.stat(&digest).unwrap().unwrap().0, bytes.len() as u64);
-    assert_eq!(blobs.stage("download").unwrap().written(), 0);
+    assert_eq!(archives.stat(&digest).unwrap().unwrap().0, bytes.len() as u64);
+    assert_eq!(archives.stage("download").unwrap().written(), 0);
     // Two writers of one archive, and a reader of the first one's.
-    publish(blobs, "other", bytes);
-    assert_eq!(blobs.all().unwrap().len(), 1);
-    assert!(!blobs.quarantine_unless_replaced(&digest, &blob).unwrap());
-    blobs.remove(&digest, Durability::Synced).unwrap();
-    blobs.remove(&digest, Durability::Lazy).unwrap();
-    assert!(!blobs.contains(&digest).unwrap());
+    publish(archives, "other", bytes);
+    assert_eq!(archives.all().unwrap().len(), 1);
+    assert!(!archives.quarantine_unless_replaced(&digest, &blob).unwrap());
+    archives.remove(&digest, Durability::Synced).unwrap();
+    archives.remove(&digest, Durability::Lazy).unwrap();
+    assert!(!archives.contains(&digest).unwrap());
     assert_eq!(blob.read_all().unwrap(), bytes);
-    publish(blobs, "again", bytes);
-    let blob = blobs.open(&digest).unwrap().unwrap();
-    assert!(blobs.quarantine_unless_replaced(&digest, &blob).unwrap() && !blobs.contains(&digest).unwrap());
-    blobs.stage("unwanted").unwrap().discard().unwrap();
-    assert!(blobs.scratch().unwrap().file().is_ok());
+    publish(archives, "again", bytes);
+    let blob = archives.open(&digest).unwrap().unwrap();
+    assert!(archives.quarantine_unless_replaced(&digest, &blob).unwrap() && !archives.contains(&digest).unwrap());
+    archives.stage("unwanted").unwrap().discard().unwrap();
+    assert!(archives.scratch().unwrap().file().is_ok());
 }
 
 const RECORD_TESTS: [fn(&dyn Records); 10] = [
@@ -383,8 +387,6 @@ fn the_store_in_memory_conforms() {
     for test in RECORD_TESTS {
         test(&MemoryRecords::default());
     }
-    let folder = Folder::new();
-    staged_archives_are_invisible_and_visible_ones_are_complete(&MemoryBlobs::new(folder.path()).unwrap());
 }
 
 #[test]
@@ -393,8 +395,6 @@ fn the_store_in_a_folder_conforms() {
         let folder = Folder::new();
         test(&*open_store(folder.path(), Timestamp(1)).records);
     }
-    let folder = Folder::new();
-    staged_archives_are_invisible_and_visible_ones_are_complete(&*open_store(folder.path(), Timestamp(1)).blobs);
 }
 
 fn reopened(folder: &Folder) -> Store {
@@ -407,8 +407,9 @@ fn a_torn_file_is_never_read() {
     let folder = Folder::new();
     let store = reopened(&folder);
     let (document, seen) = (proof_set_key("null", "1.0.0"), first_seen_key("null", "1.0.0"));
-    let file =
-        |folder: &str, end: &str| store.root().join(folder).join("registry.example/providers/acme/null").join(end);
+    let file = |folder: &str, end: &str| {
+        store.local.root().join(folder).join("registry.example/providers/acme/null").join(end)
+    };
     let files = [file("documents", "1.0.0/linux_amd64.set"), file("seen", "1.0.0.json")];
     store.records.put(&document, b"a whole record", Durability::Synced).unwrap();
     let whole = std::fs::read(&files[0]).unwrap();
@@ -435,7 +436,7 @@ fn a_damaged_record_is_quarantined_with_the_step_that_read_it() {
     let folder = Folder::new();
     let store = reopened(&folder);
     let (torn, other) = (proof_set_key("null", "1.0.0"), first_seen_key("null", "1.0.0"));
-    let file = store.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
+    let file = store.local.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
     for replacement in [None, Some("new")] {
         store.records.put(&torn, b"old", Durability::Lazy).unwrap();
         std::fs::write(&file, "torn").unwrap();
@@ -456,7 +457,7 @@ fn a_damaged_record_is_quarantined_with_the_step_that_read_it() {
         assert_eq!((attempts, record_text(&*store.records, &torn).as_deref()), (1, replacement));
         assert_eq!(record_text(&*store.records, &other).as_deref(), Some("cause"));
     }
-    assert_eq!(std::fs::read_dir(store.root().join("aside")).unwrap().count(), 2);
+    assert_eq!(std::fs::read_dir(store.local.root().join("aside")).unwrap().count(), 2);
 }
 
 /// A reader of a torn file quarantines that file only, not the record that another thread wrote in its place.
@@ -465,7 +466,7 @@ fn a_record_that_replaces_a_torn_one_is_not_quarantined() {
     let folder = Folder::new();
     let store = reopened(&folder);
     let key = proof_set_key("null", "1.0.0");
-    let file = store.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
+    let file = store.local.root().join("documents/registry.example/providers/acme/null/1.0.0/linux_amd64.set");
     for round in 0..300 {
         store.records.put(&key, b"old", Durability::Lazy).unwrap();
         std::fs::write(&file, "torn").unwrap();
@@ -486,7 +487,7 @@ fn a_crash_between_two_changes_leaves_the_first() {
     let store = reopened(&folder);
     let (first, second) = (first_seen_key("null", "1.0.0"), Key::version_list(&provider("null")));
     // A file where the second change needs a folder stops the step there.
-    let obstacle = store.root().join("documents/registry.example");
+    let obstacle = store.local.root().join("documents/registry.example");
     std::fs::write(&obstacle, "in the way").unwrap();
     let group = first.group();
     let read_at = store.records.generation(&group).unwrap();
@@ -499,10 +500,10 @@ fn a_crash_between_two_changes_leaves_the_first() {
         ("new".to_owned(), None)
     );
     // Between the write of a record's file and its rename.
-    std::fs::write(store.root().join("staging/record-7"), "half of a rec").unwrap();
+    std::fs::write(store.local.root().join("staging/record-7"), "half of a rec").unwrap();
     drop(store);
     let store = reopened(&folder);
-    assert!(std::fs::read_dir(store.root().join("staging")).unwrap().next().is_none());
+    assert!(std::fs::read_dir(store.local.root().join("staging")).unwrap().next().is_none());
     assert_eq!(
         (record_text(&*store.records, &first).unwrap(), record_text(&*store.records, &second)),
         ("new".to_owned(), None)
@@ -515,21 +516,21 @@ fn a_crash_between_the_steps_of_a_publication_loses_no_archive() {
     let folder = Folder::new();
     let (bytes, note) = (b"the bytes of an archive", ResumeNote { length: Some(23), ..ResumeNote::default() });
     let store = reopened(&folder);
-    let mut staged = store.blobs.stage("download").unwrap();
+    let mut staged = store.local.archives.stage("download").unwrap();
     staged.remember(note.clone(), 23).unwrap();
     staged.append(bytes).unwrap();
     drop((staged, store));
     let store = reopened(&folder);
-    assert!(store.blobs.all().unwrap().is_empty());
-    let staged = store.blobs.stage("download").unwrap();
+    assert!(store.local.archives.all().unwrap().is_empty());
+    let staged = store.local.archives.stage("download").unwrap();
     assert_eq!((staged.written(), staged.hashes().0), (23, Digest::of(bytes)));
     drop(staged);
-    let digest = publish(&*store.blobs, "download", b"");
+    let digest = publish(&store.local.archives, "download", b"");
     assert_eq!(digest, Digest::of(bytes));
     // As if the crash came before the note was removed: it is no note of the bytes staged next.
-    store.blobs.stage("download").unwrap().remember(note, 0).unwrap();
+    store.local.archives.stage("download").unwrap().remember(note, 0).unwrap();
     drop(store);
     let store = reopened(&folder);
-    assert_eq!(store.blobs.open(&digest).unwrap().unwrap().read_all().unwrap(), bytes);
-    assert_eq!(store.blobs.stage("download").unwrap().written(), 0);
+    assert_eq!(store.local.archives.open(&digest).unwrap().unwrap().read_all().unwrap(), bytes);
+    assert_eq!(store.local.archives.stage("download").unwrap().written(), 0);
 }

@@ -185,7 +185,7 @@ impl Scene {
         upstream.publish(Provider::new("acme", "null").size(5_000));
         let setup = CommandSetup::with_admin_port(&upstream, stranger.address.port());
         let store = open_store(setup.home.path(), Timestamp(1));
-        let token = store.admin_token().unwrap();
+        let token = store.local.admin_token().unwrap();
         drop(store);
         wait_until_unlocked(setup.home.path());
         setup.file();

@@ -782,7 +782,7 @@ mod tests {
         store.records.put(&cause, b"{}", Durability::Lazy).unwrap();
         store.records.remove(&cause, Durability::Lazy).unwrap();
         for obstacle in [cause.path(), cause.path().join("obstacle")] {
-            std::fs::create_dir(store.root().join(obstacle)).unwrap();
+            std::fs::create_dir(store.local.root().join(obstacle)).unwrap();
         }
         let changed = store.records.change(&key, |step| {
             step.put_json(&cause, &1, Durability::Synced);

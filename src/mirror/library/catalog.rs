@@ -118,7 +118,7 @@ impl Catalog {
         }
         match self.all_imported() {
             Ok(imported) => {
-                if self.store.index.is_complete() {
+                if self.store.local.index.is_complete() {
                     *self.imported.lock() = Some(imported.clone());
                 }
                 imported
@@ -255,7 +255,7 @@ impl Library {
     /// # Errors
     /// The index is incomplete, or a name cannot be read: it may list any archive, so none could be removed.
     pub(in crate::mirror) fn lock_for_removal(&self) -> Result<Vec<MutexGuard<'_, ()>>, StoreError> {
-        self.store.index.require_complete()?;
+        self.store.local.index.require_complete()?;
         match self.store.records.unreadable_name() {
             Some(unreadable) => Err(unreadable),
             None => Ok(self.catalog.lock_all_digests()),

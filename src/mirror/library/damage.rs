@@ -42,10 +42,10 @@ impl Library {
         found: DamageFinding,
     ) -> Result<(), StoreError> {
         let _lock = self.catalog.digest_lock(digest).lock();
-        match (found, self.store.blobs.open(digest)?) {
+        match (found, self.store.local.archives.open(digest)?) {
             (DamageFinding::Missing, Some(_)) => return Ok(()),
             (DamageFinding::Damaged, Some(blob)) if unless_damaged(blob.fast_hash())? == Some(fast) => return Ok(()),
-            (DamageFinding::Damaged, Some(_)) => self.store.blobs.quarantine(digest)?,
+            (DamageFinding::Damaged, Some(_)) => self.store.local.archives.quarantine(digest)?,
             (_, None) => {}
         }
         // Each request for it finds it missing; only the first one finds something new.
@@ -61,7 +61,7 @@ impl Library {
     /// opened. Blocks.
     pub(in crate::mirror) fn set_aside(&self, digest: &Digest, opened: &Blob) -> Result<(), StoreError> {
         let _lock = self.catalog.digest_lock(digest).lock();
-        if self.store.blobs.quarantine_unless_replaced(digest, opened)? {
+        if self.store.local.archives.quarantine_unless_replaced(digest, opened)? {
             self.forget_file(digest);
             self.runtime.counters.damaged(DamageFinding::Damaged);
         }
@@ -75,10 +75,10 @@ impl Library {
         digest: Digest,
         opened: Option<&Blob>,
     ) -> Result<Option<Vec<(Artifact, StoredArchive)>>, StoreError> {
-        self.store.index.require_complete()?;
+        self.store.local.index.require_complete()?;
         let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
-            Some(opened) if !self.store.blobs.quarantine_unless_replaced(&digest, opened)? => return Ok(None),
+            Some(opened) if !self.store.local.archives.quarantine_unless_replaced(&digest, opened)? => return Ok(None),
             None if self.is_local(&digest)? => return Ok(None),
             Some(_) | None => {}
         }

@@ -64,7 +64,7 @@ impl Library {
             let Some(library) = library.upgrade() else { return };
             let owned_library = Arc::clone(&library);
             // Before that, an archive without an indexed name would seem unused. If this fails, the pass reports it.
-            let _ = library.store.index.until_complete().await;
+            let _ = library.store.local.index.until_complete().await;
             let passed = library.runtime.tasks.spawn_blocking(move || owned_library.evict_to_limits()).await;
             let failed = match &passed {
                 Ok(Ok(())) => None,
@@ -104,7 +104,7 @@ impl Library {
         // Frees slightly more than necessary, or every new page would start another scan.
         let (most, enough) = (self.runtime.limits.pages, self.runtime.limits.pages / 8 * 7);
         let enough_bytes = self.most_page_bytes() / 100 * 98;
-        let pages = self.store.index.pages_by_age()?;
+        let pages = self.store.local.index.pages_by_age()?;
         let mut surplus: HashMap<&Hostname, usize> = HashMap::new();
         for host in pages.iter().filter_map(|(key, _)| key.host_of_page()) {
             *surplus.entry(host).or_default() += 1;
@@ -118,7 +118,7 @@ impl Library {
         let oldest: Vec<_> = pages.iter().filter(is_surplus).cloned().collect();
         self.evict_documents(&oldest, || false)?;
         if self.pages_are_over() {
-            self.evict_documents(&pages, || self.store.index.totals().page_bytes <= enough_bytes)?;
+            self.evict_documents(&pages, || self.store.local.index.totals().page_bytes <= enough_bytes)?;
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Library {
         let limit = self.refresh_size_limit();
         // Frees slightly more than necessary, or every new document would start another scan. Where the limit equals
         // the stored bytes, because the disk is full, only the excess is evicted.
-        let is_floor = limit == self.store.index.totals().bytes();
+        let is_floor = limit == self.store.local.index.totals().bytes();
         let enough = if is_floor { limit } else { limit / 100 * 98 };
         if self.is_over(limit) {
             // Even if the totals lag behind, a pass evicts no more than the excess.
@@ -144,11 +144,11 @@ impl Library {
             })?;
         }
         // Reservations of fills are no reason to evict documents.
-        let stored = || self.store.index.totals().bytes();
+        let stored = || self.store.local.index.totals().bytes();
         if stored() <= limit {
             return Ok(());
         }
-        let index = &self.store.index;
+        let index = &self.store.local.index;
         self.evict_documents(&index.pages_by_age()?, || stored() <= enough)?;
         self.evict_documents(&index.documents_by_age()?, || stored() <= enough)
     }
@@ -191,7 +191,7 @@ impl Library {
     /// anyway.
     pub(in crate::mirror) fn free_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         let free = self.free_on_disk(bytes, full)?;
-        let (archive_bytes, exempt) = (self.store.index.totals().archive_bytes, self.exempt_bytes()?);
+        let (archive_bytes, exempt) = (self.store.local.index.totals().archive_bytes, self.exempt_bytes()?);
         let limit = free.saturating_add(archive_bytes);
         if bytes.saturating_add(exempt) > limit {
             return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: exempt });
@@ -203,9 +203,9 @@ impl Library {
     /// Returns the free bytes of a full disk. If they are too few, deletes the quarantined files first.
     fn free_on_disk(&self, needed: u64, full: &StoreError) -> Result<u64, StoreError> {
         // With a user quota, the free bytes of the disk say nothing.
-        let free = || if full.is_over_quota() { Ok(0) } else { self.store.free_bytes() };
+        let free = || if full.is_over_quota() { Ok(0) } else { self.store.local.free_bytes() };
         if free()? < needed {
-            self.store.empty_quarantine()?;
+            self.store.local.empty_quarantine()?;
         }
         free()
     }
@@ -244,7 +244,7 @@ impl Library {
         if self.runtime.connectivity() == Connectivity::Offline {
             return Ok(0);
         }
-        self.store.index.require_complete()?;
+        self.store.local.index.require_complete()?;
         let (mut freed, mut gone_upstream) = (EvictionTotals::default(), Vec::new());
         let (mut scans, mut all_are_seen) = (0, false);
         let is_over = |freed| enough(freed) || self.runtime.tasks.is_stopping();
@@ -253,7 +253,7 @@ impl Library {
                 if scans == MAX_INDEX_SCANS || (all_are_seen && freed.skipped == 0) {
                     break;
                 }
-                let mut oldest = self.store.index.archives_by_age()?;
+                let mut oldest = self.store.local.index.archives_by_age()?;
                 all_are_seen = scans > 0 || oldest.len() <= MAX_CANDIDATES;
                 if !all_are_seen {
                     oldest.truncate(MAX_CANDIDATES);
@@ -307,7 +307,7 @@ impl Library {
         let digest = &archive.digest;
         let _no_eviction = self.evictor.block_evictions();
         let _lock = self.catalog.digest_lock(digest).lock();
-        let index = &self.store.index;
+        let index = &self.store.local.index;
         index.require_complete()?;
         if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(EvictionResult::Skipped);
@@ -380,7 +380,7 @@ impl Library {
     /// The documents that pinned packages need to be installed. They are not evicted either.
     fn pinned_documents(&self) -> Result<BTreeSet<Key>, StoreError> {
         let mut keys = BTreeSet::new();
-        self.store.index.require_complete()?;
+        self.store.local.index.require_complete()?;
         for artifact in self.store.records.pinned_names()? {
             keys.extend(required_records(&artifact, Connectivity::Online));
         }

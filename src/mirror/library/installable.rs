@@ -161,7 +161,7 @@ impl Library {
 
     /// The error for an object that was stored before and is missing now.
     pub async fn not_stored_error(self: &Arc<Self>, subject: &str) -> Error {
-        match self.on_disk(|library| library.store.check()).await {
+        match self.on_disk(|library| library.store.local.check()).await {
             Err(gone @ Error::Store(StoreError::Unavailable)) => gone,
             Err(_) | Ok(()) => Error::NotStored(subject.to_owned()),
         }

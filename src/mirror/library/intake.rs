@@ -20,7 +20,8 @@ use crate::verify::{PackageLimits, PackedTree, ProofBasis, Verified, package_has
 pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Library {
-    /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name.
+    /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name. Before
+    /// any lock is taken, the bytes are secured where the larder keeps them.
     /// Only now is the archive committed, and the index is updated (promise 9). No other code has this order.
     ///
     /// `record_proof` writes the record that proves the archive. It returns false where a newer one is stored: then the
@@ -33,10 +34,13 @@ impl Library {
         record_proof: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<Option<StoredArchive>, StoreError> {
         let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.stored_at);
+        if let ArchiveBytes::Staged(verified) = &bytes {
+            self.store.archives.secure(verified)?;
+        }
         let _lock = self.catalog.digest_lock(&digest).lock();
         let is_new = match bytes {
             ArchiveBytes::Staged(verified) => {
-                self.store.blobs.publish(*verified)?;
+                self.store.local.archives.publish(*verified)?;
                 self.catalog.verified_since_start.lock().insert(digest);
                 self.presence_changed(&digest);
                 true
@@ -46,7 +50,7 @@ impl Library {
         let named = self.name_proven(&artifact.into(), archive, record_proof);
         if is_new && !matches!(named, Ok(Some(_))) {
             // The blob is stored without a name. Eviction only finds it if it is in the index.
-            self.store.index.archive_stored(&digest, size_bytes, now);
+            self.store.local.index.archive_stored(&digest, size_bytes, now);
         }
         named
     }
@@ -63,7 +67,7 @@ impl Library {
         }
         // A replaced archive remains for clients that got its digest; it is no longer current.
         self.catalog.change_name_record(artifact, |name| name.put(archive.clone()))?;
-        self.store.index.archive_stored(&archive.digest, archive.size_bytes, archive.stored_at);
+        self.store.local.index.archive_stored(&archive.digest, archive.size_bytes, archive.stored_at);
         Ok(Some(archive))
     }
 
@@ -99,10 +103,10 @@ impl Library {
         self.on_disk(move |library| {
             let digest = set.document.shasum;
             let _lock = library.catalog.digest_lock(&digest).lock();
-            let Some(blob) = library.store.blobs.open(&digest)? else { return Ok(None) };
+            let Some(blob) = library.store.local.archives.open(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;
             let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
-                library.store.blobs.quarantine(&digest)?;
+                library.store.local.archives.quarantine(&digest)?;
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();
@@ -150,7 +154,7 @@ impl Library {
 
     /// Computes both `h1:` of a stored archive without a permit: for imports, of which one runs at a time.
     pub(in crate::mirror) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
-        let Some(blob) = self.store.blobs.open(digest)? else { return Ok(()) };
+        let Some(blob) = self.store.local.archives.open(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
             Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
             Err(bad) => PackageHashState::Impossible { why: bad.to_string() },

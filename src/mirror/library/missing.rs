@@ -369,7 +369,7 @@ impl Library {
 
     /// The error for something not stored while offline. If the store itself is gone, the error says that instead.
     pub(in crate::mirror) async fn offline_error(self: &Arc<Self>, subject: String) -> Error {
-        match self.on_disk(|library| library.store.check()).await {
+        match self.on_disk(|library| library.store.local.check()).await {
             Ok(()) => Error::Offline(subject),
             Err(gone) => gone,
         }

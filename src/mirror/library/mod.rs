@@ -128,7 +128,7 @@ impl Library {
     /// # Errors
     /// The reason why it cannot be completed.
     pub(in crate::mirror) async fn until_index_is_complete(&self) -> Result<(), StoreError> {
-        self.store.index.until_complete().await
+        self.store.local.index.until_complete().await
     }
 
     /// Returns true if an archive's file is on this machine.
@@ -138,7 +138,7 @@ impl Library {
 
     /// Removes leftover files past their lifetime.
     pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
-        self.on_disk(move |library| library.store.sweep(now)).await
+        self.on_disk(move |library| library.store.local.sweep(now)).await
     }
 }
 

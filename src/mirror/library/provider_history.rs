@@ -691,7 +691,7 @@ mod tests {
         let record = br#"{"keys":{"K1":1},"versions":{"1.0.0":{"first_seen":1,"digests":{"f.zip":[]}}}}"#;
         store.records.put(&Key::FirstSeenV0(provider.clone()), record, Durability::Lazy).unwrap();
         // A folder where the split needs a file.
-        let obstacle = store.root().join(Key::FirstListed(provider.clone()).path());
+        let obstacle = store.local.root().join(Key::FirstListed(provider.clone()).path());
         std::fs::create_dir(obstacle.parent().unwrap()).unwrap();
         std::fs::create_dir(&obstacle).unwrap();
         accept(&histories, &package, "K2").unwrap();

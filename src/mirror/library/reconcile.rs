@@ -26,7 +26,7 @@ impl Catalog {
     ) -> Result<(), StoreError> {
         let interrupted = || StoreError::Index("larder stopped before the index was rebuilt".to_owned());
         let check_running = || if stopped() { Err(interrupted()) } else { Ok(()) };
-        let (index, records, blobs) = (&self.store.index, &self.store.records, &self.store.blobs);
+        let (index, records, blobs) = (&self.store.local.index, &self.store.records, &self.store.local.archives);
         let indexed = (index.archives_by_age()?, index.counted_records()?);
         let (stored, documents, names) = (blobs.all()?, records.all_counted()?, records.all_named()?);
         let entries = stored.len() + documents.len() + names.len();
@@ -117,14 +117,14 @@ impl Catalog {
     fn stat_or_log<T>(&self, subject: &dyn fmt::Display, file: Result<T, StoreError>) -> Option<T> {
         let failed = file.inspect_err(|error| {
             tracing::error!(%subject, %error, to_do = error.remedy(), "a file of the store cannot be checked; it is not counted");
-            self.store.index.is_incomplete();
+            self.store.local.index.is_incomplete();
         });
         failed.ok()
     }
 
     /// The error for a damaged name whose archive no proof set names.
     fn lost_name_error(&self, artifact: &Artifact) -> StoreError {
-        let path = self.store.root().join(Key::Name(artifact.clone()).path());
+        let path = self.store.local.root().join(Key::Name(artifact.clone()).path());
         let reason = "it was damaged and quarantined; its archive is unknown";
         StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(reason)) }
     }
@@ -146,7 +146,7 @@ impl Library {
                 Ok(false) => {}
                 Err(panicked) => {
                     let reason = "it panicked while it was made whole".to_owned();
-                    library.store.index.completed(Err(StoreError::Index(reason)));
+                    library.store.local.index.completed(Err(StoreError::Index(reason)));
                     if let Ok(panic) = panicked.try_into_panic() {
                         std::panic::resume_unwind(panic);
                     }
@@ -159,7 +159,7 @@ impl Library {
 
     /// Returns true if the index is whole now.
     fn reconcile_index(&self) -> bool {
-        let index = &self.store.index;
+        let index = &self.store.local.index;
         if !index.begin_completion() {
             self.refresh_size_limit();
             return true;

@@ -140,8 +140,8 @@ impl Library {
         }
         if self.used_bytes().saturating_add(more) > limit {
             // A fill waits for its space, but not for the whole index: it is passed through where that takes long.
-            let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.index.until_complete()).await;
-            whole.unwrap_or_else(|_| self.store.index.require_complete())?;
+            let whole = tokio::time::timeout(INDEX_TIMEOUT, self.store.local.index.until_complete()).await;
+            whole.unwrap_or_else(|_| self.store.local.index.require_complete())?;
             let exempt = self.on_disk(Self::exempt_bytes).await?;
             if bytes.saturating_add(exempt) > limit {
                 return Err(StoreError::NoRoom { needed: bytes, limit, unevictable: exempt }.into());
@@ -171,7 +171,8 @@ impl Library {
 
     /// Requests an eviction pass if the upstream of a page has too many of them.
     pub(in crate::mirror) fn enforce_page_limit(&self, key: &Key) {
-        let is_within = |host| self.store.index.page_count(host).is_ok_and(|count| count <= self.runtime.limits.pages);
+        let is_within =
+            |host| self.store.local.index.page_count(host).is_ok_and(|count| count <= self.runtime.limits.pages);
         // Pages that cannot be counted count as too many: the pass reports the reason.
         if key.host_of_page().is_some_and(|host| !is_within(host)) {
             self.evictor.request_pass();
@@ -183,7 +184,7 @@ impl Library {
     }
 
     pub(super) fn pages_are_over(&self) -> bool {
-        self.store.index.totals().page_bytes > self.most_page_bytes()
+        self.store.local.index.totals().page_bytes > self.most_page_bytes()
     }
 
     /// The size limit in bytes. A share of the disk is as last computed.
@@ -199,10 +200,10 @@ impl Library {
         let share = self.runtime.config.load().size_limit;
         // Until the index is whole, its totals are too low.
         if share == SizeLimit::ShareOfDisk
-            && self.store.index.is_complete()
-            && let Ok(free) = self.store.free_bytes()
+            && self.store.local.index.is_complete()
+            && let Ok(free) = self.store.local.free_bytes()
         {
-            let bytes = share.bytes(self.store.index.totals().bytes(), free);
+            let bytes = share.bytes(self.store.local.index.totals().bytes(), free);
             self.evictor.disk_share_bytes.store(bytes, Ordering::Relaxed);
         }
         self.size_limit_bytes()
@@ -219,12 +220,12 @@ impl Library {
 
     /// The stored bytes and the bytes reserved for fills.
     pub(in crate::mirror) fn used_bytes(&self) -> u64 {
-        self.store.index.totals().bytes().saturating_add(self.evictor.reserved.load(Ordering::Relaxed))
+        self.store.local.index.totals().bytes().saturating_add(self.evictor.reserved.load(Ordering::Relaxed))
     }
 
     /// The total bytes of archives that are exempt from eviction.
     pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
-        let index = &self.store.index;
+        let index = &self.store.local.index;
         index.require_complete()?;
         let mut exempt = self.evictor.holds.lock().archives.clone();
         for name in self.store.records.pinned_names()? {

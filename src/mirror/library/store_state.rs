@@ -94,7 +94,7 @@ impl Library {
     /// # Errors
     /// [`StoreError::Unavailable`] if it is not.
     pub(in crate::mirror) fn require_store(&self) -> Result<(), StoreError> {
-        self.store.check()
+        self.store.local.check()
     }
 
     /// The state of the store. Reads the disk.
@@ -111,27 +111,27 @@ impl Library {
 
     /// The folder of the stored files, for messages.
     pub(in crate::mirror) fn folder(&self) -> &Path {
-        self.store.root()
+        self.store.local.root()
     }
 
     /// The current state of the disk. Blocks.
     pub(in crate::mirror) fn disk_space(&self) -> Result<DiskSpace, StoreError> {
-        self.store.disk_space()
+        self.store.local.disk_space()
     }
 
     /// Numbers and bytes of what is stored. They lag behind until the index is complete.
     pub(in crate::mirror) fn totals(&self) -> Totals {
-        self.store.index.totals()
+        self.store.local.index.totals()
     }
 
     /// The size of the index on disk, in bytes.
     pub(in crate::mirror) fn index_bytes(&self) -> u64 {
-        self.store.index.disk_bytes()
+        self.store.local.index.disk_bytes()
     }
 
     /// True if the index contains everything that is stored.
     pub(in crate::mirror) fn index_is_complete(&self) -> bool {
-        self.store.index.is_complete()
+        self.store.local.index.is_complete()
     }
 
     /// Stores the receipt of a bundle durably, and returns its path. Blocks.
@@ -141,12 +141,12 @@ impl Library {
         manifest: &Digest,
         receipt: &[u8],
     ) -> Result<PathBuf, StoreError> {
-        self.store.write_receipt(time, manifest, receipt)
+        self.store.local.write_receipt(time, manifest, receipt)
     }
 
     /// The receipt of the bundle that was applied last. Blocks.
     pub(in crate::mirror) fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
-        self.store.last_receipt()
+        self.store.local.last_receipt()
     }
 
     /// Records that an object could not be stored.

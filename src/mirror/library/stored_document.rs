@@ -202,7 +202,7 @@ impl DocumentsInUse {
         let generation = store.records.generation(&key.group())?;
         let in_use = self.documents.lock().get(key).filter(|(read_at, _)| *read_at == generation).cloned();
         if let Some(document) = in_use.and_then(|(_, document)| document.upgrade()) {
-            store.check()?;
+            store.local.check()?;
             return Ok(Some(document));
         }
         let Some(document) = store.records.read_as(key, StoredDocument::read)?.intact() else { return Ok(None) };
@@ -336,12 +336,12 @@ impl Library {
 
     /// Records the use of a document.
     pub(in crate::mirror) fn document_used(&self, key: &Key, now: Timestamp) {
-        self.store.index.document_used(key, now);
+        self.store.local.index.document_used(key, now);
     }
 
     /// The size of a document in bytes; zero if there is none.
     pub(in crate::mirror) fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
-        self.store.index.document_bytes(key)
+        self.store.local.index.document_bytes(key)
     }
 
     /// The proof sets or the locations of an address, each with its package. Blocks.

@@ -1,0 +1,191 @@
+//! The bytes of archives: the files on this machine, and the place that keeps them for the whole larder.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::disk::{self, Quarantine};
+use super::locks::StoreLock;
+use super::{Blob, Durability, Scratch, Staged, Staging, StoreError, Striped};
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::verify::Verified;
+
+/// The place that keeps the archives of a larder. Where that is this machine, its files are all.
+pub trait Archives: fmt::Debug + Send + Sync {
+    /// Keeps the bytes of an archive, before it gets a name. May take minutes, and no lock is held.
+    ///
+    /// # Errors
+    /// They are not kept: the archive must not get a name.
+    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError>;
+}
+
+/// Archives that are kept on this machine: publishing makes them durable.
+#[derive(Debug)]
+pub(super) struct OnThisMachine;
+
+impl Archives for OnThisMachine {
+    fn secure(&self, _: &Verified<Staged>) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// The archives on this machine: the files below `blobs/sha256`, named by digest. Staged ones are invisible; visible ones
+/// are complete and verified.
+///
+/// All functions block.
+#[derive(Debug)]
+pub struct LocalArchives {
+    folder: PathBuf,
+    staging: Staging,
+    quarantine: Quarantine,
+    lock: StoreLock,
+    opened: OpenedArchives,
+}
+
+/// The archives that are open, so that any number of readers share one file descriptor of each. They read at offsets.
+#[derive(Debug, Default)]
+struct OpenedArchives {
+    files: Mutex<HashMap<Digest, Weak<File>>>,
+    /// Held while an archive is opened, so that two readers do not open it twice.
+    opening: Striped<Mutex<()>>,
+}
+
+/// Entries of closed archives that are dropped together.
+const MAX_CLOSED: usize = 64;
+
+impl OpenedArchives {
+    /// The file at `path`, if it is open already. A file that was put in its place is another one.
+    fn get(&self, digest: &Digest, path: &Path) -> Option<Arc<File>> {
+        let opened = self.files.lock().get(digest)?.upgrade()?;
+        let is_in_place = disk::identity(&opened).ok()? == disk::identity_of(path).ok()?;
+        is_in_place.then_some(opened)
+    }
+
+    fn insert(&self, digest: Digest, opened: &Arc<File>) {
+        let mut files = self.files.lock();
+        if files.len() >= MAX_CLOSED && files.len().is_multiple_of(MAX_CLOSED) {
+            files.retain(|_, file| file.strong_count() > 0);
+        }
+        files.insert(digest, Arc::downgrade(opened));
+    }
+}
+
+impl LocalArchives {
+    pub(super) fn in_folder(
+        folder: &Path,
+        staging: Staging,
+        quarantine: Quarantine,
+        lock: StoreLock,
+    ) -> Result<Self, StoreError> {
+        disk::create_folder(folder)?;
+        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock, opened: OpenedArchives::default() })
+    }
+
+    fn path(&self, digest: &Digest) -> PathBuf {
+        let hex = digest.to_string();
+        self.folder.join(&hex[..2]).join(hex)
+    }
+
+    /// Makes a verified archive visible and durable, in this order: sync, rename, sync of the folder.
+    pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
+        let target = self.path(&staged.digest());
+        let staged = staged.into_inner();
+        staged.sync()?;
+        self.lock.check()?;
+        disk::create_parent(&target, self.lock.root())?;
+        staged.move_to(&target)?;
+        disk::sync_folder_of(&target)?;
+        staged.remove_note()
+    }
+
+    /// Opens an archive; `None` if it is not here.
+    pub fn open(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
+        let path = self.path(digest);
+        let _opening = self.opened.opening.of(digest).lock();
+        if let Some(opened) = self.opened.get(digest, &path) {
+            self.lock.check()?;
+            return Blob::new(opened, path).map(Some);
+        }
+        let Some(file) = self.lock.if_ours(open_patiently(&path))? else { return Ok(None) };
+        let file = Arc::new(file);
+        self.opened.insert(*digest, &file);
+        Blob::new(file, path).map(Some)
+    }
+
+    /// Size in bytes and modification time of an archive, without opening it; `None` if it is not here.
+    pub fn stat(&self, digest: &Digest) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        self.lock.if_ours(disk::file_metadata(&self.path(digest)))
+    }
+
+    /// Removes an archive. Open readers continue to read it.
+    pub fn remove(&self, digest: &Digest, durability: Durability) -> Result<(), StoreError> {
+        self.lock.check()?;
+        let path = self.path(digest);
+        disk::remove(&path)?;
+        disk::sync_removal(&path, durability)
+    }
+
+    /// Quarantines an archive whose bytes do not match its name.
+    pub fn quarantine(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.lock.check()?;
+        let target = self.quarantine.add(&self.path(digest))?;
+        tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
+        Ok(())
+    }
+
+    /// Opens the staged download called `name`. The bytes of an earlier one are read and hashed.
+    pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
+        self.staging.stage(name)
+    }
+
+    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
+    pub fn scratch(&self) -> Result<Scratch, StoreError> {
+        self.staging.scratch()
+    }
+
+    /// Returns true if an archive is here, without opening it.
+    pub fn contains(&self, digest: &Digest) -> Result<bool, StoreError> {
+        Ok(self.stat(digest)?.is_some())
+    }
+
+    /// Quarantines an archive if it is still the opened one; returns true if it was.
+    pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
+        let Some(stored) = self.open(digest)? else { return Ok(false) };
+        if stored.device_and_inode()? != opened.device_and_inode()? {
+            return Ok(false);
+        }
+        self.quarantine(digest)?;
+        Ok(true)
+    }
+
+    /// Every archive, with its size in bytes and last change.
+    pub fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
+        let files = disk::files_below(&self.folder)?.into_iter();
+        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
+        Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
+    }
+}
+
+/// The longest wait for a free file descriptor.
+const DESCRIPTOR_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause between two tries to get one.
+const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(20);
+
+/// Opens a stored file. Where the process has no file descriptor left for a moment, it waits for one: what is stored is no
+/// error.
+fn open_patiently(path: &Path) -> Result<Option<File>, StoreError> {
+    let deadline = Instant::now() + DESCRIPTOR_TIMEOUT;
+    loop {
+        match disk::open(path) {
+            Err(error) if error.lacks_descriptors() && Instant::now() < deadline => thread::sleep(DESCRIPTOR_PAUSE),
+            opened => return opened,
+        }
+    }
+}
