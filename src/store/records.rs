@@ -24,11 +24,11 @@ pub(super) const KINDS: [&str; 6] = ["names", "documents", "seen", "alarms", "jo
 
 /// Conflicts after which a step takes its turn: later ones of this process wait for it.
 const MAX_CONFLICTS: usize = 3;
-/// The rounds that a step may lose in all, and the longest that it may lose in its turn. Then the group is busy: others write
-/// to it beside this process, or its own `decide` does.
+/// The rounds that a step may lose in all, and the time after which it has lost too long in its turn. Then the group is busy:
+/// others write to it beside this process, or its own `decide` does.
 const MAX_ROUNDS: usize = 50;
 const MAX_LOST_TIME: Duration = Duration::from_millis(1500);
-/// The longest that a step waits for its turn.
+/// The longest that a step waits for its turn, or for that of another one.
 const MAX_TURN_WAIT: Duration = Duration::from_secs(30);
 
 /// Durability of a write: synced before the step ends, or left to the kernel.
@@ -364,7 +364,7 @@ impl Turns {
     /// Lets a step go first that has its turn.
     fn give_way(&self, group: &RecordGroup) {
         // Whoever waits in vain goes on: at worst both lose more rounds.
-        drop(self.0.of(group).try_lock_for(MAX_LOST_TIME));
+        drop(self.0.of(group).try_lock_for(MAX_TURN_WAIT));
     }
 
     /// Takes the turn, which ends on drop. Later steps give way.
@@ -522,8 +522,8 @@ impl dyn Records + '_ {
                 written => return Ok((decided, written.map(drop))),
             }
             match &turn {
-                None if lost + 1 >= MAX_CONFLICTS => turn = Some((self.turns().take(&group)?, Instant::now())),
-                Some((_, since)) if since.elapsed() > MAX_LOST_TIME => break,
+                None if lost + 1 >= MAX_CONFLICTS => turn = Some((self.turns().take(&group)?, lost, Instant::now())),
+                Some((_, first, since)) if lost > first + MAX_CONFLICTS && since.elapsed() > MAX_LOST_TIME => break,
                 None | Some(_) => {}
             }
         }

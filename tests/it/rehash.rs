@@ -8,10 +8,10 @@ use larder::clock::Clock;
 
 use crate::support::command_setup::{CommandSetup, json};
 use crate::support::http::send;
-use crate::support::larder::{Folder, Larder};
+use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES};
 use crate::support::until;
-use crate::support::upstream::{FakeUpstream, Provider, RecordedRequest, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, RecordedRequest, Target};
 use crate::support::verify_steps::{steps, verify, verify_request};
 
 const NAMES: [(&str, usize); 2] = [("small", SMALL_BYTES), ("large", LARGE_BYTES)];
@@ -119,6 +119,42 @@ async fn verify_finds_missing_archives_and_damaged_records() {
     assert!(output.iter().any(|step| step["found"] == "missing"), "{output:?}");
     assert!(has_all_archives(&larder.folder, &upstream));
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
+}
+
+/// What `verify` finds wrong, it also ends: the next run finds nothing, although upstream has nothing to fetch.
+#[tokio::test]
+async fn verify_ends_what_nobody_can_fetch_again() {
+    let clock = Clock::system();
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "small").size(SMALL_BYTES));
+    let larder = Larder::mirroring(&upstream).always_revalidate().clock(&clock).start().await;
+    let path = larder.archive_path("small", "1.2.0").await;
+    larder.get(&path).await.expect(200);
+    let [replaced] = larder.folder.blobs().try_into().unwrap();
+    upstream.publish(Provider::new("acme", "small").size(5000));
+    larder.get(&larder.archive_path("small", "1.2.0").await).await.expect(200);
+    assert_eq!(larder.folder.blobs().len(), 2, "the name lists both");
+
+    // The archive that a later one replaced: no document names it after a day.
+    clock.advance(Duration::from_secs(25 * 3600));
+    std::fs::remove_file(replaced).unwrap();
+    let discovery = larder.folder.path().join("v1/documents").join(HOST).join("discovery");
+    flip(&discovery);
+    let output = verify(&larder).await;
+    assert_eq!(output.last().unwrap()["wrong"], 2, "{output:?}");
+    assert!(output.iter().any(|step| step["healed"] == "nobody_needs_it"), "{output:?}");
+    let again = verify(&larder).await;
+    assert_eq!(again.last().unwrap()["wrong"], 0, "{again:?}");
+    assert_eq!(larder.folder.files("aside").len(), 1, "a damaged record is set aside");
+
+    // The only archive, which upstream has deleted.
+    upstream.withdraw("acme", "small", "1.2.0");
+    upstream.fault(Target::Archive, Fault::Status(403));
+    let left = larder.folder.blobs().remove(0);
+    std::fs::remove_file(left).unwrap();
+    verify(&larder).await;
+    let again = verify(&larder).await;
+    assert_eq!(again.last().unwrap()["wrong"], 0, "{again:?}");
 }
 
 /// Promise 12: offline, damage is quarantined too, and listed as missing.

@@ -321,8 +321,11 @@ fn slow_writers_of_one_address_all_end(records: &dyn Records) {
 /// A group that changes in every round is busy; nothing waits for ever.
 fn a_step_that_always_loses_is_busy(records: &dyn Records) {
     let (key, other) = (first_seen_key("busy", "1.0.0"), first_seen_key("busy", "2.0.0"));
+    let group = key.group();
     let changed = records.change(&key, |step| {
-        records.put(&other, b"faster", Durability::Lazy)?;
+        // A writer beside this process, which takes no turn.
+        let read_at = records.generation(&group)?;
+        records.write(&group, read_at, &[put_change(&other, "faster")])?;
         step.put(&key, b"slow".to_vec(), Durability::Lazy, IndexEntry::Unindexed);
         Ok(())
     });

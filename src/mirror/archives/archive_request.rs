@@ -11,7 +11,8 @@ use crate::address::{Hostname, Package};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::RETRIES;
-use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::library::damage::DELETED_UPSTREAM;
+use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::{Archives, Documents, FetchReason, RequestContext};
 use crate::upstream::CredentialScope;
 use crate::upstream::discovery::Service;
@@ -115,6 +116,8 @@ pub struct ArchiveRequest {
     pub(super) package: Package,
     pub(super) set: Arc<ProofSet>,
     pub file: FileRequest,
+    /// True if upstream answered 404 for the document, of which a copy is kept.
+    is_deleted_version: bool,
 }
 
 impl DownloadSource for ArchiveRequest {
@@ -134,10 +137,19 @@ impl DownloadSource for ArchiveRequest {
                 Err(error) => error,
             };
             match self.file.attempts.after_refusal(&error.fault) {
-                NextStep::RefreshUrl => self.file.url = self.refreshed_url(&error).await?,
+                NextStep::RefreshUrl => {
+                    let refreshed = self.refreshed_set(&error).await?;
+                    self.is_deleted_version = refreshed.confirmed.gone;
+                    self.file.url = refreshed.current.document.archive_url.clone();
+                }
                 NextStep::RetryAfter(_) | NextStep::GiveUp | NextStep::TooSlow => {
-                    if let Fault::Absent(_) = error.fault {
-                        self.archives.library.drop_lost(&self.package, self.set.document.shasum).await;
+                    let is_deleted = match error.fault {
+                        Fault::Absent(_) => true,
+                        Fault::Denied(_) | Fault::Rejected { .. } => self.is_deleted_version,
+                        _ => false,
+                    };
+                    if is_deleted {
+                        self.drop_lost().await;
                     }
                     return Err(as_upstream_failure(error).into());
                 }
@@ -151,17 +163,17 @@ impl ArchiveRequest {
         let (subject, url) = (format!("the archive of {package}"), set.document.archive_url.clone());
         let service = (Service::Providers, &package.provider.host);
         let file = FileRequest::new(&archives.proof_sets.documents, service, subject, url, call);
-        Self { archives, package, set, file }
+        Self { archives, package, set, file, is_deleted_version: false }
     }
 
     /// Registries sign the URLs in their documents, and those expire: fetch the document once more.
-    async fn refreshed_url(&self, error: &UpstreamError) -> Result<Url, Error> {
+    async fn refreshed_set(&self, error: &UpstreamError) -> Result<Arc<StoredProofSet>, Error> {
         tracing::warn!(package = %self.package, %error, "the archive's URL was refused; its document is fetched again");
         let proof_sets = &self.archives.proof_sets;
         let flight = proof_sets.join_set_flight(&self.package, None, FetchReason::ExpiredUrl, &self.file.call);
         let refreshed = match flight.await {
             Err(deleted @ Error::NotFound(_)) => {
-                self.archives.library.drop_lost(&self.package, self.set.document.shasum).await;
+                self.drop_lost().await;
                 return Err(deleted);
             }
             refreshed => refreshed?.value,
@@ -169,7 +181,12 @@ impl ArchiveRequest {
         if refreshed.current.document.shasum != self.set.document.shasum {
             return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.file.subject)));
         }
-        Ok(refreshed.current.document.archive_url.clone())
+        Ok(refreshed)
+    }
+
+    /// Takes the archive off its name, unless it is here: upstream has deleted it.
+    async fn drop_lost(&self) {
+        self.archives.library.drop_lost(&self.package, self.set.document.shasum, DELETED_UPSTREAM).await;
     }
 
     /// Returns the error for bytes with the wrong digest. The version may have been republished since the set was

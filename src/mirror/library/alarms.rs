@@ -318,14 +318,19 @@ impl Alarms {
     /// Resolves the alarms that an event resolves, and returns their subjects. Where the record cannot be written, they stay.
     pub fn resolve(&self, address: &Address, event: &AlarmEvent<'_>) -> Vec<AlarmSubject> {
         let is_resolved = |subject: &AlarmSubject| event.resolves(subject);
-        if self.subjects(address, is_resolved).is_empty() {
+        // The memory may lag behind the record of an alarm that is being raised.
+        if self.subjects(address, is_resolved).is_empty()
+            && matches!(self.store.records.stat(&Key::Alarms(address.clone())), Ok(None))
+        {
             return Vec::new();
         }
         let resolved = self.store.records.change(&Key::Alarms(address.clone()), |step| {
             let (mut alarms, _) = self.read_in(step, address)?;
             let resolved: Vec<AlarmSubject> = alarms.alarms.keys().filter(|of| is_resolved(of)).cloned().collect();
-            alarms.alarms.retain(|subject, _| !is_resolved(subject));
-            alarms.put_in(step, address);
+            if !resolved.is_empty() {
+                alarms.alarms.retain(|subject, _| !is_resolved(subject));
+                alarms.put_in(step, address);
+            }
             Ok(resolved)
         });
         match resolved {

@@ -6,6 +6,7 @@ use crate::address::Artifact;
 use crate::digest::{Digest, FastHash};
 use crate::mirror::Library;
 use crate::mirror::counters::DamageFinding;
+use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::{NameRecord, StoredArchive};
 use crate::store::{Blob, Key, ReadOutcome, StoreError};
 
@@ -29,7 +30,7 @@ impl Library {
 
     /// True if a record is damaged. It is quarantined then, unless its existence matters. Blocks.
     pub(in crate::mirror) fn is_record_damaged(&self, key: &Key) -> Result<bool, StoreError> {
-        Ok(matches!(self.store.records.read(key)?, ReadOutcome::Damaged))
+        Ok(matches!(self.store.records.read_as(key, Some)?, ReadOutcome::Damaged))
     }
 
     /// Records that the file of an archive is missing or damaged; a damaged one is set aside. The archive stays on its
@@ -49,10 +50,10 @@ impl Library {
             (_, None) => {}
         }
         // Each request for it finds it missing; only the first one finds something new.
-        let is_news = found == DamageFinding::Damaged || self.file_use(digest)?.is_some();
-        self.forget_file(digest);
-        if is_news {
+        if found == DamageFinding::Damaged || self.file_use(digest)?.is_some() {
+            self.forget_file(digest);
             self.runtime.counters.damaged(found);
+            tracing::warn!(%digest, found = found.word(), "the file of a stored archive cannot be used; it is fetched again");
         }
         Ok(())
     }
@@ -91,9 +92,25 @@ impl Library {
         Ok((opened.is_some() || !packages.is_empty()).then_some(packages))
     }
 
-    /// Takes an archive off a name, because upstream has it no more: unless its file is on this machine, nothing can bring
-    /// it back.
-    pub(in crate::mirror) async fn drop_lost(self: &Arc<Self>, artifact: impl Into<Artifact>, digest: Digest) {
+    /// True if this machine has the file of an archive that a package got after this one: clients are sent that one. Blocks.
+    pub(in crate::mirror) fn is_superseded(&self, artifact: &Artifact, digest: &Digest) -> Result<bool, StoreError> {
+        let name = self.catalog.name_record(artifact)?;
+        for later in name.archives.iter().rev().take_while(|archive| archive.digest != *digest) {
+            if self.is_local(&later.digest)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes an archive off a name for this reason, unless its file is on this machine: nothing can bring it back, or nobody
+    /// needs it.
+    pub(in crate::mirror) async fn drop_lost(
+        self: &Arc<Self>,
+        artifact: impl Into<Artifact>,
+        digest: Digest,
+        reason: &'static str,
+    ) {
         let artifact = artifact.into();
         let package = artifact.clone();
         let drop_lost = move |library: &Self| {
@@ -101,9 +118,13 @@ impl Library {
             if library.is_local(&digest)? || !library.is_stored(&artifact, &digest)? {
                 return Ok(());
             }
+            if let Artifact::Module(package) = &artifact {
+                // Rebuilds a lost record from the name, which may be the last evidence.
+                read_first_seen(library, package)?;
+            }
             let take_off = |name: &mut NameRecord| name.archives.retain(|archive| archive.digest != digest);
             library.catalog.change_name_record(&artifact, take_off)?;
-            tracing::error!(package = %artifact, %digest, "an archive is lost: its file is not there, and upstream has deleted it");
+            tracing::error!(package = %artifact, %digest, reason, "an archive is lost: its file is not there");
             Ok(())
         };
         if let Err(error) = self.on_disk(drop_lost).await {
@@ -111,3 +132,8 @@ impl Library {
         }
     }
 }
+
+/// The reason for dropping an archive that upstream has deleted.
+pub const DELETED_UPSTREAM: &str = "upstream has deleted it";
+/// The reason for dropping an archive that another one has replaced.
+pub const SUPERSEDED: &str = "a later archive of the package is stored";

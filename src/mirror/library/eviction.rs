@@ -289,7 +289,7 @@ impl Library {
     /// may fail on a full disk: such an archive is retried after others have freed space.
     fn evict(&self, archive: &IndexedArchive, reason: EvictionReason) -> Result<EvictionResult, StoreError> {
         match self.evict_unless_used(archive, reason) {
-            Err(full) if full.is_full() => Ok(EvictionResult::Skipped),
+            Err(error) if error.is_full() || matches!(error, StoreError::Busy(_)) => Ok(EvictionResult::Skipped),
             Err(error @ (StoreError::Io { .. } | StoreError::Newer { .. })) => {
                 tracing::error!(digest = %archive.digest, %error, to_do = error.remedy(), "an archive could not be evicted; it stays");
                 Ok(EvictionResult::Exempt)

@@ -107,6 +107,7 @@ impl Library {
             let hashes = unless_damaged(blob.hashes())?;
             let Some((_, fast)) = hashes.filter(|(actual, _)| *actual == digest) else {
                 library.store.local.archives.quarantine(&digest)?;
+                library.forget_file(&digest);
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();

@@ -259,8 +259,11 @@ impl MissingRequests {
     }
 
     fn forget(&mut self, missing: &MissingPackage) {
-        self.packages.remove(missing);
-        if let Some(forgotten) = &mut self.forgotten {
+        let Some(count) = self.packages.remove(missing) else { return };
+        // Only what the record has must be taken off it. So the set is bounded, also while nothing can be saved.
+        if count.times > count.unsaved
+            && let Some(forgotten) = &mut self.forgotten
+        {
             forgotten.insert(missing.clone());
         }
     }

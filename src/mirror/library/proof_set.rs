@@ -14,6 +14,7 @@ use crate::mirror::Library;
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::freshness::Revalidatable;
 use crate::mirror::library::alarms::NewAlarm;
+use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::file_refs::ProofFile;
 use crate::mirror::library::record_format as parts;
 use crate::mirror::library::{Catalog, NameRecord};
@@ -258,9 +259,12 @@ impl Library {
         ) -> Result<(T, Option<(StoredProofSet, Timestamp)>), StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let key = Key::ProofSet(package.clone());
+        // Looked up before the step, which reads records only.
+        let local =
+            LocalSets::of(default_if_store_unavailable(self.read_set(package))?, |digest| self.is_local(digest))?;
         self.change_with_alarms(&Address::from(&package.provider), &key, |step, alarms| {
             let stored = step.read_as(&key, |record| StoredProofSet::read(record, package)).map(ReadOutcome::intact);
-            let (decided, set) = decide(&mut SetStep { step: &*step, package, alarms }, stored)?;
+            let (decided, set) = decide(&mut SetStep { step: &*step, package, alarms, local: &local }, stored)?;
             if let Some((set, last_use)) = set {
                 step.put(&key, set.write(), durability, IndexEntry::Document(last_use));
             }
@@ -281,6 +285,30 @@ pub struct SetStep<'a> {
     package: &'a Package,
     /// The alarms to raise with it.
     pub alarms: &'a mut Vec<NewAlarm>,
+    /// The sets whose archives are on this machine.
+    pub local: &'a LocalSets,
+}
+
+/// The stored sets whose archives were on this machine before a step.
+#[derive(Debug, Default)]
+pub struct LocalSets {
+    /// The archive of the current set, if it is here.
+    pub current: Option<Digest>,
+    /// The archive of the predecessor, if that one alone is here.
+    pub fallback: Option<Digest>,
+}
+
+impl LocalSets {
+    fn of(
+        stored: Option<UsableProofSet>,
+        is_local: impl FnOnce(&Digest) -> Result<bool, StoreError>,
+    ) -> Result<Self, StoreError> {
+        let Some(UsableProofSet { stored_set, fallback }) = stored else { return Ok(Self::default()) };
+        let current = stored_set.current.document.shasum;
+        let fallback = fallback.map(|set| set.document.shasum);
+        let current = (fallback.is_none() && is_local(&current)?).then_some(current);
+        Ok(Self { current, fallback })
+    }
 }
 
 impl SetStep<'_> {
@@ -306,7 +334,9 @@ impl SetStep<'_> {
         }
         let name = self.name_record()?;
         let is_stored = |set: &ProofSet| name.get(&set.document.shasum).is_some();
-        let has_older_only = !is_stored(&current) && predecessor.as_ref().is_some_and(|(older, _)| is_stored(older));
+        let has_older_only = predecessor.as_ref().is_some_and(|(older, _)| {
+            self.local.fallback == Some(older.document.shasum) || (!is_stored(&current) && is_stored(older))
+        });
         Ok(if has_older_only { predecessor } else { Some((current, now)) })
     }
 }

@@ -16,6 +16,7 @@ use crate::mirror::archives::download::StageWriter;
 use crate::mirror::archives::fill::FillGauge;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::module_location::{LocationDocument, subdir_in_archive};
+use crate::mirror::library::damage::DELETED_UPSTREAM;
 use crate::mirror::library::intake::{PackedArchive, TreeExpectation};
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleFirstSeen, ModuleTree};
 use crate::mirror::library::{Reservation, StoredArchive};
@@ -128,7 +129,7 @@ impl Modules {
         let owned_key = key.clone();
         let name = self.library.on_disk(move |library| library.catalog.name_record(&owned_key)).await;
         for archive in name.map(|name| name.archives).unwrap_or_default() {
-            self.library.drop_lost(key, archive.digest).await;
+            self.library.drop_lost(key, archive.digest, DELETED_UPSTREAM).await;
         }
     }
 

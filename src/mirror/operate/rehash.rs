@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::mirror::archives::download::until_stored;
 use crate::mirror::counters::DamageFinding;
 use crate::mirror::library::StoredArchive;
-use crate::mirror::library::damage::unless_damaged;
+use crate::mirror::library::damage::{DELETED_UPSTREAM, SUPERSEDED, unless_damaged};
 use crate::mirror::library::module_history::restore_first_seen;
 use crate::mirror::{AlarmKind, Archive, ArchiveRef, Archives, Library, Operations, RequestContext};
 use crate::store::{Blob, Key};
@@ -75,6 +75,7 @@ impl fmt::Display for DamagedArchive {
                 f.write_str("not fetched again, because larder is offline; `larder missing` lists the package")
             }
             RepairOutcome::NotNow { error } => write!(f, "not fetched again yet: {error}"),
+            RepairOutcome::Lost { error } => write!(f, "lost, because upstream has it no more: {error}"),
         }
     }
 }
@@ -92,6 +93,11 @@ pub enum RepairOutcome {
     /// It could not be fetched now. The next client request tries again.
     NotNow {
         /// The cause.
+        error: String,
+    },
+    /// Upstream has it no more. It is taken off its names.
+    Lost {
+        /// The answer of upstream.
         error: String,
     },
 }
@@ -161,7 +167,7 @@ impl Operations {
     async fn fetch_again(&self, names: Vec<(Artifact, StoredArchive)>, call: &RequestContext) -> RepairOutcome {
         let mut healed = RepairOutcome::NobodyNeedsIt;
         for (artifact, archive) in names {
-            let call = self.runtime.flight_context(call);
+            let (call, owned_artifact) = (self.runtime.flight_context(call), artifact.clone());
             let fetched = match artifact {
                 Artifact::Provider(package) => {
                     let wanted = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
@@ -169,16 +175,39 @@ impl Operations {
                 }
                 Artifact::Module(package) => self.modules.ensure_module_stored(&package, &call).await,
             };
-            healed = match fetched {
-                Ok(()) if matches!(healed, RepairOutcome::NobodyNeedsIt | RepairOutcome::FetchedAgain) => {
-                    RepairOutcome::FetchedAgain
-                }
-                Ok(()) => healed,
-                Err(_) if self.runtime.connectivity() == Connectivity::Offline => RepairOutcome::Offline,
-                Err(error) => RepairOutcome::NotNow { error: error.to_string() },
-            };
+            let outcome = self.outcome_of(fetched, &owned_artifact, archive.digest).await;
+            let is_better = matches!(outcome, RepairOutcome::NobodyNeedsIt | RepairOutcome::FetchedAgain);
+            if !is_better || matches!(healed, RepairOutcome::NobodyNeedsIt) {
+                healed = outcome;
+            }
         }
         healed
+    }
+
+    /// The outcome of fetching an archive again. One that nobody can get, or needs, any more is taken off its name.
+    async fn outcome_of(&self, fetched: Result<(), Error>, artifact: &Artifact, digest: Digest) -> RepairOutcome {
+        let owned_artifact = artifact.clone();
+        let looking = self
+            .library
+            .on_disk(move |library| Ok((library.is_local(&digest)?, library.is_superseded(&owned_artifact, &digest)?)));
+        match (looking.await, fetched) {
+            (Ok((true, _)), Ok(())) => RepairOutcome::FetchedAgain,
+            (Ok((false, true)), Ok(()) | Err(Error::NotFound(_) | Error::Offline(_))) => {
+                self.library.drop_lost(artifact.clone(), digest, SUPERSEDED).await;
+                RepairOutcome::NobodyNeedsIt
+            }
+            (Ok((false, false)), Err(error @ Error::NotFound(_)))
+                if self.runtime.connectivity() == Connectivity::Online =>
+            {
+                self.library.drop_lost(artifact.clone(), digest, DELETED_UPSTREAM).await;
+                RepairOutcome::Lost { error: error.to_string() }
+            }
+            (_, Err(_)) if self.runtime.connectivity() == Connectivity::Offline => RepairOutcome::Offline,
+            (Err(error), Ok(())) | (_, Err(error)) => RepairOutcome::NotNow { error: error.to_string() },
+            (Ok((false, _)), Ok(())) => {
+                RepairOutcome::NotNow { error: "another archive of the package was fetched".to_owned() }
+            }
+        }
     }
 }
 

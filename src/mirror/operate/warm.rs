@@ -148,7 +148,7 @@ impl VerifiedReader {
         archive: &StoredArchive,
         now: Timestamp,
     ) -> Result<bool, Error> {
-        // Opening a missing archive would take it off its name, which must not happen here.
+        // Opening a missing archive counts as finding it missing, which must not happen here.
         if !self.library.file_is_local(archive.digest).await? {
             return Ok(false);
         }

@@ -234,7 +234,9 @@ impl Library {
                 let (stored, name) = (stored?, step.name_record()?);
                 let other = stored.as_ref().filter(|stored| !set.is_same(&stored.current));
                 let is_later = |stored: &StoredProofSet| stored.confirmed.is_confirmed_after(confirmed, now);
-                if other.is_some_and(|other| is_later(other) && name.get(&other.current.document.shasum).is_some()) {
+                if other
+                    .is_some_and(|other| is_later(other) && step.local.current == Some(other.current.document.shasum))
+                {
                     return Ok(((false, false), None));
                 }
                 let imported =
