@@ -7,7 +7,7 @@ pub mod running_larder;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -595,6 +595,8 @@ pub struct StartSettings {
     pub pool_within: Duration,
     /// The end of this larder.
     pub lifetime: Lifetime,
+    /// Opens the store in a folder, at this time.
+    pub open_store: fn(&Path, Timestamp) -> Result<Store, StoreError>,
 }
 
 /// The end of a larder.
@@ -626,6 +628,7 @@ impl Default for StartSettings {
             connections: listener::Limits::default(),
             pool_within: watchdog::POOL_TIMEOUT,
             lifetime: Lifetime::Service,
+            open_store: Store::open,
         }
     }
 }
@@ -652,7 +655,7 @@ pub fn mirror(
     config: &Config,
     settings: &StartSettings,
 ) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
-    let store = Arc::new(Store::open(&config.store.path, settings.clock.now())?);
+    let store = Arc::new((settings.open_store)(&config.store.path, settings.clock.now())?);
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, ControlFlow};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -14,9 +15,12 @@ use super::{
 use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
 
-/// Records in memory, with one generation for all.
+/// Records in memory, with one generation for all. A clone has the same records.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryRecords(Arc<Memory>);
+
 #[derive(Debug, Default)]
-pub struct MemoryRecords {
+struct Memory {
     now: Mutex<RecordsNow>,
     turns: Turns,
 }
@@ -31,7 +35,7 @@ struct RecordsNow {
 
 impl Records for MemoryRecords {
     fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
-        Ok(self.now.lock().records.get(&key.path()).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
+        Ok(self.0.now.lock().records.get(&key.path()).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
@@ -43,15 +47,15 @@ impl Records for MemoryRecords {
     }
 
     fn generation_now(&self, _: GroupRef<'_>) -> Generation {
-        Generation(self.now.lock().generation)
+        Generation(self.0.now.lock().generation)
     }
 
     fn turns(&self) -> &Turns {
-        &self.turns
+        &self.0.turns
     }
 
     fn write(&self, _: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
-        let mut now = self.now.lock();
+        let mut now = self.0.now.lock();
         if now.generation != read_at.0 {
             return Ok(WriteOutcome::Conflict);
         }
@@ -78,7 +82,7 @@ impl Records for MemoryRecords {
     }
 
     fn page(&self, folder: &Path, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, u64)>, StoreError> {
-        let (now, after) = (self.now.lock(), after.map(Key::path));
+        let (now, after) = (self.0.now.lock(), after.map(Key::path));
         let below = now.records.range(after.clone().unwrap_or_else(|| folder.to_owned())..);
         let below = below.filter(|(path, _)| path.starts_with(folder) && after.as_ref() != Some(path));
         let keys = below.filter_map(|(path, record)| Some((Key::from_path(path)?, record.len() as u64)));
@@ -86,7 +90,7 @@ impl Records for MemoryRecords {
     }
 
     fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
-        Ok(self.now.lock().names.get(NameCursor::of(artifact).as_str()).map(|(_, name)| name.clone()))
+        Ok(self.0.now.lock().names.get(NameCursor::of(artifact).as_str()).map(|(_, name)| name.clone()))
     }
 
     fn each_name(
@@ -95,7 +99,7 @@ impl Records for MemoryRecords {
         after: Option<&NameCursor>,
         visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        let names = self.now.lock().names.clone();
+        let names = self.0.now.lock().names.clone();
         let after = after.map_or("", NameCursor::as_str);
         for (artifact, name) in names.range::<str, _>((Bound::Excluded(after), Bound::Unbounded)).map(|(_, name)| name)
         {
@@ -108,7 +112,7 @@ impl Records for MemoryRecords {
     }
 
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
-        let now = self.now.lock();
+        let now = self.0.now.lock();
         let below = now.records.keys().filter_map(|path| path.strip_prefix(folder).ok()?.iter().next()?.to_str());
         Ok(below.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect())
     }

@@ -24,6 +24,7 @@ use super::http::{Answer, client, send};
 use super::larder::{Builder, Folder, HOST, Larder};
 use super::process::Process;
 use super::reports::display_name;
+use super::store_kind;
 use super::upstream::FakeUpstream;
 
 /// The key that signs bundles, as the configurations of both larders name it.
@@ -188,7 +189,8 @@ pub(crate) struct SealedStore {
 impl SealedStore {
     pub(crate) fn open(builder: Builder, folder: &Folder) -> Self {
         let config = builder.store_at(folder).config();
-        let (mirror, _, _) = app::mirror(&config, &StartSettings::default()).unwrap();
+        let (mirror, _, _) =
+            app::mirror(&config, &StartSettings { open_store: store_kind::open, ..StartSettings::default() }).unwrap();
         Self { folder: folder.clone(), mirror }
     }
 

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::http::{Answer, Received, client, get, receive, send};
 use super::reports::CommandReport;
+use super::store_kind;
 use super::tls::TestCa;
 use super::upstream::FakeUpstream;
 
@@ -34,7 +35,7 @@ pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) fn open_store(folder: &Path, now: Timestamp) -> Store {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
-        match Store::open(folder, now) {
+        match store_kind::open(folder, now) {
             Err(StoreError::Locked(_)) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
             opened => return opened.unwrap(),
         }
@@ -145,7 +146,7 @@ impl Larder {
             store: empty(),
             upstreams: empty(),
             tls: None,
-            settings: StartSettings::default(),
+            settings: StartSettings { open_store: store_kind::open, ..StartSettings::default() },
         }
     }
 

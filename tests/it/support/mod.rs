@@ -33,6 +33,7 @@ pub(crate) mod rows;
 pub(crate) mod run_setup;
 pub(crate) mod sealed;
 pub(crate) mod small_disk;
+pub(crate) mod store_kind;
 pub(crate) mod terraform;
 pub(crate) mod tls;
 pub(crate) mod tree_imports;
