@@ -1,5 +1,6 @@
 //! The admin listener: probes for everyone, all other routes by the access rules.
 
+mod answering;
 mod bodies;
 mod operations;
 mod page;
@@ -23,13 +24,12 @@ use crate::address::Hostname;
 use crate::bundle::BundleKeys;
 use crate::clock::{Clock, Timestamp};
 use crate::config::StoreNaming;
-use crate::error::Error;
 use crate::jobs::{
-    JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, RunningJob,
-    TrafficHistory, WarmUp,
+    JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, TrafficHistory, WarmUp,
 };
-use crate::mirror::{Mirror, PinChange, RequestContext};
+use crate::mirror::{Mirror, PinChange};
 use crate::place::Place;
+use crate::protocol::Protocols;
 use crate::protocol::admin::explain::ExplainRequest;
 use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, AcceptRequest, OperationTarget, TargetAddresses};
@@ -39,9 +39,7 @@ use crate::protocol::admin::{
     StatusReport,
 };
 use crate::protocol::client_config::{ClientConfig, ClientRoute};
-use crate::protocol::route::Api;
 use crate::protocol::run::{RUN_NETWORK, RunId};
-use crate::protocol::{Protocols, RequestFailure};
 use crate::store::StoreError;
 
 /// The `Server` header of the admin listener, by which the commands recognise larder.
@@ -125,16 +123,6 @@ pub struct ServingLarder {
     pub started: Timestamp,
     /// The traffic of the last day.
     pub traffic: Arc<TrafficHistory>,
-}
-
-impl AdminProcess {
-    /// The larder that serves; `None` for one command.
-    fn serving(&self) -> Option<&ServingLarder> {
-        match self {
-            Self::Service(serving) | Self::Run(serving) => Some(serving),
-            Self::Command { .. } => None,
-        }
-    }
 }
 
 /// The sender of a request to an admin service.
@@ -369,34 +357,9 @@ impl Admin {
         Ok(response::of_type(Body::stream(bodies::lines(steps), None), NDJSON))
     }
 
-    /// Responds to a failure. Only a command's own user sees paths of this machine.
-    fn failure(&self, error: impl Into<Error>) -> Box<Response<Body>> {
-        let failure = RequestFailure::from(error.into());
-        match self.process.serving() {
-            Some(_) => Box::new(response::failure(&failure, Api::Other)),
-            None => errors(response::failure_status(&failure, Api::Other), vec![failure.to_string()]),
-        }
-    }
-
-    /// The job with this ID; 404 where there is none.
-    fn job(&self, id: JobId) -> Answer<Arc<RunningJob>> {
-        self.jobs.find(id).ok_or_else(|| unknown_job(id))
-    }
-
     /// The runs; 404 within a command.
     fn runs(&self) -> Answer<&RunAccess> {
         self.runs.as_ref().ok_or_else(|| errors(StatusCode::NOT_FOUND, vec!["no larder runs here".to_owned()]))
-    }
-
-    fn job_context(&self) -> RequestContext {
-        self.mirror.runtime.job_context(self.clock.now())
-    }
-
-    /// Makes the response with `work`, on a blocking thread.
-    async fn on_blocking_thread(self: &Arc<Self>, work: impl FnOnce(&Self) -> Answer + Send + 'static) -> Answer {
-        let admin = Arc::clone(self);
-        let answer = self.mirror.runtime.spawn_blocking(move || work(&admin)).await;
-        answer.unwrap_or_else(|_| Err(internal("answering ended unexpectedly")))
     }
 
     fn metrics(&self) -> Answer {
