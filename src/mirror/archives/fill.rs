@@ -16,10 +16,10 @@ use crate::mirror::archives::download::Download;
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::last_answers::Failure;
+use crate::mirror::library::Reservation;
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::StoredProofSet;
-use crate::mirror::library::{Reservation, StoredArchive};
 use crate::mirror::request_context::ProxyPath;
 use crate::store::{Key, Staged, StoreError};
 use crate::verify::Verified;
@@ -154,7 +154,7 @@ impl Fill {
         let now = call.present();
         library
             .on_disk(move |library| {
-                let archive = StoredArchive::of_set(&set, fast, size_bytes, now);
+                let archive = set.named_archive(fast, size_bytes, now);
                 let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
                 let bytes_staged = ArchiveBytes::Staged(Box::new(verified));
                 let committed = library.commit(&package, archive.clone(), bytes_staged, record_proof);

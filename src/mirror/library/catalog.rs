@@ -17,12 +17,10 @@ use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
 use crate::mirror::library::is_default;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
-use crate::mirror::library::proof_set::ProofSet;
 use crate::store::{
     Durability, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction,
     RecordStep, Store, StoreError, Striped, to_json,
 };
-use crate::upstream::outbound::origin;
 use crate::verify::{PackedTree, Proof, ProofBasis};
 
 const MAX_IMPORTED_LISTED: usize = 1000;
@@ -382,14 +380,7 @@ impl StoredArchive {
         Ok(Self::new((digest, fast), filename, size_bytes, proof, origin, stored_at))
     }
 
-    /// The entry for the archive that a verified set names.
-    pub(in crate::mirror) fn of_set(set: &ProofSet, fast: FastHash, size_bytes: u64, stored_at: Timestamp) -> Self {
-        let (document, proof) = (&set.document, set.proof().clone());
-        let origin = origin(&document.archive_url);
-        Self::new((document.shasum, fast), document.filename.clone(), size_bytes, proof, origin, stored_at)
-    }
-
-    fn new(
+    pub(super) fn new(
         (digest, fast): (Digest, FastHash),
         filename: FileName,
         size_bytes: u64,

@@ -111,7 +111,7 @@ impl Library {
                 return Ok(None);
             };
             let size_bytes = blob.size_bytes();
-            let mut archive = StoredArchive::of_set(&set, fast, size_bytes, now);
+            let mut archive = set.named_archive(fast, size_bytes, now);
             if archive.proof.how == ProofBasis::Imported {
                 // It may have been imported as something else than a zip, so only its `h1:` is certain to be the
                 // publisher's.

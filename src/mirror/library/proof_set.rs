@@ -9,7 +9,7 @@ use url::Url;
 
 use crate::address::{Address, Package};
 use crate::clock::Timestamp;
-use crate::digest::{Digest, DigestPrefix};
+use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::freshness::Revalidatable;
@@ -17,9 +17,10 @@ use crate::mirror::library::alarms::NewAlarm;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::file_refs::ProofFile;
 use crate::mirror::library::record_format as parts;
-use crate::mirror::library::{Catalog, NameRecord};
+use crate::mirror::library::{Catalog, NameRecord, StoredArchive};
 use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordStep, StoreError};
 use crate::upstream::backoff::Origin;
+use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
 use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy};
@@ -113,6 +114,18 @@ impl ProofSet {
         } else {
             None
         }
+    }
+
+    /// The entry for its archive, in the name of its package.
+    pub(in crate::mirror) fn named_archive(
+        &self,
+        fast: FastHash,
+        size_bytes: u64,
+        stored_at: Timestamp,
+    ) -> StoredArchive {
+        let (document, proof) = (&self.document, self.proof().clone());
+        let origin = origin(&document.archive_url);
+        StoredArchive::new((document.shasum, fast), document.filename.clone(), size_bytes, proof, origin, stored_at)
     }
 
     /// True if it is the other one, byte for byte.

@@ -153,7 +153,7 @@ impl BundledSet {
     ) -> Result<ApplyOutcome, EntryRefusal> {
         let note = self.check_history(library, now)?;
         let Self { package, set, confirmed, .. } = self;
-        let archive = StoredArchive::of_set(&set, arrived.fast, arrived.size_bytes, now);
+        let archive = set.named_archive(arrived.fast, arrived.size_bytes, now);
         let record_proof = || library.replace_set(&package, &set, confirmed, now);
         let bytes = arrived.into_archive_bytes()?;
         let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;

@@ -494,12 +494,8 @@ impl TreeImport {
             verdict: verdict.to_string(),
         })?;
         // Written once. A kill between two writes would leave a `zh:` that was never published.
-        let archive = StoredArchive {
-            hashes,
-            zip,
-            origin: IMPORT_ORIGIN.to_owned(),
-            ..StoredArchive::of_set(&set, fast, size_bytes, now)
-        };
+        let archive =
+            StoredArchive { hashes, zip, origin: IMPORT_ORIGIN.to_owned(), ..set.named_archive(fast, size_bytes, now) };
         let committing = self.transfers.library.on_disk(move |library| {
             let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
             library.commit(&package, archive, bytes, record_proof)?;
