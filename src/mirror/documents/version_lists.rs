@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 use url::{ParseError, Url};
 
-use crate::address::{Address, Hostname, Platform, Version, Versions};
+use crate::address::{Address, Hostname, Platform, Version};
 use crate::clock::Timestamp;
 use crate::config::FreshnessLifetimes;
 use crate::error::Error;
@@ -24,7 +23,7 @@ use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::UpstreamError;
-use crate::upstream::providers::{ListedVersion, VersionList};
+use crate::upstream::providers::VersionList;
 use crate::upstream::request::Document;
 use crate::upstream::{Upstream, modules, providers};
 
@@ -208,44 +207,6 @@ pub fn entry_of<'a>(
             platforms.map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
     }
     to_raw_value(&entry).ok()
-}
-
-impl StoredDocument {
-    /// Parses the document as a version list, with the dropped versions that are still stored.
-    pub async fn versions(self: &Arc<Self>, service: Service) -> Result<VersionList, String> {
-        self.parse_as(move |document| document.as_versions(service)).await
-    }
-
-    pub(in crate::mirror) fn as_versions(&self, service: Service) -> Result<VersionList, String> {
-        let mut list = match service {
-            Service::Providers => VersionList::parse(&self.body)?,
-            Service::Modules => VersionList::parse_of_module(&self.body)?,
-        };
-        list.add_new_versions(self.dropped());
-        Ok(list)
-    }
-
-    /// The versions that upstream has dropped from the list.
-    pub(in crate::mirror) fn dropped_versions(&self, service: Service) -> Vec<ListedVersion> {
-        let mut list = VersionList::empty(service);
-        list.add_new_versions(self.dropped());
-        list.versions
-    }
-
-    /// Removes these versions, which upstream has dropped, from the list.
-    pub(in crate::mirror) fn without_dropped(self, versions: &Versions) -> Self {
-        #[derive(Deserialize)]
-        struct DroppedEntry {
-            version: String,
-        }
-        let mut remaining = self.dropped();
-        remaining.retain(|raw| {
-            let entry = serde_json::from_str::<DroppedEntry>(raw.get()).ok();
-            let version = entry.and_then(|entry| Version::parse_of_module(&entry.version).ok());
-            !version.is_some_and(|version| versions.include(&version))
-        });
-        self.with_dropped(&remaining)
-    }
 }
 
 /// The state of one version in upstream's version list.

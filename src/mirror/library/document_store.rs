@@ -1,0 +1,225 @@
+//! Stored documents as the library has them: read once for all that want one, stored, replaced and removed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::address::{Address, Artifact, Hostname, ModulePackage};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::mirror::Library;
+use crate::mirror::counters::ObjectKind;
+use crate::mirror::freshness::Confirmed;
+use crate::mirror::library::catalog::Names;
+use crate::mirror::library::default_if_store_unavailable;
+use crate::mirror::library::first_listed::{provider_of_list, record_times};
+use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
+use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
+
+impl Library {
+    pub(in crate::mirror) async fn stored_document(
+        self: &Arc<Self>,
+        key: &Key,
+    ) -> Result<Option<Confirmed<Arc<StoredDocument>>>, Error> {
+        let wanted = key.clone();
+        // Held while a document is read. A request that waits for it takes no thread.
+        let _reading = self.work.documents_in_use.reading.of(key).lock().await;
+        self.on_disk(move |library| {
+            let document = default_if_store_unavailable(library.work.documents_in_use.read(&library.store, &wanted))?;
+            Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: document }))
+        })
+        .await
+    }
+}
+
+/// The documents that requests use at this moment. A large list is read once for all that want it at the same time.
+#[derive(Debug, Default)]
+pub struct DocumentsInUse {
+    documents: Mutex<HashMap<Key, (Generation, Weak<StoredDocument>)>>,
+    reading: Striped<tokio::sync::Mutex<()>>,
+}
+
+/// Entries of documents out of use that are dropped together.
+const MAX_OUT_OF_USE: usize = 64;
+
+impl DocumentsInUse {
+    /// The stored document: the one in use, unless its group has changed since, or the one on the disk.
+    fn read(&self, store: &Store, key: &Key) -> Result<Option<Arc<StoredDocument>>, StoreError> {
+        // Before the read: a document of a later generation may be read again, and never an earlier one be used.
+        let generation = store.records.generation(&key.group())?;
+        let in_use = self.documents.lock().get(key).filter(|(read_at, _)| *read_at == generation).cloned();
+        if let Some(document) = in_use.and_then(|(_, document)| document.upgrade()) {
+            store.local.check()?;
+            return Ok(Some(document));
+        }
+        let Some(document) = store.records.read_as(key, StoredDocument::read)?.intact() else { return Ok(None) };
+        let document = Arc::new(document);
+        let mut documents = self.documents.lock();
+        if documents.len() >= MAX_OUT_OF_USE && documents.len().is_multiple_of(MAX_OUT_OF_USE) {
+            documents.retain(|_, (_, document)| document.strong_count() > 0);
+        }
+        documents.insert(key.clone(), (generation, Arc::downgrade(&document)));
+        Ok(Some(document))
+    }
+}
+
+impl Library {
+    /// Stores a document that was just fetched, and enforces the size limit. If the stored copy was confirmed later than
+    /// this document, it stays, and is returned if it was requested at the same URL. Otherwise this document is
+    /// returned. A failed write is only logged.
+    pub(in crate::mirror) async fn store_document(
+        self: &Arc<Self>,
+        key: Key,
+        document: StoredDocument,
+    ) -> DocumentFlightResult {
+        let coming = document.clone();
+        let put = self.on_disk(move |library| {
+            let now = coming.metadata.checked;
+            let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, _, coming| Ok(coming))?;
+            library.enforce_size_limit();
+            library.enforce_page_limit(&key);
+            Ok(kept)
+        });
+        let document = match put.await {
+            Ok(kept) => {
+                self.count_stored(ObjectKind::Document);
+                kept.filter(|kept| kept.metadata.asked == document.metadata.asked).unwrap_or(document)
+            }
+            Err(error) => {
+                tracing::error!(%error, "a document could not be stored");
+                if let Error::Store(reason) = &error {
+                    self.count_not_stored(ObjectKind::Document, reason);
+                }
+                document
+            }
+        };
+        Ok(Confirmed { confirmed: document.confirmation(), value: Arc::new(document) })
+    }
+
+    /// Stores the document that `build` makes of the old and the new one. Returns the old one if it stays, because it was
+    /// confirmed later.
+    pub(in crate::mirror) fn replace_document(
+        &self,
+        key: &Key,
+        coming: StoredDocument,
+        now: Timestamp,
+        durability: Durability,
+        mut build: impl FnMut(Names<'_>, Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
+    ) -> Result<Option<StoredDocument>, StoreError> {
+        if let Some(provider) = provider_of_list(key) {
+            // An older record has the times of the versions.
+            self.histories.split_by_version(provider);
+        }
+        // A list that upstream never sent has no time of a check.
+        let listed = coming.metadata.checked.max(coming.metadata.fetched);
+        let mut replace = |times: VersionTimes| {
+            let mut kept = None;
+            let replaced = self.write_document(key, durability, times, |names, stored| {
+                let confirmed = coming.confirmation();
+                kept = stored.filter(|stored| stored.confirmation().is_confirmed_after(confirmed, now)).cloned();
+                if kept.is_some() { Ok(None) } else { Ok(Some((build(names, stored, coming.clone())?, listed))) }
+            });
+            replaced.map(|_| kept)
+        };
+        match replace(VersionTimes::Known) {
+            Err(error @ StoreError::Io { .. }) if provider_of_list(key).is_some() && !error.is_full() => {
+                tracing::error!(%key, %error, to_do = error.remedy(), "the list could not be stored with the times of its versions");
+                // Times without those of new versions would make these look older than they are.
+                if let Some(provider) = provider_of_list(key) {
+                    let _ = self.store.records.remove(&Key::FirstListed(provider.clone()), Durability::Lazy);
+                }
+                replace(VersionTimes::Unknown)
+            }
+            replaced => replaced,
+        }
+    }
+
+    /// Replaces a document by the one that `decide` makes of the stored one, in one step; `None` leaves it. The time is
+    /// that at which the versions are listed that a provider's list names anew. Returns true if it was replaced.
+    pub(in crate::mirror) fn change_document(
+        &self,
+        key: &Key,
+        durability: Durability,
+        decide: impl FnMut(Names<'_>, Option<&StoredDocument>) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
+    ) -> Result<bool, StoreError> {
+        self.write_document(key, durability, VersionTimes::Known, decide)
+    }
+
+    fn write_document(
+        &self,
+        key: &Key,
+        durability: Durability,
+        times: VersionTimes,
+        mut decide: impl FnMut(
+            Names<'_>,
+            Option<&StoredDocument>,
+        ) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
+    ) -> Result<bool, StoreError> {
+        self.store.records.change(key, |step| {
+            let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
+            let Some((document, listed)) = decide(Names::InStep(step), stored.as_ref())? else { return Ok(false) };
+            if times == VersionTimes::Known {
+                record_times(step, key, stored.as_ref(), &document, listed)?;
+            }
+            step.put(key, document.write(), durability, IndexEntry::Document(document.metadata.checked));
+            Ok(true)
+        })
+    }
+
+    /// Reads a stored document. Blocks.
+    pub(in crate::mirror) fn read_document(&self, key: &Key) -> Result<Option<StoredDocument>, StoreError> {
+        Ok(self.store.records.get(key)?.and_then(StoredDocument::read))
+    }
+
+    /// True if there is a record of this key that can be read. Blocks.
+    pub(in crate::mirror) fn has_record(&self, key: &Key) -> Result<bool, StoreError> {
+        Ok(self.store.records.get(key)?.is_some())
+    }
+
+    /// Makes a record durable that was written without a sync. Returns true if it exists. Blocks.
+    pub(in crate::mirror) fn sync_record(&self, key: &Key) -> Result<bool, StoreError> {
+        self.store.records.sync(key)
+    }
+
+    /// Records the use of a document.
+    pub(in crate::mirror) fn document_used(&self, key: &Key, now: Timestamp) {
+        self.store.local.index.document_used(key, now);
+    }
+
+    /// The size of a document in bytes; zero if there is none.
+    pub(in crate::mirror) fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
+        self.store.local.index.document_bytes(key)
+    }
+
+    /// The proof sets or the locations of an address, each with its package. Blocks.
+    pub(in crate::mirror) fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
+        self.store.records.package_documents(address)
+    }
+
+    /// The documents about an address and none of its versions. Blocks.
+    pub(in crate::mirror) fn address_documents(&self, address: &Address) -> Result<Vec<Key>, StoreError> {
+        self.store.records.address_documents(address)
+    }
+
+    /// The stored pages of a registry. Blocks.
+    pub(in crate::mirror) fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
+        self.store.records.pages_of(host)
+    }
+
+    /// True if the cached location says that upstream has deleted the version.
+    pub(super) fn location_is_gone(&self, package: &ModulePackage) -> bool {
+        // An unreadable location counts as not deleted: the archive can be fetched again.
+        let location = self.read_document(&Key::location(package)).ok().flatten();
+        location.is_some_and(|document| document.metadata.gone)
+    }
+}
+
+/// The times at which the versions of a list were first listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum VersionTimes {
+    /// They are recorded with the list.
+    Known,
+    /// They cannot be recorded.
+    Unknown,
+}
