@@ -16,6 +16,7 @@ static OWN_ENTRY: LazyLock<OwnEntry> = LazyLock::new(|| OwnEntry::random().expec
 static CLIENTS: LazyLock<Clients> = LazyLock::new(|| Clients {
     allowed: Some(["10.1.0.0/16", "::1/128"].map(|net| net.parse().expect("a network")).into()),
     trusted_proxies: ["10.9.0.0/24", "fd00::/8"].map(|net| net.parse().expect("a network")).into(),
+    runs: None,
 });
 
 fuzz_target!(|input: &[u8]| {
@@ -43,7 +44,7 @@ fn check_forwarded_for(values: &[HeaderValue]) {
         });
         headers
     };
-    let admits = |peer, headers: &HeaderMap| CLIENTS.admit(&CLIENTS.client(peer, headers)).is_ok();
+    let admits = |peer, headers: &HeaderMap| CLIENTS.admit(&CLIENTS.client(peer, headers), None).is_ok();
     for last in [None, Some("10.1.2.3"), Some("nonsense")] {
         assert!(admits(client, &headers_with(last)));
         assert!(!admits(stranger, &headers_with(last)));
