@@ -28,18 +28,48 @@ struct Memory {
 #[derive(Debug, Default)]
 struct RecordsNow {
     records: BTreeMap<PathBuf, Vec<u8>>,
+    /// The records that cannot be read.
+    damaged: BTreeSet<PathBuf>,
     /// What each name lists, by its cursor.
     names: BTreeMap<String, (Artifact, IndexedName)>,
     generation: u64,
 }
 
+impl MemoryRecords {
+    /// The paths of all records, in their order.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.0.now.lock().records.keys().cloned().collect()
+    }
+
+    /// The bytes of the record at a path.
+    pub fn bytes(&self, path: &Path) -> Option<Vec<u8>> {
+        self.0.now.lock().records.get(path).cloned()
+    }
+
+    /// Makes the record at a path unreadable, as a failing disk does.
+    pub fn damage(&self, path: &Path) {
+        self.0.now.lock().damaged.insert(path.to_owned());
+    }
+
+    /// Removes the record at a path, as a person may remove its file.
+    pub fn lose(&self, path: &Path) {
+        let mut now = self.0.now.lock();
+        now.records.remove(path);
+        now.damaged.remove(path);
+    }
+}
+
 impl Records for MemoryRecords {
     fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
-        Ok(self.0.now.lock().records.get(&key.path()).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
+        let (now, path) = (self.0.now.lock(), key.path());
+        if now.damaged.contains(&path) {
+            return Ok(ReadOutcome::Damaged);
+        }
+        Ok(now.records.get(&path).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
-        Ok(self.read(key)?.intact().map(|record| (record.len() as u64, Timestamp(0))))
+        Ok(self.0.now.lock().records.get(&key.path()).map(|record| (record.len() as u64, Timestamp(0))))
     }
 
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
@@ -68,6 +98,9 @@ impl Records for MemoryRecords {
                 }
             }
             now.generation += u64::from(*action != RecordAction::Keep);
+            if *action != RecordAction::Keep {
+                now.damaged.remove(&key.path());
+            }
             match action {
                 RecordAction::Put(record, _) => drop(now.records.insert(key.path(), record.clone())),
                 RecordAction::Remove(_) | RecordAction::Quarantine => drop(now.records.remove(&key.path())),

@@ -337,11 +337,10 @@ async fn verify_raises_an_alarm_for_a_first_seen_record_that_cannot_be_rebuilt()
     let (_, _, original_zip) = install(&larder).await;
     let folder = larder.stop().await;
     for file in ["documents", "names", "blobs"].iter().flat_map(|subfolder| folder.files(subfolder)) {
-        std::fs::remove_file(file).unwrap();
+        folder.lose(&file);
     }
     let seen = folder.files("seen").into_iter().find(|file| file.ends_with("1.2.0.json")).unwrap();
-    let bytes = std::fs::read(&seen).unwrap();
-    std::fs::write(&seen, &bytes[..bytes.len() - 3]).unwrap();
+    folder.damage(&seen);
     let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     let url = format!("{}/admin/v1/verify", larder.admin());
     let request = client().post(&url).bearer_auth(larder.token()).header("content-type", "application/json").body("{}");

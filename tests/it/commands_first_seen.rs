@@ -30,8 +30,8 @@ async fn purge_writes_first_seen_records_before_it_removes_proof_sets() {
         install(&larder).await;
         let seen = larder.folder.files("seen").remove(0);
         match lost {
-            "removed" => std::fs::remove_file(&seen).unwrap(),
-            _ => std::fs::write(&seen, "no record").unwrap(),
+            "removed" => larder.folder.lose(&seen),
+            _ => larder.folder.damage(&seen),
         }
         let report = larder.run_command("purge", NULL).await;
         assert_eq!((report.items[0].seen_is_kept, report.ok), (Some(true), true), "{lost}: {report}");
@@ -50,7 +50,7 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     let folder = larder.stop().await;
-    std::fs::remove_file(folder.files("seen").remove(0)).unwrap();
+    folder.lose(&folder.files("seen")[0]);
     // A document that fills the store and is evicted last: the index is rebuilt with the times of the files, and this
     // file is the newest.
     let documents = folder.path().join("v1/documents");
@@ -75,7 +75,7 @@ async fn a_deleted_versions_first_seen_record_is_written_before_it_is_evicted() 
     let always_revalidate = "keep_gone = false\nfresh = { download = \"0s\", not_found = \"0s\" }";
     let larder = Larder::mirroring(&upstream).upstream_lines(always_revalidate).start().await;
     install(&larder).await;
-    std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
+    larder.folder.lose(&larder.folder.files("seen")[0]);
     upstream.withdraw("acme", "null", "1.2.0");
     larder.document("null", "1.2.0").await.expect(404);
     assert!(larder.folder.proof_sets().is_empty());
@@ -112,11 +112,11 @@ async fn verify_rewrites_a_first_seen_record_at_once() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     let seen = first_seen_record(&larder.folder);
-    std::fs::write(&seen, "no record").unwrap();
+    larder.folder.damage(&seen);
     let output = crate::support::verify_steps::verify(&larder).await;
     assert_eq!(output[1]["record"], "the first-seen record of registry.terraform.io/acme/null 1.2.0", "{output:?}");
     assert_eq!(output.last().unwrap()["wrong"], 1, "{output:?}");
-    assert!(std::fs::read_to_string(&seen).unwrap().contains("terraform-provider-null_1.2.0_linux_amd64.zip"));
+    assert!(larder.folder.record(&seen).unwrap().contains("terraform-provider-null_1.2.0_linux_amd64.zip"));
     assert_eq!(crate::support::verify_steps::verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
@@ -177,7 +177,7 @@ async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_dig
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     let set = larder.folder.proof_sets().remove(0);
-    std::fs::remove_file(larder.folder.files("seen").remove(0)).unwrap();
+    larder.folder.lose(&larder.folder.files("seen")[0]);
     let original = replace_with_newer_format(&set);
     let report = larder.run_command("purge", NULL_120).await;
     assert!(!report.ok && report.items[0].left.as_ref().unwrap().len() == 1, "{report}");

@@ -55,7 +55,7 @@ fn expected_alarms(alarms: &[(&str, &str)]) -> Vec<(String, String)> {
 async fn stop_and_delete_content(larder: Larder) -> Folder {
     let folder = larder.stop().await;
     for file in ["documents", "names", "blobs"].iter().flat_map(|below| folder.files(below)) {
-        std::fs::remove_file(file).unwrap();
+        folder.lose(&file);
     }
     folder
 }
@@ -86,11 +86,6 @@ fn write_legacy_record(folder: &Folder, digest: &str) {
         store.records.put(&Key::FirstSeenV0(provider), record.to_string().as_bytes(), Durability::Synced).unwrap();
         store.close().unwrap();
     }
-}
-
-fn truncate_file(file: &PathBuf) {
-    let bytes = std::fs::read(file).unwrap();
-    std::fs::write(file, &bytes[..bytes.len() - 3]).unwrap();
 }
 
 /// Promise 14: the registry chooses file names, so no decision depends on them, in any mode of `verification`.
@@ -336,7 +331,7 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
         let larder = always_revalidating(&upstream).start().await;
         let old = installed_digest(&larder, "1.2.0").await.unwrap();
         let folder = larder.stop().await;
-        truncate_file(&first_seen_files(&folder, ending)[0]);
+        folder.damage(&first_seen_files(&folder, ending)[0]);
         // While the proof set is stored, it identifies the verified bytes: the same bytes are served, others are not.
         let larder = always_revalidating(&upstream).store_at(&folder).start().await;
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
@@ -344,11 +339,11 @@ async fn a_damaged_first_seen_record_does_not_permit_trust_on_first_use() {
         assert!(installed_digest(&larder, "1.2.0").await.unwrap() == old, "{ending}");
         let folder = stop_and_delete_content(larder).await;
         for file in first_seen_files(&folder, ending) {
-            truncate_file(&file);
+            folder.damage(&file);
         }
         if ending == "/keys.json" {
             // Without a version record either, the provider's keys cannot be recovered.
-            std::fs::remove_file(&first_seen_files(&folder, "/1.2.0.json")[0]).unwrap();
+            folder.lose(&first_seen_files(&folder, "/1.2.0.json")[0]);
         }
         upstream.publish(edition(1));
         let larder = always_revalidating(&upstream).store_at(&folder).start().await;
@@ -376,7 +371,7 @@ async fn accept_after_a_lost_key_log_ends_the_refusal_and_admits_no_other_key() 
         // The list request splits the old record by version; nothing else of 1.2.0 is stored.
         larder.versions("null").await.expect(200);
         larder.stop().await;
-        truncate_file(&first_seen_files(&folder, "/keys.json")[0]);
+        folder.damage(&first_seen_files(&folder, "/keys.json")[0]);
 
         let stranger = SigningKey::new_key();
         upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
@@ -413,7 +408,7 @@ async fn accept_of_a_version_with_a_damaged_record_admits_no_later_key() {
     upstream.publish(edition(1).version("1.3.0").signed_by(&stranger));
     installed_digest(&larder, "1.3.0").await.unwrap();
     let folder = stop_and_delete_content(larder).await;
-    truncate_file(&first_seen_files(&folder, "/1.2.0.json")[0]);
+    folder.damage(&first_seen_files(&folder, "/1.2.0.json")[0]);
     let larder = always_revalidating(&upstream).store_at(&folder).start().await;
     assert_eq!(installed_digest(&larder, "1.2.0").await, Err(502));
     assert!(larder.run_command("accept", "acme/null@1.2.0").await.ok);

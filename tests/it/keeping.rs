@@ -326,7 +326,7 @@ async fn a_damaged_package_record_hides_no_other_stored_platform() {
     let larder = Larder::mirroring(&upstream).start().await;
     let archive = install(&larder, "null").await;
     let folder = larder.stop().await;
-    std::fs::write(folder.files("names").remove(0), "ruined").unwrap();
+    folder.damage(&folder.files("names")[0]);
     let larder = Larder::mirroring(&upstream).network("offline = true").store_at(&folder).start().await;
     let archives = larder.get(VERSION_JSON).await.expect(200).json()["archives"].clone();
     assert_eq!(archives.as_object().unwrap().keys().collect::<Vec<_>>(), ["linux_amd64"]);

@@ -90,7 +90,7 @@ async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() 
         }
         let larder = fixture.larder().store("max_size = \"1MiB\"").start().await;
         let (first, _) = download_module(larder.base(), "one").await;
-        std::fs::write(&larder.folder.files("seen")[0], "gone").unwrap();
+        larder.folder.damage(&larder.folder.files("seen")[0]);
         if is_purged {
             larder.run_command("purge", MODULE).await;
         } else {
@@ -111,7 +111,7 @@ async fn a_modules_first_seen_record_is_written_before_its_archive_is_evicted() 
 async fn verify_reports_a_damaged_first_seen_record_and_leaves_the_module_refused() {
     let fixture = ModuleFixture::with_one_module().await;
     let folder = store_with_record_only(&fixture).await;
-    std::fs::write(&folder.files("seen")[0], "gone").unwrap();
+    folder.damage(&folder.files("seen")[0]);
     let larder = fixture.larder_on(&folder).start().await;
     for _ in 0..2 {
         let steps = verify(&larder).await;
@@ -129,7 +129,7 @@ async fn verify_reports_a_damaged_first_seen_record_and_leaves_the_module_refuse
 async fn a_module_with_a_damaged_first_seen_record_is_not_redirected_to_an_external_source() {
     let fixture = ModuleFixture::with_one_module().await;
     let folder = store_with_record_only(&fixture).await;
-    std::fs::write(&folder.files("seen")[0], "gone").unwrap();
+    folder.damage(&folder.files("seen")[0]);
     fixture.publish("one", "s3::https://s3.amazonaws.com/bucket/one.zip");
     let larder = fixture.larder_on(&folder).always_revalidate().start().await;
     let refused = larder.get(&download_path("one")).await.expect(502).text();

@@ -290,7 +290,7 @@ async fn a_damaged_package_or_first_seen_record_is_rewritten_and_the_first_tree_
         let larder = fixture.larder_on(&folder).always_revalidate().start().await;
         let (location, archive) = download_module(larder.base(), "one").await;
         larder.stop().await;
-        flip(&folder.files(subfolder)[0]);
+        folder.damage(&folder.files(subfolder)[0]);
         let larder = fixture.larder_on(&folder).always_revalidate().start().await;
         assert!(download_module(larder.base(), "one").await == (location.clone(), archive.clone()), "{subfolder}");
         // The new archive is compared with the record.

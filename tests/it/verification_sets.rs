@@ -264,7 +264,7 @@ async fn a_version_republished_without_a_known_signature_does_not_replace_the_st
 async fn stop_and_delete_content(larder: Larder) -> Folder {
     let folder = larder.stop().await;
     for file in ["documents", "names", "blobs"].iter().flat_map(|part| folder.files(part)) {
-        std::fs::remove_file(file).unwrap();
+        folder.lose(&file);
     }
     assert!(folder.files("seen").iter().any(|file| file.ends_with("null/1.2.0.json")));
     folder

@@ -246,7 +246,7 @@ pub(crate) async fn settled_contents(builder: Builder, folder: &Folder) -> BTree
 pub(crate) fn contents(folder: &Folder) -> BTreeMap<String, Vec<u8>> {
     let root = folder.path().join("v1");
     let files = ["blobs", "names", "documents", "seen"].into_iter().flat_map(|kind| folder.files(kind));
-    files.map(|path| (name_below(&root, &path), without_timestamps(std::fs::read(&path).unwrap()))).collect()
+    files.map(|path| (name_below(&root, &path), without_timestamps(folder.bytes(&path)))).collect()
 }
 
 fn name_below(root: &Path, path: &Path) -> String {

@@ -12,6 +12,7 @@ use larder::clock::{Clock, Timestamp};
 use larder::config::Config;
 use larder::http::listener::Limits;
 use larder::http::watchdog::LivenessError;
+use larder::store::memory::MemoryRecords;
 use larder::store::{Store, StoreError};
 use larder::upstream::limits::UpstreamLimits;
 use tempfile::TempDir;
@@ -76,8 +77,49 @@ impl Folder {
                 if path.is_dir() { folders.push(path) } else { files.push(path) }
             }
         }
+        // Records in memory have the paths that their files would have.
+        let records = store_kind::records_in_memory(self.path()).map(|records| records.paths()).unwrap_or_default();
+        let below = records.into_iter().filter(|path| path.starts_with(subfolder));
+        files.extend(below.map(|path| self.path().join("v1").join(path)));
         files.sort();
         files
+    }
+
+    /// The record at a path of [`Self::files`], without its checksum.
+    pub(crate) fn record(&self, path: &Path) -> Option<String> {
+        match self.in_memory(path) {
+            Some((records, path)) => records.bytes(&path).map(|bytes| String::from_utf8(bytes).unwrap()),
+            None => std::fs::read_to_string(path).ok(),
+        }
+    }
+
+    /// The bytes of the file at a path of [`Self::files`], as it is or would be.
+    pub(crate) fn bytes(&self, path: &Path) -> Vec<u8> {
+        match self.in_memory(path).and_then(|(records, path)| records.bytes(&path)) {
+            Some(record) => [&b"{\"blake3\":\"\"}\n"[..], &record].concat(),
+            None => std::fs::read(path).unwrap(),
+        }
+    }
+
+    /// Damages the record at a path of [`Self::files`].
+    pub(crate) fn damage(&self, path: &Path) {
+        match self.in_memory(path) {
+            Some((records, path)) => records.damage(&path),
+            None => std::fs::write(path, "no record").unwrap(),
+        }
+    }
+
+    /// Removes the file or record at a path of [`Self::files`].
+    pub(crate) fn lose(&self, path: &Path) {
+        match self.in_memory(path) {
+            Some((records, path)) if !path.starts_with("blobs") => records.lose(&path),
+            _ => std::fs::remove_file(path).unwrap(),
+        }
+    }
+
+    fn in_memory(&self, path: &Path) -> Option<(MemoryRecords, PathBuf)> {
+        let below = path.strip_prefix(self.path().join("v1")).unwrap().to_owned();
+        Some((store_kind::records_in_memory(self.path())?, below))
     }
 
     /// The files of partial downloads.

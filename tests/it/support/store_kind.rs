@@ -17,13 +17,15 @@ pub(crate) fn is_memory() -> bool {
     std::env::var("LARDER_TEST_RECORDS").is_ok_and(|kind| kind == "memory")
 }
 
+/// The records in memory of a folder; `None` where they are files.
+pub(crate) fn records_in_memory(folder: &Path) -> Option<MemoryRecords> {
+    is_memory().then(|| RECORDS.lock().unwrap().entry(folder.to_owned()).or_default().clone())
+}
+
 /// Opens the store in a folder.
 pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
     let store = Store::open(folder, now)?;
-    if !is_memory() {
-        return Ok(store);
-    }
-    let records = RECORDS.lock().unwrap().entry(folder.to_owned()).or_default().clone();
+    let Some(records) = records_in_memory(folder) else { return Ok(store) };
     let Store { archives, local, .. } = store;
     Ok(Store::assemble(Box::new(records), archives, local))
 }
