@@ -221,7 +221,7 @@ impl Records for FolderRecords {
         if group.generation() != read_at {
             return Ok(WriteOutcome::Conflict);
         }
-        // What only the index says of a record is no change of the record.
+        // A record stays as it is if only its entry in the index changes.
         let _write = changes.iter().any(|change| change.action != RecordAction::Keep).then(|| group.begin_write());
         for (change, temp) in changes.iter().zip(temps) {
             let size_bytes = self.apply(change, temp)?;

@@ -1,4 +1,5 @@
-//! What belongs to this machine: the folder and its lock, the files of archives, the index, the token, receipts, the disk.
+//! The parts of a store that belong to this machine: the folder and its lock, the files of archives, the index, the token,
+//! receipts, the disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

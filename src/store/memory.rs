@@ -30,7 +30,7 @@ struct RecordsNow {
     records: BTreeMap<PathBuf, Vec<u8>>,
     /// The records that cannot be read.
     damaged: BTreeSet<PathBuf>,
-    /// What each name lists, by its cursor.
+    /// The listed values of each name, by its cursor.
     names: BTreeMap<String, (Artifact, IndexedName)>,
     generation: u64,
 }

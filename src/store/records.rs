@@ -175,7 +175,7 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The next components of the paths below `folder`, sorted.
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError>;
 
-    /// What a name lists, as its last write said; `None` if there is no name.
+    /// The values that the last write of a name listed; `None` if there is no name.
     fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError>;
 
     /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit` breaks.
@@ -226,7 +226,7 @@ pub trait Records: fmt::Debug + Send + Sync {
         chosen_below(self, &Key::folder("documents", provider), package)
     }
 
-    /// The packages of an address with a name record: those with a stored archive.
+    /// The packages of an address with a name record. A pinned name may list no archive.
     fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
         let artifact = |key| if let Key::Name(artifact) = key { Some(artifact) } else { None };
         chosen_below(self, &Key::folder("names", address), artifact)
@@ -363,7 +363,7 @@ pub struct Turns(Striped<Mutex<()>>);
 impl Turns {
     /// Lets a step go first that has its turn.
     fn give_way(&self, group: &RecordGroup) {
-        // Whoever waits in vain goes on: at worst both lose more rounds.
+        // A writer that waits in vain goes on: at worst both lose more rounds.
         drop(self.0.of(group).try_lock_for(MAX_TURN_WAIT));
     }
 

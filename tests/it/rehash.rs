@@ -121,7 +121,7 @@ async fn verify_finds_missing_archives_and_damaged_records() {
     assert_eq!(verify(&larder).await.last().unwrap()["wrong"], 0);
 }
 
-/// What `verify` finds wrong, it also ends: the next run finds nothing, although upstream has nothing to fetch.
+/// `verify` ends each fault that it finds: the next run finds nothing, although upstream has nothing to fetch.
 #[tokio::test]
 async fn verify_ends_what_nobody_can_fetch_again() {
     let clock = Clock::system();

@@ -144,7 +144,7 @@ fn pages_of_keys_continue_where_they_ended(records: &dyn Records) {
     assert!(records.page(Path::new("names"), None, 9).unwrap().is_empty());
 }
 
-/// What names list is known without reading them, in the order of their cursors.
+/// The listed values of names are known without reading the names, in the order of their cursors.
 fn names_are_found_by_what_they_list(records: &dyn Records) {
     let [one, other] = ["one", "other"].map(|bytes| Digest::of(bytes.as_bytes()));
     let artifact = |name: &str, number: &str| {

@@ -1,4 +1,4 @@
-//! What every request of the admin service is answered with: the larder that serves, failures, jobs, blocking work.
+//! The part of every admin request that is the same: the larder that serves, failures, jobs, blocking work.
 
 use std::sync::Arc;
 

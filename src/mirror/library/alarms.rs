@@ -118,7 +118,7 @@ impl AlarmKind {
 #[derive(Debug)]
 pub struct Alarms {
     store: Arc<Store>,
-    /// What the records say: a cache. Never locked during disk I/O.
+    /// A cache of the records. Never locked during disk I/O.
     known: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
     /// Locked while a record is read for the cache, so that no older reading replaces a newer one.
     reading: Striped<Mutex<()>>,

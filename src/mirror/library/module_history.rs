@@ -331,7 +331,7 @@ pub fn record_external_move(
     })
 }
 
-/// What was seen of a version, for people; `None` if nothing was.
+/// Describes for people how a version was seen first; `None` without a record.
 pub fn describe_seen(recorded: &ReadOutcome<ModuleFirstSeen>) -> Option<String> {
     match recorded {
         ReadOutcome::Absent => None,
