@@ -29,14 +29,20 @@ struct Memory {
 struct RecordsNow {
     records: BTreeMap<PathBuf, Vec<u8>>,
     /// The records that cannot be read.
-    damaged: BTreeSet<PathBuf>,
+    unreadable: BTreeMap<PathBuf, Unreadable>,
     /// The listed values of each name, by its cursor.
     names: BTreeMap<String, (Artifact, IndexedName)>,
     generation: u64,
 }
 
+#[derive(Debug, Clone, Copy)]
+enum Unreadable {
+    Damaged,
+    Newer,
+}
+
 impl MemoryRecords {
-    /// The paths of all records, in their order.
+    /// The paths of all records, in their order; damaged ones that a step quarantined are below `aside`.
     pub fn paths(&self) -> Vec<PathBuf> {
         self.0.now.lock().records.keys().cloned().collect()
     }
@@ -46,26 +52,39 @@ impl MemoryRecords {
         self.0.now.lock().records.get(path).cloned()
     }
 
+    /// Stores a record at a path, as a person may put its file back.
+    pub fn put(&self, path: &Path, record: Vec<u8>) {
+        let mut now = self.0.now.lock();
+        now.records.insert(path.to_owned(), record);
+        now.unreadable.remove(path);
+    }
+
     /// Makes the record at a path unreadable, as a failing disk does.
     pub fn damage(&self, path: &Path) {
-        self.0.now.lock().damaged.insert(path.to_owned());
+        self.0.now.lock().unreadable.insert(path.to_owned(), Unreadable::Damaged);
+    }
+
+    /// Makes the record at a path one that a newer larder wrote.
+    pub fn make_newer(&self, path: &Path) {
+        self.0.now.lock().unreadable.insert(path.to_owned(), Unreadable::Newer);
     }
 
     /// Removes the record at a path, as a person may remove its file.
     pub fn lose(&self, path: &Path) {
         let mut now = self.0.now.lock();
         now.records.remove(path);
-        now.damaged.remove(path);
+        now.unreadable.remove(path);
     }
 }
 
 impl Records for MemoryRecords {
     fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
         let (now, path) = (self.0.now.lock(), key.path());
-        if now.damaged.contains(&path) {
-            return Ok(ReadOutcome::Damaged);
+        match now.unreadable.get(&path) {
+            Some(Unreadable::Damaged) => Ok(ReadOutcome::Damaged),
+            Some(Unreadable::Newer) => Err(StoreError::Newer { path, found: u32::MAX }),
+            None => Ok(now.records.get(&path).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact)),
         }
-        Ok(now.records.get(&path).cloned().map_or(ReadOutcome::Absent, ReadOutcome::Intact))
     }
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
@@ -99,11 +118,15 @@ impl Records for MemoryRecords {
             }
             now.generation += u64::from(*action != RecordAction::Keep);
             if *action != RecordAction::Keep {
-                now.damaged.remove(&key.path());
+                now.unreadable.remove(&key.path());
             }
             match action {
                 RecordAction::Put(record, _) => drop(now.records.insert(key.path(), record.clone())),
-                RecordAction::Remove(_) | RecordAction::Quarantine => drop(now.records.remove(&key.path())),
+                RecordAction::Remove(_) => drop(now.records.remove(&key.path())),
+                RecordAction::Quarantine => {
+                    let damaged = now.records.remove(&key.path()).unwrap_or_default();
+                    now.records.insert(Path::new("aside").join(key.path()), damaged);
+                }
                 RecordAction::Keep => {}
             }
         }

@@ -149,7 +149,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
     // An offline larder derives lists, locations and discovery from what is stored, so the plan does not need those
     // documents.
     assert!(other_documents.len() > 20, "{other_documents:?}");
-    other_documents.iter().for_each(|record| std::fs::remove_file(record).unwrap());
+    other_documents.iter().for_each(|record| folder.lose(record));
     let running = Process::start(&sealed(), folder.path());
     write_config_of_running(&folder, &running);
     estate.workspace.cli_config(&override_through(running.base()));

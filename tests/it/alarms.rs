@@ -288,7 +288,7 @@ async fn an_unreadable_alarm_does_not_affect_other_alarms() {
 
 /// A file where the records of alarms need a folder.
 fn obstacle_to_alarms(larder: &Larder) -> std::path::PathBuf {
-    let obstacle = larder.folder.path().join("v1/alarms").join(HOST);
+    let obstacle = larder.folder.at("alarms").join(HOST);
     std::fs::write(&obstacle, "in the way").unwrap();
     obstacle
 }

@@ -296,6 +296,6 @@ async fn the_commands_report_the_same_whether_larder_runs_or_not() {
         assert!(refused.err.contains("is not a module system"), "{refused:?}");
         drop(larder);
         let seen: Vec<_> = Folder::files(&setup.home, "seen");
-        std::fs::remove_file(&seen[0]).unwrap();
+        setup.home.lose(&seen[0]);
     }
 }

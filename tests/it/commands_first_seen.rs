@@ -8,11 +8,9 @@ use crate::support::null_provider::{LIST, NULL, NULL_120, PACKAGE, edition, inst
 use crate::support::until;
 use crate::support::upstream::{Provider, SigningKey, Target};
 
-/// Replaces a record by one of a newer format, which cannot be read; returns the old contents.
-fn replace_with_newer_format(record: &Path) -> Vec<u8> {
-    let original = std::fs::read(record).unwrap();
-    std::fs::write(record, "{\"format\":99}\n{}").unwrap();
-    original
+/// The path below the store, which an error names whatever keeps the record.
+fn below(record: &Path) -> String {
+    record.display().to_string().rsplit_once("/v1/").unwrap().1.to_owned()
 }
 
 fn file_containing<'a>(files: &'a [PathBuf], part: &str) -> &'a PathBuf {
@@ -59,7 +57,7 @@ async fn eviction_writes_the_first_seen_record_before_it_removes_a_proof_set() {
     std::fs::write(&large, vec![b'x'; 2 << 20]).unwrap();
     let last = std::time::SystemTime::now() + std::time::Duration::from_secs(3600);
     std::fs::File::options().write(true).open(&large).unwrap().set_modified(last).unwrap();
-    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    folder.lose_index();
     let larder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"").store_at(&folder).start().await;
     larder.document("other", "1.2.0").await.expect(200);
     let is_stored = || folder.proof_sets().iter().any(|set| set.to_string_lossy().contains("/null/"));
@@ -94,13 +92,13 @@ async fn purge_removes_nothing_where_a_first_seen_record_cannot_be_read() {
     let larder = Larder::mirroring(&upstream).start().await;
     install(&larder).await;
     let seen = first_seen_record(&larder.folder);
-    let original = replace_with_newer_format(&seen);
+    let original = larder.folder.replace_with_newer(&seen);
     let report = larder.run_command("purge", NULL).await;
     let error = &report.errors[0];
-    assert!(!report.ok && error.contains(seen.to_str().unwrap()), "{report}");
+    assert!(!report.ok && error.contains(&below(&seen)), "{report}");
     let folder = &larder.folder;
     assert_eq!((folder.proof_sets().len(), folder.blobs().len(), folder.files("names").len()), (1, 1, 1));
-    std::fs::write(&seen, original).unwrap();
+    folder.put_back(&seen, &original);
     assert!(larder.run_command("purge", NULL).await.ok);
     assert!(folder.proof_sets().is_empty());
 }
@@ -129,20 +127,19 @@ async fn purge_changes_nothing_while_a_name_record_cannot_be_read() {
     let (_, path, _) = install(&larder).await;
     larder.get(&larder.archive_path("other", "1.2.0").await).await.expect(200);
     let names = larder.folder.files("names");
-    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|record| record.contains("h1:"));
-    until("the name records are complete", async || names.iter().all(is_complete)).await;
+    until("the name records are complete", async || larder.folder.has_all_hashes()).await;
     let other = file_containing(&names, "/other/");
     // An index rebuilt from the files cannot know which archive an unreadable record lists.
     let folder = larder.stop().await;
-    let original = replace_with_newer_format(other);
-    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    let original = folder.replace_with_newer(other);
+    folder.lose_index();
     let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     let report = larder.run_command("purge", NULL).await;
     let error = &report.errors[0];
-    assert!(!report.ok && error.contains(other.to_str().unwrap()), "{report}");
+    assert!(!report.ok && error.contains(&below(other)), "{report}");
     assert_eq!((folder.proof_sets().len(), folder.blobs().len(), folder.files("names").len()), (2, 2, 2));
     assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"));
-    std::fs::write(other, original).unwrap();
+    folder.put_back(other, &original);
     larder.stop().await;
     let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     assert_eq!(larder.run_command("purge", NULL).await.items[0].archives, Some(1));
@@ -157,7 +154,7 @@ async fn purge_removes_and_reports_an_unreadable_proof_set() {
     install(&larder).await;
     larder.document("null", "1.3.0").await.expect(200);
     let sets = larder.folder.proof_sets();
-    replace_with_newer_format(file_containing(&sets, "1.2.0"));
+    larder.folder.replace_with_newer(file_containing(&sets, "1.2.0"));
     let report = larder.run_command("purge", NULL).await;
     let item = &report.items[0];
     assert_eq!((item.archives, item.seen_is_kept, report.ok), (Some(1), Some(true), false));
@@ -178,11 +175,11 @@ async fn purge_leaves_an_unreadable_proof_set_that_is_the_only_record_of_its_dig
     install(&larder).await;
     let set = larder.folder.proof_sets().remove(0);
     larder.folder.lose(&larder.folder.files("seen")[0]);
-    let original = replace_with_newer_format(&set);
+    let original = larder.folder.replace_with_newer(&set);
     let report = larder.run_command("purge", NULL_120).await;
     assert!(!report.ok && report.items[0].left.as_ref().unwrap().len() == 1, "{report}");
     assert_eq!((larder.folder.proof_sets().len(), larder.folder.blobs().len()), (1, 1));
-    std::fs::write(&set, original).unwrap();
+    larder.folder.put_back(&set, &original);
     assert!(larder.run_command("purge", NULL_120).await.ok);
     assert!(larder.folder.proof_sets().is_empty() && larder.folder.blobs().is_empty());
 }
@@ -196,7 +193,7 @@ async fn refresh_continues_past_an_unreadable_proof_set() {
     larder.document("null", "1.3.0").await.expect(200);
     let sets = larder.folder.proof_sets();
     let unreadable = file_containing(&sets, "1.2.0");
-    replace_with_newer_format(unreadable);
+    larder.folder.replace_with_newer(unreadable);
     upstream.publish(edition(6).version("1.3.0"));
     let report = larder.run_command("refresh", NULL).await;
     let other_version = "registry.terraform.io/acme/null 1.3.0 (linux_amd64)";

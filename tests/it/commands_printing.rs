@@ -66,14 +66,14 @@ async fn what_a_command_notices_is_a_sentence() {
     let larder = setup.serve();
     larder.get("/registry/registry.terraform.io/.well-known/terraform.json").await.expect(200);
     larder.terminate_promptly().await;
-    let document = setup.home.path().join("v1/documents/registry.terraform.io/discovery");
-    std::fs::write(&document, "ruined").unwrap();
+    let document = setup.home.at("documents/registry.terraform.io/discovery");
+    setup.home.damage(&document);
     let output = setup.run(&["client-config"]).await;
     let lines: Vec<&str> = output.err.lines().collect();
     assert!(output.code == Some(0) && lines.iter().all(|line| line.starts_with("larder: ")), "{output:?}");
     assert!(output.err.contains("quarantine") && !output.err.contains(" ERROR "), "{output:?}");
 
-    std::fs::write(&document, "ruined").unwrap();
+    setup.home.damage(&document);
     let file = setup.file();
     let mut logged = command(setup.home.path(), &["client-config", "--config", file.to_str().unwrap()]);
     logged.env("LARDER_LOG", "warn");

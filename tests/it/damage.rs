@@ -259,15 +259,15 @@ async fn an_archive_without_a_package_record_is_adopted_without_a_fetch() {
             let (folder, path) = closed_store_with_archive(&upstream, name).await;
             let record = only_record(&folder, "linux_amd64.json");
             if is_damaged {
-                flip_the_middle(&record)
+                folder.damage(&record)
             } else {
-                std::fs::remove_file(&record).unwrap()
+                folder.lose(&record)
             }
             upstream.stop().await;
             let larder = mirroring(&upstream, &folder).start().await;
             assert_eq!(larder.archive_path(name, "1.2.0").await, path);
             assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
-            assert!(record.exists(), "{name}: the package record was not rebuilt");
+            assert!(folder.record(&record).is_some(), "{name}: the package record was not rebuilt");
             assert!(larder.get(&path).await.expect(200).has_cache_status("larder; hit"), "{name}");
             upstream.restart().await;
         }
@@ -280,8 +280,7 @@ async fn an_archive_without_package_record_and_proof_set_is_adopted_once_its_pro
     let upstream = upstream_with_small_and_large().await;
     for (name, _) in SIZES {
         let (folder, path) = closed_store_with_archive(&upstream, name).await;
-        std::fs::remove_dir_all(folder.path().join("v1/names")).unwrap();
-        std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
+        ["names", "documents"].iter().for_each(|subfolder| folder.lose_all(subfolder));
         upstream.forget_requests();
         let larder = mirroring(&upstream, &folder).start().await;
         assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, name), "{name}");
@@ -339,7 +338,7 @@ async fn a_file_that_is_missing_or_damaged_changes_no_record() {
     let first_stored = larder.get(&path).await.header("last-modified").to_owned();
     let listed = format!("/mirror/{HOST}/acme/{name}/1.2.0.json");
     until("the `h1:` hash is recorded", async || larder.get(&listed).await.text().contains("h1:")).await;
-    let record = || std::fs::read_to_string(&larder.folder.files("names")[0]).unwrap();
+    let record = || larder.folder.record(&larder.folder.files("names")[0]).unwrap();
 
     clock.advance(Duration::from_secs(3600));
     let damages: [fn(&Path); 2] = [|file| std::fs::remove_file(file).unwrap(), |file| flip_the_middle(file)];

@@ -80,8 +80,7 @@ async fn filled_larder(upstream: &FakeUpstream) -> (Larder, Vec<String>) {
         larder.clock.advance(Duration::from_secs(120));
         paths.push(path);
     }
-    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|record| record.contains("h1:"));
-    until("the package records are complete", async || larder.folder.files("names").iter().all(is_complete)).await;
+    until("the package records are complete", async || larder.folder.has_all_hashes()).await;
     (larder, paths)
 }
 
@@ -111,7 +110,7 @@ async fn larder_serves_while_its_index_is_rebuilt_and_evicts_and_purges_afterwar
     let (larder, paths) = filled_larder(&upstream).await;
     let four = larder.archive_path("four", "1.2.0").await;
     let folder = larder.stop().await;
-    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    folder.lose_index();
     let blocked = BlockedFile::at(&record_path(&folder, "blocked"));
     let larder = larder_of_one_mebibyte(&upstream).store_at(&folder).start().await;
     get(&format!("{}/readyz", larder.base())).await.expect(200);
@@ -215,7 +214,7 @@ async fn an_index_of_any_moment_becomes_the_index_of_the_files() {
     let rebuilt = async |files: &Folder, index: Option<&Folder>| {
         let folder = Folder::new();
         copy(&files.path().join("v1"), folder.path());
-        std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+        folder.lose_index();
         if let Some(index) = index {
             copy(&index.path().join("v1/index"), &folder.path().join("v1"));
         }

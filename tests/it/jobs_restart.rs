@@ -225,7 +225,7 @@ async fn an_unreadable_job_record_is_quarantined_and_logged_and_the_others_are_l
         paths.push(path);
     }
     assert_eq!(larder.terminate().await, Some(0));
-    let file = |path: &str| folder.path().join(format!("v1/jobs/{}.json", path.rsplit('/').next().unwrap()));
+    let file = |path: &str| folder.at(&format!("jobs/{}.json", path.rsplit('/').next().unwrap()));
     let mut torn = std::fs::read(file(&paths[0])).unwrap();
     let middle = torn.len() / 2;
     torn[middle] ^= 1;

@@ -384,7 +384,7 @@ async fn varied_queries_leave_a_limited_number_of_pages() {
         larder.stop().await
     };
     // The count survives a restart, also without the index.
-    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    folder.lose_index();
     let larder = Larder::mirroring(&upstream).page_bytes(32 * 1024).store_at(&folder).start().await;
     larder.get(&larder_path("/modules/search?q=one-more")).await.expect(200);
     let pages = format!("documents/{HOST}/pages");

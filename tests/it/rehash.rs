@@ -1,7 +1,7 @@
 //! Stored archives are read again: by `verify` at once, by the scrub over weeks (promise 10). Damaged ones are
 //! quarantined and fetched again.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use larder::clock::Clock;
@@ -107,11 +107,9 @@ async fn verify_finds_missing_archives_and_damaged_records() {
     install(&larder).await;
     let removed = larder.folder.blobs().remove(0);
     std::fs::remove_file(removed).unwrap();
-    let names = larder.folder.files("names");
-    let is_complete = |file: &PathBuf| std::fs::read_to_string(file).is_ok_and(|name| name.contains("h1:"));
-    until("the package records are complete", async || names.iter().all(is_complete)).await;
-    flip(&names[0]);
-    flip(&larder.folder.proof_sets()[1]);
+    until("the package records are complete", async || larder.folder.has_all_hashes()).await;
+    larder.folder.damage(&larder.folder.files("names")[0]);
+    larder.folder.damage(&larder.folder.proof_sets()[1]);
     let output = verify(&larder).await;
     assert_eq!(output.last().unwrap()["wrong"], 3, "{output:?}");
     let records: Vec<_> = output.iter().filter_map(|step| step["record"].as_str()).collect();
@@ -138,8 +136,7 @@ async fn verify_ends_what_nobody_can_fetch_again() {
     // The archive that a later one replaced: no document names it after a day.
     clock.advance(Duration::from_secs(25 * 3600));
     std::fs::remove_file(replaced).unwrap();
-    let discovery = larder.folder.path().join("v1/documents").join(HOST).join("discovery");
-    flip(&discovery);
+    larder.folder.damage(&larder.folder.at(&format!("documents/{HOST}/discovery")));
     let output = verify(&larder).await;
     assert_eq!(output.last().unwrap()["wrong"], 2, "{output:?}");
     assert!(output.iter().any(|step| step["healed"] == "nobody_needs_it"), "{output:?}");

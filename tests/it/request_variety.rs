@@ -83,15 +83,6 @@ fn list_only(upstream: &FakeUpstream, name: &str) {
     upstream.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
 }
 
-/// The file of the times at which the versions of a provider were first listed.
-fn listing_times(folder: &Folder, name: &str) -> PathBuf {
-    folder.path().join(format!("v1/seen/{HOST}/providers/acme/{name}/listed.json"))
-}
-
-fn bytes_of(files: &[PathBuf]) -> u64 {
-    files.iter().map(|file| std::fs::metadata(file).unwrap().len()).sum()
-}
-
 async fn document_bytes(larder: &Larder) -> u64 {
     get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json()["document_bytes"].as_u64().unwrap()
 }
@@ -108,14 +99,15 @@ async fn the_times_of_versions_that_are_only_listed_are_counted_and_go_with_the_
     }
     let times = larder.folder.files("seen");
     assert_eq!(times.len(), names.len());
-    assert!(bytes_of(&times) < 20 * 200, "{} bytes for {} first lists", bytes_of(&times), names.len());
-    let lists = bytes_of(&larder.folder.files("documents"));
+    let bytes = larder.folder.size_of(&times);
+    assert!(bytes < 20 * 200, "{bytes} bytes for {} first lists", names.len());
+    let lists = larder.folder.size_of(&larder.folder.files("documents"));
     assert!(document_bytes(&larder).await >= lists + 20 * 4096, "each record takes a block of the disk");
 
     // The index counts them also after it was lost.
     let counted = document_bytes(&larder).await;
     let folder = larder.stop().await;
-    std::fs::remove_dir_all(folder.path().join("v1/index")).unwrap();
+    folder.lose_index();
     let larder = Larder::mirroring(&upstream).store_at(&folder).start().await;
     until("the index is whole", async || document_bytes(&larder).await == counted).await;
 
@@ -136,11 +128,12 @@ async fn lists_that_nobody_installs_from_stay_within_the_size_limit() {
         larder.versions(&name).await.expect(200);
         larder.clock.advance(Duration::from_secs(60));
     }
-    let stored = || bytes_of(&larder.folder.files("documents")) + bytes_of(&larder.folder.files("seen"));
-    until("the store is within its limit", async || stored() <= 1 << 20).await;
+    let size = |subfolder: &str| larder.folder.size_of(&larder.folder.files(subfolder));
+    until("the store is within its limit", async || size("documents") + size("seen") <= 1 << 20).await;
     let has_list = |times: &PathBuf| {
         let name = times.parent().and_then(Path::file_name).unwrap();
-        larder.folder.path().join(format!("v1/documents/{HOST}/providers/acme")).join(name).join("versions").exists()
+        let list = format!("documents/{HOST}/providers/acme/{}/versions", name.display());
+        larder.folder.record(&larder.folder.at(&list)).is_some()
     };
     let times = larder.folder.files("seen");
     assert!(times.len() > 5, "the newest lists stay");
@@ -160,7 +153,8 @@ async fn the_times_of_a_provider_in_use_outlast_its_list() {
     larder.clock.advance(Duration::from_secs(100));
     upstream.publish(Provider::new("acme", "null").version("1.3.0"));
     larder.versions("null").await.expect(200);
-    let read = || String::from_utf8(std::fs::read(listing_times(&larder.folder, "null")).unwrap()).unwrap();
+    let times = larder.folder.at(&format!("seen/{HOST}/providers/acme/null/listed.json"));
+    let read = || larder.folder.record(&times).unwrap();
     let later = first + 100;
     let while_listed = format!(r#"{{"first_list":{first},"others":{{"1.3.0":{later}}}}}"#);
     assert!(read().contains(&while_listed), "{}", read());

@@ -151,11 +151,9 @@ async fn a_platform_of_which_only_the_proof_set_is_stored_is_404_and_missing() {
 async fn stored_versions_are_listed_although_no_list_names_them() {
     let upstream = upstream_with_four_versions().await;
     let folder = store_with_some_archives(&upstream).await;
-    let list = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/versions"));
-    let discovery = folder.path().join(format!("v1/documents/{HOST}/discovery"));
-    for path in [&list, &discovery] {
-        std::fs::remove_file(path).unwrap();
-    }
+    let list = folder.at(&format!("documents/{HOST}/providers/acme/null/versions"));
+    folder.lose(&list);
+    folder.lose(&folder.at(&format!("documents/{HOST}/discovery")));
     let larder = sealed(&upstream, &folder).start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
     let entry = larder.versions("null").await.json()["versions"][0].clone();
@@ -166,7 +164,7 @@ async fn stored_versions_are_listed_although_no_list_names_them() {
     let folder = larder.stop().await;
 
     // The list is unreadable; below, it lacks a stored version.
-    std::fs::write(&list, "damaged").unwrap();
+    folder.damage(&list);
     let larder = sealed(&upstream, &folder).start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
     let folder = larder.stop().await;
@@ -193,7 +191,7 @@ async fn an_offline_list_follows_fills_and_removals() {
     // A request finds the damage.
     let path = larder.archive_path("null", "1.1.0").await;
     let digest = crate::support::upstream::sha256_hex(&larder.get(&path).await.expect(200).body);
-    std::fs::write(larder.folder.path().join(format!("v1/blobs/sha256/{}/{digest}", &digest[..2])), "damaged").unwrap();
+    std::fs::write(larder.folder.at(&format!("blobs/sha256/{}/{digest}", &digest[..2])), "damaged").unwrap();
     larder.clock.advance(Duration::from_secs(61));
     larder.get(&path).await.expect(503);
     assert_eq!(listed(&larder).await, ["1.0.0"]);
@@ -230,14 +228,14 @@ async fn a_cached_response_is_unchanged_and_says_that_it_is_stale() {
     larder.clock.advance(Duration::from_secs(3600));
     let list = larder.versions("null").await.expect(200);
     assert!(list.has_cache_status("detail=stale"), "{}", list.header("cache-status"));
-    let set_file = folder.path().join(format!("v1/documents/{HOST}/providers/acme/null/1.1.0/linux_amd64.set"));
-    let set = std::fs::read(&set_file).unwrap();
-    std::fs::remove_file(&set_file).unwrap();
+    let set_file = folder.at(&format!("documents/{HOST}/providers/acme/null/1.1.0/linux_amd64.set"));
+    let set = folder.bytes(&set_file);
+    folder.lose(&set_file);
     let again = larder.versions("null").await.expect(200);
     assert!(again.body == list.body && again.has_cache_status("detail=stale"), "{}", again.header("cache-status"));
     larder.clock.advance(Duration::from_secs(5));
     assert_eq!(listed(&larder).await, ["1.0.0", "1.2.0"]);
-    std::fs::write(&set_file, set).unwrap();
+    folder.put_back(&set_file, &set);
     larder.clock.advance(Duration::from_secs(5));
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
 }
@@ -276,7 +274,7 @@ async fn offline_module_lists_and_latest_come_from_stored_versions() {
 
     // The archive was imported without its list and without its upstream's discovery document.
     let folder = larder.stop().await;
-    std::fs::remove_dir_all(folder.path().join("v1/documents")).unwrap();
+    folder.lose_all("documents");
     let larder = fixture.larder_on(&folder).network("offline = true").start().await;
     assert_eq!(module_versions(&module_list(&larder, "one").await.expect(200)), ["1.0.0"]);
     assert!(download_module(larder.base(), "one").await == (location, archive));

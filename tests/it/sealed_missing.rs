@@ -178,11 +178,9 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     assert_eq!(missing(&larder.admin()).await, one_request);
     larder.get(&download_path("two")).await.expect(503);
     let two_requests = warm_up_request(&[("null@1.1.0", &["linux_amd64"]), ("two/test@1.0.0", &[])]);
-    let file = folder.path().join("v1/missing.json");
-    eventually("the second request is written to the file", async || {
-        std::fs::read_to_string(&file).unwrap().contains("two").then_some(())
-    })
-    .await;
+    let file = folder.at("missing.json");
+    eventually("the second request is stored", async || folder.record(&file).unwrap().contains("two").then_some(()))
+        .await;
     larder.kill();
     let larder = Process::start(&builder(), folder.path());
     assert_eq!(missing(&larder.admin()).await, two_requests);
@@ -216,7 +214,7 @@ async fn the_missing_list_survives_a_restart_and_a_kill_until_it_is_cleared() {
     }
 
     // A damaged file is quarantined: its list is lost, and larder works on.
-    std::fs::write(&file, "ruined").unwrap();
+    folder.damage(&file);
     let larder = Process::start(&builder(), folder.path());
     assert_eq!(missing(&larder.admin()).await, warm_up_request(&[]));
     larder.log().line_with("quarantined").await;
@@ -277,7 +275,7 @@ async fn requests_for_nonexistent_packages_fill_a_bounded_table() {
     }
     assert!(larder.metric("larder_missing").await <= 1100.0);
     let folder = larder.stop().await;
-    assert!(std::fs::metadata(folder.path().join("v1/missing.json")).unwrap().len() < 300_000);
+    assert!(folder.bytes(&folder.at("missing.json")).len() < 300_000);
 }
 
 /// An offline larder as the upstream of another larder: it records what the other one requests.

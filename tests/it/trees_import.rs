@@ -214,10 +214,10 @@ async fn no_unsigned_archive_is_imported_with_a_damaged_first_seen_record() {
     let larder = Larder::mirroring(&earlier_upstream).store_at(&setup.home).start().await;
     larder.document("null", "1.2.0").await.expect(200);
     larder.stop().await;
-    setup.home.files("documents").iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    setup.home.lose_all("documents");
     let is_of_version = |file: &&PathBuf| file.ends_with("1.2.0.json");
     let seen = setup.home.files("seen");
-    std::fs::write(seen.iter().find(is_of_version).unwrap(), "damaged").unwrap();
+    setup.home.damage(seen.iter().find(is_of_version).unwrap());
     for entry in std::fs::read_dir(folder_of(&tree, "null")).unwrap() {
         let path = entry.unwrap().path();
         if path.to_string_lossy().contains("SHA256SUMS") {

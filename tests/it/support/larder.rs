@@ -85,6 +85,11 @@ impl Folder {
         files
     }
 
+    /// The path that the file or record at `v1/BELOW` has, stored or not.
+    pub(crate) fn at(&self, below: &str) -> PathBuf {
+        self.path().join("v1").join(below)
+    }
+
     /// The record at a path of [`Self::files`], without its checksum.
     pub(crate) fn record(&self, path: &Path) -> Option<String> {
         match self.in_memory(path) {
@@ -101,12 +106,53 @@ impl Folder {
         }
     }
 
+    /// Writes the record at a path of [`Self::files`], with these bytes of [`Self::bytes`].
+    pub(crate) fn put_back(&self, path: &Path, bytes: &[u8]) {
+        match self.in_memory(path) {
+            Some((records, path)) => {
+                let record = bytes.splitn(2, |byte| *byte == b'\n').nth(1).unwrap();
+                records.put(&path, record.to_owned())
+            }
+            None => std::fs::write(path, bytes).unwrap(),
+        }
+    }
+
+    /// Replaces the record at a path of [`Self::files`] by one of a newer larder; returns its bytes.
+    pub(crate) fn replace_with_newer(&self, path: &Path) -> Vec<u8> {
+        let original = self.bytes(path);
+        match self.in_memory(path) {
+            Some((records, path)) => records.make_newer(&path),
+            None => std::fs::write(path, "{\"format\":99}\n{}").unwrap(),
+        }
+        original
+    }
+
+    /// The bytes of all these files, as they are or would be.
+    pub(crate) fn size_of(&self, files: &[PathBuf]) -> u64 {
+        files.iter().map(|file| self.bytes(file).len() as u64).sum()
+    }
+
     /// Damages the record at a path of [`Self::files`].
     pub(crate) fn damage(&self, path: &Path) {
         match self.in_memory(path) {
             Some((records, path)) => records.damage(&path),
             None => std::fs::write(path, "no record").unwrap(),
         }
+    }
+
+    /// Removes everything below `v1/SUBFOLDER`, as [`Self::lose`] does.
+    pub(crate) fn lose_all(&self, subfolder: &str) {
+        self.files(subfolder).iter().for_each(|file| self.lose(file));
+    }
+
+    /// Removes the index: the next start makes it anew of the files.
+    pub(crate) fn lose_index(&self) {
+        std::fs::remove_dir_all(self.path().join("v1/index")).unwrap();
+    }
+
+    /// True once the hashes of every stored archive are recorded, which happens a moment after its fill.
+    pub(crate) fn has_all_hashes(&self) -> bool {
+        self.files("names").iter().all(|name| self.record(name).is_some_and(|record| record.contains("h1:")))
     }
 
     /// Removes the file or record at a path of [`Self::files`].

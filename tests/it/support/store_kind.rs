@@ -13,19 +13,22 @@ use larder::store::{Store, StoreError};
 static RECORDS: Mutex<BTreeMap<PathBuf, MemoryRecords>> = Mutex::new(BTreeMap::new());
 
 /// True where records are in memory.
-pub(crate) fn is_memory() -> bool {
+fn is_memory() -> bool {
     std::env::var("LARDER_TEST_RECORDS").is_ok_and(|kind| kind == "memory")
 }
 
-/// The records in memory of a folder; `None` where they are files.
+/// The records in memory of a folder; `None` where they are files, as are those of a larder in a process of its own.
 pub(crate) fn records_in_memory(folder: &Path) -> Option<MemoryRecords> {
-    is_memory().then(|| RECORDS.lock().unwrap().entry(folder.to_owned()).or_default().clone())
+    RECORDS.lock().unwrap().get(folder).cloned()
 }
 
 /// Opens the store in a folder.
 pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
     let store = Store::open(folder, now)?;
-    let Some(records) = records_in_memory(folder) else { return Ok(store) };
+    if !is_memory() {
+        return Ok(store);
+    }
+    let records = RECORDS.lock().unwrap().entry(folder.to_owned()).or_default().clone();
     let Store { archives, local, .. } = store;
     Ok(Store::assemble(Box::new(records), archives, local))
 }
