@@ -1,9 +1,11 @@
 //! The only reader of the wall clock. Other code receives the time as a value.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::watch;
 
 /// The longest sleep before the clock is read again. Meanwhile the clock may be set, or the machine may be suspended.
@@ -15,15 +17,44 @@ const LAST_SECOND: u64 = 253_402_300_799;
 /// A clock set back by more than this invalidates earlier measurements.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
-/// A moment, in whole seconds since 1970-01-01 UTC. Serialised as that number, in a newtype struct.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename = "larder::Timestamp")]
+/// A moment, in whole seconds since 1970-01-01 UTC. In records and files it is that number; in answers, which
+/// `answer_json` writes, it is a text in RFC 3339. Both are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub u64);
 
-impl Timestamp {
-    /// The name of the newtype struct. `dated_json` recognises times by it.
-    pub(crate) const SERDE_NAME: &'static str = "larder::Timestamp";
+impl Serialize for Timestamp {
+    /// A number of a size that only times have: `answer_json` writes it as text.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u128(self.0.into())
+    }
+}
 
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TimestampVisitor)
+    }
+}
+
+struct TimestampVisitor;
+
+impl Visitor<'_> for TimestampVisitor {
+    type Value = Timestamp;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("seconds since 1970, or a time such as 2026-08-01T12:00:00Z")
+    }
+
+    fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Timestamp, E> {
+        Ok(Timestamp(seconds))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
+        let time = humantime::parse_rfc3339(text).map_err(|_| E::invalid_value(Unexpected::Str(text), &self))?;
+        Ok(Timestamp::of(time))
+    }
+}
+
+impl Timestamp {
     /// The time in a file's metadata; times before 1970 count as 1970.
     pub fn of(time: SystemTime) -> Self {
         Self(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())

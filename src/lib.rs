@@ -12,13 +12,13 @@
 //! revalidates it, or fills. Every fill is verified before it is stored.
 
 pub mod address;
+mod answer_json;
 pub mod app;
 pub mod bundle;
 pub mod cdn_loop;
 pub mod cli;
 pub mod clock;
 pub mod config;
-mod dated_json;
 pub mod digest;
 pub mod doctor;
 pub mod error;

@@ -130,7 +130,7 @@ pub async fn find_despite_problems(config: &Config) -> Result<Option<(RunningLar
     }
     let Some(found) = find(config).await? else { return Ok(None) };
     let status = found.admin.get(STATUS).await?;
-    let in_use: ConfigInUse = serde_json::from_slice(&status).map_err(AdminClientError::from)?;
+    let in_use: ConfigInUse = found.admin.parse(&status)?;
     let is_same = in_use.config_file.zip(config.file()).is_some_and(|(used, given)| is_same_file(&used, &given));
     let is_named = config.admin.asked.is_some() || config.store.named_by == StoreNaming::CommandLine;
     if !is_named && (!is_same || in_use.store_named_by != StoreNaming::Configuration) {

@@ -86,11 +86,5 @@ pub(super) fn ask<T: DeserializeOwned>(
     config: &Config,
     request: impl AsyncFnOnce(&AdminClient) -> Result<Bytes, AdminClientError>,
 ) -> anyhow::Result<T> {
-    let answer = with_larder(config, StoreNeed::Existing, async |larder| Ok(request(larder).await?));
-    Ok(parse(&block_on(answer)?)?)
-}
-
-/// Parses an answer.
-pub(super) fn parse<T: DeserializeOwned>(answer: &[u8]) -> Result<T, AdminClientError> {
-    Ok(serde_json::from_slice(answer)?)
+    block_on(with_larder(config, StoreNeed::Existing, async |larder| Ok(larder.parse(&request(larder).await?)?)))
 }

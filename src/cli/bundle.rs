@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use secrecy::ExposeSecret;
 
 use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
-use super::admin_service::{StoreNeed, config_to_ask, parse, running_larder, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, running_larder, with_larder};
 use super::order::{OrderFor, platforms_text};
 use super::terminal::{
     TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, shell_word, this_command,
@@ -103,7 +103,7 @@ const RELOAD_ADVICE: &str = "reload it first (systemctl reload larder, or kill -
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
     match running_larder(config).await? {
-        Some(larder) => Ok(parse::<StatusReport>(&larder.get(STATUS).await?)?.bundle_keys),
+        Some(larder) => Ok(larder.parse::<StatusReport>(&larder.get(STATUS).await?)?.bundle_keys),
         None => Ok(config.bundle.ids()),
     }
 }
@@ -245,8 +245,7 @@ impl Create {
             let output = serde_json::json!({
                 "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
                 "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
-                "since": manifest.since, "signed_by": key, "created": manifest.created,
-                "created_time": manifest.created.date_time(), "parts": parts, "bytes_there_already": reused,
+                "since": manifest.since, "signed_by": key, "created": manifest.created.date_time(), "parts": parts, "bytes_there_already": reused,
                 "written_again": rewritten,
             });
             print_json(&output);

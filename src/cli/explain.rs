@@ -6,6 +6,7 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use bytesize::ByteSize;
 use clap::Args;
+use serde::Serialize;
 
 use super::admin_service::{ask, config_to_ask};
 use super::list::proof_text;
@@ -16,11 +17,11 @@ use super::{CommonOptions, print_json, print_line, status};
 use crate::address::{Hostname, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::mirror::{AnswerFacts, PackageArchive, StoredCopy, StoredVersion, UpstreamRules};
+use crate::mirror::{Alarm, AnswerFacts, PackageArchive, StoredCopy, StoredVersion, UpstreamRules};
 use crate::protocol::admin::explain::{
     ExpectedAnswer, ExplainReport, ExplainStep, Rule, StepKind, Verdict, VersionChoice, VersionSummary, explain_path,
 };
-use crate::protocol::admin::{STATUS, StatusReport};
+use crate::protocol::admin::{RecentFailure, STATUS, StatusReport};
 
 /// The most versions that are shown.
 const MAX_SHOWN: usize = 10;
@@ -58,12 +59,19 @@ impl Explain {
     }
 }
 
+/// What needs a person, in JSON.
+#[derive(Serialize)]
+struct Findings<'a> {
+    alarms: &'a [Alarm],
+    failures: &'a [RecentFailure],
+}
+
 /// Prints the verdict, the alarms and the failed requests of the last day.
 fn print_failures(config: &Config, json: bool) -> anyhow::Result<()> {
     let report: StatusReport = ask(config, async |larder| larder.get(STATUS).await)?;
     if json {
         let failures = report.since_start.as_ref().map_or(&[][..], |since| &since.failures);
-        print_json(&serde_json::json!({ "alarms": report.mirror.alarms, "failures": failures }));
+        print_json(&Findings { alarms: &report.mirror.alarms, failures });
         return Ok(());
     }
     let mut page = TextPage::of_width(width_of_stdout().map(|columns| columns.min(MAX_WIDTH)));

@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
 
-use super::admin_service::{StoreNeed, config_to_ask, parse, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, with_larder};
 use super::terminal::{
     Column, TextPage, escape_for_terminal, format_age, plural, stdout_has_colour, styled, width_of_stdout,
 };
@@ -39,7 +39,7 @@ impl List {
             let mut after: Option<String> = None;
             loop {
                 let path = list_path(self.address.as_deref(), after.as_deref());
-                let page: StoredPage = parse(&larder.get_large_answer(&path).await?)?;
+                let page: StoredPage = larder.parse(&larder.get_large_answer(&path).await?)?;
                 printer.waiting.extend(page.waiting);
                 page.packages.into_iter().for_each(|package| printer.add(package));
                 match page.next {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::admin_service::{StoreNeed, config_to_ask, parse, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, with_larder};
 use super::terminal::{TextPage, format_timestamp, plural, width_of_stdout};
 use super::{CommonOptions, block_on, print_json, print_line};
 use crate::address::{Hostname, PackageRef};
@@ -22,12 +22,12 @@ impl MissingCommand {
         let config = config_to_ask(common)?;
         let (order, requests) = block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
             let answer = if self.forget { larder.delete(MISSING).await } else { larder.get(MISSING).await };
-            let order: OrderRequest = parse(&answer?)?;
+            let order: OrderRequest = larder.parse(&answer?)?;
             if common.json || self.forget {
                 return Ok((order, Vec::new()));
             }
             // The order goes outside, so it names no clients.
-            let status: StatusReport = parse(&larder.get(STATUS).await?)?;
+            let status: StatusReport = larder.parse(&larder.get(STATUS).await?)?;
             Ok((order, status.mirror.missing))
         }))?;
         match (common.json, self.forget) {

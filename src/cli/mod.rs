@@ -36,9 +36,9 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
 use self::logging::LoggingProcess;
 use self::terminal::{escape_for_terminal, shell_word, with_bars_hidden};
+use crate::answer_json;
 use crate::app::StartError;
 use crate::config::{self, Config, ConfigReading, Diagnostic, Problems, StoreNaming};
-use crate::dated_json;
 use crate::explanation::safe_text;
 use crate::wording::escape_format_characters;
 
@@ -352,9 +352,9 @@ fn print_line(text: &str) {
     }
 }
 
-/// Prints a result or a step as one line of JSON, times also in RFC 3339.
+/// Prints a result or a step as one line of JSON.
 fn print_json(value: &impl Serialize) {
-    match dated_json::to_vec(value) {
+    match answer_json::to_vec(value) {
         Ok(line) => print_line(&escape_format_characters(&String::from_utf8_lossy(&line))),
         Err(error) => print_error(&error.to_string()),
     }

@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::admin_service::{StoreNeed, ask, config_to_ask, parse, with_larder};
+use super::admin_service::{StoreNeed, ask, config_to_ask, with_larder};
 use super::terminal::{TerminalLines, plural};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::Hostname;
@@ -93,7 +93,7 @@ impl Accept {
         block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
             loop {
                 let answer = larder.post(Operation::Accept.path(), &request).await?;
-                let report: OperationReport<AcceptResult> = parse(&answer)?;
+                let report: OperationReport<AcceptResult> = larder.parse(&answer)?;
                 let is_accepted = print_result(&report, common.json, |items| accepted_lines(items, &host))?;
                 let undecided: Vec<EvidenceName> = undecided_evidence(&report).cloned().collect();
                 if undecided.is_empty() {

@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use tokio::time::Instant;
 
-use super::admin_service::{StoreNeed, config_to_ask, parse, with_larder};
+use super::admin_service::{StoreNeed, config_to_ask, with_larder};
 use super::order::OrderArgs;
 use super::terminal::{
     TerminalLines, TextPage, bar_line_width, escape_for_terminal, format_seconds, plural, width_of_stdout,
@@ -77,7 +77,7 @@ pub(super) async fn warm_and<T>(
             print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
         }
         let job = tokio::select! {
-            started = larder.post(WARM, order) => parse(&started?)?,
+            started = larder.post(WARM, order) => larder.parse(&started?)?,
             () = interrupts.next() => return Err(interrupted(larder)),
         };
         let watched = WatchedJob { larder, host: config.default_host(), job, began: Instant::now() };
@@ -119,7 +119,7 @@ impl WatchedJob<'_> {
             Err(AdminClientError::NotRunning(_)) => {
                 bail!("larder has stopped; fetched archives stay, and the job continues when larder is back")
             }
-            answer => Ok(parse(&answer?)?),
+            answer => Ok(self.larder.parse(&answer?)?),
         }
     }
 

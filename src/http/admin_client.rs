@@ -30,7 +30,7 @@ use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::either::Either;
 use tokio_util::io::StreamReader;
 
-use super::admin::{Admin, AdminCaller, SERVER};
+use super::admin::{Admin, AdminCaller, LARDER_VERSION, SERVER};
 use super::body::{Body, pipe};
 use super::{admin_tls, local_socket};
 
@@ -49,6 +49,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const LATE: &str = "nothing more of the answer came within";
 /// Bytes in flight in each direction within this process.
 const IN_PROCESS_BYTES: usize = 256 << 10;
+/// The version of this command.
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Failures of a request to an admin service.
 #[derive(Debug, thiserror::Error)]
@@ -91,9 +93,17 @@ pub enum AdminClientError {
         /// Larder's error text.
         message: String,
     },
-    /// The answer does not parse.
-    #[error("the running larder is of another version")]
-    OtherVersion(#[from] serde_json::Error),
+    /// The answer is one of another version, which this command does not understand.
+    #[error(
+        "the larder{} is of {version}, and this command of version {OWN_VERSION} cannot read its answer: use the command of \
+         that larder's version", in_front(.server, |server| format!(" at {server}"))
+    )]
+    OtherVersion {
+        /// The server; `None` within this process.
+        server: Option<AdminServer>,
+        /// `version 0.2.0`; other words if that larder does not say it.
+        version: String,
+    },
     /// A local file could not be read or written.
     #[error("{0}")]
     LocalIo(io::Error),
@@ -123,6 +133,8 @@ pub struct AdminClient {
     way: Way,
     /// A connection without a request yet.
     connected: Mutex<Option<Connection>>,
+    /// The version of the larder that answered last.
+    version: Mutex<Option<String>>,
     /// The longest pause between two steps of a command.
     step_timeout: Duration,
 }
@@ -165,7 +177,7 @@ impl AdminClient {
     }
 
     fn of(way: Way, step_timeout: Duration) -> Self {
-        Self { way, connected: Mutex::default(), step_timeout }
+        Self { way, connected: Mutex::default(), version: Mutex::default(), step_timeout }
     }
 
     /// Returns true for a client of a service within this process.
@@ -220,7 +232,7 @@ impl AdminClient {
     /// Posts a command that reports its progress; calls `on_step` with each step.
     ///
     /// # Errors
-    /// [`AdminClientError::OtherVersion`] after the last step if one did not parse.
+    /// The failure of [`Self::parse`] after the last step if one did not parse.
     pub async fn post_steps<S: DeserializeOwned>(
         &self,
         path: &str,
@@ -309,9 +321,9 @@ impl AdminClient {
             let reason = match timeout(self.step_timeout, lines.next()).await {
                 Ok(None) => return result,
                 Ok(Some(Ok(line))) => {
-                    match serde_json::from_str(&line) {
+                    match self.parse(line.as_bytes()) {
                         Ok(step) => on_step(step),
-                        Err(error) => result = Err(error.into()),
+                        Err(error) => result = Err(error),
                     }
                     continue;
                 }
@@ -323,6 +335,22 @@ impl AdminClient {
             };
             return Err(self.failed(reason));
         }
+    }
+
+    /// Parses an answer, or a line of it.
+    ///
+    /// # Errors
+    /// [`AdminClientError::OtherVersion`] if the larder that answered has another version than this command, else
+    /// [`AdminClientError::Failed`].
+    pub fn parse<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T, AdminClientError> {
+        serde_json::from_slice(answer).map_err(|error| match self.version.lock().clone() {
+            Some(version) if version == OWN_VERSION => self.failed(format!("the answer cannot be read: {error}")),
+            version => {
+                let older = "an older version, which it does not name";
+                let version = version.map_or_else(|| older.to_owned(), |version| format!("version {version}"));
+                AdminClientError::OtherVersion { server: self.server(), version }
+            }
+        })
     }
 
     /// The running larder; `None` within this process.
@@ -386,6 +414,8 @@ impl AdminClient {
         let request = request.body(body).map_err(|e| self.failed(e))?;
         let response = sender.send_request(request).await.map_err(|e| self.failed(e))?;
         let status = response.status();
+        let version = response.headers().get(LARDER_VERSION).and_then(|version| version.to_str().ok());
+        *self.version.lock() = version.map(str::to_owned);
         match self.server() {
             Some(server) if response.headers().get(header::SERVER) != Some(&SERVER) => {
                 Err(AdminClientError::NotLarder { server, status })
@@ -469,20 +499,25 @@ mod tests {
 
     use super::*;
 
-    /// An admin listener that answers every request with these pieces. With `is_stuck` the answer has no end.
-    async fn listener(pieces: &'static [&'static str], is_stuck: bool) -> SocketAddr {
+    /// An admin listener of this version that answers every request with these pieces. With `is_stuck` the answer has no end.
+    async fn listener_of(version: &'static str, pieces: &'static [&'static str], is_stuck: bool) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let answer = service_fn(move |_| async move {
             let pieces = stream::iter(pieces).map(|piece| Ok(Bytes::from_static(piece.as_bytes())));
             let end = stream::poll_fn(move |_| if is_stuck { Poll::Pending } else { Poll::Ready(None) });
-            Response::builder().header(header::SERVER, SERVER).body(Body::stream(pieces.chain(end), None))
+            let response = Response::builder().header(header::SERVER, SERVER).header(LARDER_VERSION, version);
+            response.body(Body::stream(pieces.chain(end), None))
         });
         tokio::spawn(async move {
             let (stream, _) = listener.accept().await.unwrap();
             hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await
         });
         address
+    }
+
+    async fn listener(pieces: &'static [&'static str], is_stuck: bool) -> SocketAddr {
+        listener_of(OWN_VERSION, pieces, is_stuck).await
     }
 
     #[tokio::test]
@@ -495,10 +530,15 @@ mod tests {
             client.post_steps("/", |step| steps.push(step)).await.unwrap();
             assert_eq!(steps, expected);
         }
-        let client = AdminClient::unproven(listener(&["x\n1\n"], false).await);
-        let mut steps: Vec<u8> = Vec::new();
-        let result = client.post_steps("/", |step| steps.push(step)).await;
-        assert!(matches!(result, Err(AdminClientError::OtherVersion(_))) && steps == [1]);
+        for (version, part) in [
+            (OWN_VERSION, "the answer cannot be read: "),
+            ("9.8.7", "is of version 9.8.7, and this command of version "),
+        ] {
+            let client = AdminClient::unproven(listener_of(version, &["x\n1\n"], false).await);
+            let mut steps: Vec<u8> = Vec::new();
+            let error = client.post_steps("/", |step| steps.push(step)).await.unwrap_err();
+            assert!(error.to_string().contains(part) && steps == [1], "{error}");
+        }
     }
 
     #[tokio::test]

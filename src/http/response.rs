@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::body::Body;
 use super::page;
+use crate::answer_json;
 use crate::clock::Timestamp;
 use crate::dated_json;
 use crate::digest::Digest;
@@ -390,7 +391,7 @@ pub(super) fn of_type(body: Body, content_type: &'static str) -> Response<Body> 
 
 /// Responds with a value as JSON, times also in RFC 3339.
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    let body = dated_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
+    let body = answer_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
     with_headers(status, Body::full(Bytes::from(body)), [(header::CONTENT_TYPE, JSON)])
 }
 

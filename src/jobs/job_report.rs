@@ -15,9 +15,9 @@ pub struct Job<T = Vec<JobItem>> {
     pub id: String,
     /// State of the job.
     pub state: JobState,
-    /// When the job was accepted, in seconds since 1970.
+    /// When the job was accepted.
     pub started: Timestamp,
-    /// When the job ended, in seconds since 1970; `None` while it runs.
+    /// When the job ended; `None` while it runs.
     pub ended: Option<Timestamp>,
     /// The order: one entry for each address, lock-file entry and folder.
     #[serde(rename = "what")]

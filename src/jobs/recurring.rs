@@ -203,7 +203,7 @@ impl Recurring {
 /// The last run of a recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastRun {
-    /// When the run ended, in seconds since 1970.
+    /// When the run ended.
     pub ended: Timestamp,
     /// The result.
     pub state: JobState,
@@ -231,7 +231,7 @@ pub struct RecurringState {
     pub running: Option<String>,
     /// The last run; `None` before the first.
     pub last: Option<LastRun>,
-    /// The due time, in seconds since 1970; `None` during a run, and where larder is offline or does not run.
+    /// The due time; `None` during a run, and where larder is offline or does not run.
     pub next: Option<Timestamp>,
 }
 

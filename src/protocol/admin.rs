@@ -248,7 +248,7 @@ pub enum ProcessKind {
 /// Counters of a running larder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SinceStart {
-    /// Start time, in seconds since 1970.
+    /// Start time.
     pub started: Timestamp,
     /// Uptime, in seconds.
     pub seconds: u64,
@@ -293,9 +293,9 @@ pub struct RecentFailure {
     pub client: String,
     /// The number of failed requests.
     pub times: u64,
-    /// The time of the first, in seconds since 1970.
+    /// The time of the first.
     pub first: Timestamp,
-    /// The time of the last, in seconds since 1970.
+    /// The time of the last.
     pub last: Timestamp,
     /// True if the URL was answered since.
     pub is_over: bool,

@@ -11,7 +11,7 @@ use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::process::command;
 use crate::support::process::{Process, run};
-use crate::support::reports::JobReport;
+use crate::support::reports::{JobReport, seconds};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::warm_fixture::{WarmFixture, both_platforms, items};
 
@@ -71,7 +71,7 @@ async fn a_recurring_job_runs_at_the_start_and_at_its_interval_but_not_after_a_r
     let larder = restarted().start().await;
     let status_now = recurring_job_status(&larder).await;
     assert_eq!((&status_now["last"], &status_now["running"]), (&first, &Value::Null));
-    assert_eq!(status_now["next"].as_u64(), Some(first["ended"].as_u64().unwrap() + 24 * 3600));
+    assert_eq!(seconds(&status_now["next"]), seconds(&first["ended"]) + 24 * 3600);
     assert_eq!(
         (jobs(&larder).await.len(), upstream.requests().len()),
         (1, 0),
@@ -100,7 +100,7 @@ async fn a_failing_recurring_job_is_retried_with_growing_intervals() {
     let larder = builder.start().await;
     let first = next_run(&larder, &Value::Null).await;
     assert_eq!((&first["state"], &first["failures"]), (&"failed".into(), &1.into()), "{first}");
-    let seconds_to_next = |job: &Value| job["next"].as_u64().unwrap() - job["last"]["ended"].as_u64().unwrap();
+    let seconds_to_next = |job: &Value| seconds(&job["next"]) - seconds(&job["last"]["ended"]);
     assert_eq!(seconds_to_next(&recurring_job_status(&larder).await), 300);
     larder.clock.advance(6 * MINUTE);
     let second = next_run(&larder, &first).await;
@@ -203,7 +203,7 @@ async fn a_run_that_ends_after_a_reload_to_offline_is_recorded_and_not_repeated(
     larder.reload(builder()).await.unwrap();
     let current = recurring_job_status(&larder).await;
     assert_eq!((&current["last"], &current["running"]), (&last, &Value::Null));
-    assert!(current["next"].as_u64() > last["ended"].as_u64(), "{current}");
+    assert!(seconds(&current["next"]) > seconds(&last["ended"]), "{current}");
 }
 
 /// Nothing recurs offline: a run that a restart interrupted is not resumed, and its packages are not listed as missing.

@@ -11,6 +11,7 @@ use crate::support::http::{Answer, get};
 use crate::support::larder::{HOST, Larder};
 use crate::support::null_provider::{edition, install, upstream_with};
 use crate::support::published_module::publish_net_module;
+use crate::support::reports::seconds;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 /// Four versions of acme/null, one of them for two platforms.
@@ -90,7 +91,7 @@ async fn every_stored_package_is_listed_with_its_proof_and_its_last_use() {
     // A client's request moves the last use, and a list does not.
     let last_use = || async {
         let page = list(&larder, "?address=acme/null@1.2.0").await.expect(200).json();
-        page["packages"][1]["archives"][0]["last_use"].as_u64().unwrap()
+        seconds(&page["packages"][1]["archives"][0]["last_use"])
     };
     let before = last_use().await;
     larder.clock.advance(Duration::from_secs(7200));

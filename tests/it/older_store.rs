@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::support::http::get;
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_fixture::unpack_tar_gz;
+use crate::support::reports::seconds;
 use crate::support::upstream::{FakeUpstream, Target, sha256_hex};
 
 /// The contents of `store-v1.json`: what the earlier larder answered, offline.
@@ -43,14 +44,12 @@ fn earlier_store(leave_out: impl Fn(&str) -> bool) -> Folder {
     folder
 }
 
-/// The answer as larder gave it when the store was made: without the times in RFC 3339.
-fn without_rfc3339(answer: &Value) -> Value {
+/// The answer as larder gave it when the store was made: with times in seconds since 1970.
+fn with_seconds(answer: &Value) -> Value {
     match answer {
-        Value::Object(members) => {
-            let members = members.iter().filter(|(name, _)| !name.ends_with("_time"));
-            members.map(|(name, member)| (name.clone(), without_rfc3339(member))).collect()
-        }
-        Value::Array(elements) => elements.iter().map(without_rfc3339).collect(),
+        Value::Object(members) => members.iter().map(|(name, member)| (name.clone(), with_seconds(member))).collect(),
+        Value::Array(elements) => elements.iter().map(with_seconds).collect(),
+        Value::String(text) if humantime::parse_rfc3339(text).is_ok() => seconds(answer).into(),
         other => other.clone(),
     }
 }
@@ -71,11 +70,11 @@ async fn assert_serves_everything(folder: &Folder, recorded: &Recorded) {
     let status = get(&format!("{}/admin/v1/status", larder.admin())).await.expect(200).json();
     // The alarms were recorded online. Offline, the command that resolves one brings its files with a bundle.
     let alarms = recorded.alarms.to_string().replace("\"larder accept ", "\"larder bundle apply BUNDLE --accept ");
-    assert_eq!(without_rfc3339(&status["alarms"]).to_string(), alarms);
+    assert_eq!(with_seconds(&status["alarms"]).to_string(), alarms);
     let missing = get(&format!("{}/admin/v1/missing", larder.admin())).await.expect(200).json();
     assert_eq!(missing, recorded.missing);
     let jobs = get(&format!("{}/admin/v1/jobs", larder.admin())).await.expect(200).json();
-    assert_eq!(without_rfc3339(&jobs["jobs"][0]), recorded.job);
+    assert_eq!(with_seconds(&jobs["jobs"][0]), recorded.job);
     assert_eq!(upstream.count_of(Target::Everything), 0);
     larder.stop().await;
 }

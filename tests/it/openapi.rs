@@ -82,21 +82,15 @@ fn every_reference_of_the_description_leads_somewhere_and_every_component_is_use
     }
 }
 
-/// The schemas keep to what the comparison of answers understands, and each time has its RFC 3339 form beside it.
+/// The schemas keep to what the comparison of answers understands.
 #[test]
-fn schemas_use_known_keywords_and_name_both_forms_of_each_time() {
+fn schemas_use_known_keywords() {
     each_value(&Description::get().0["components"]["schemas"], "", &mut |pointer, value| {
         let is_schema = !pointer.ends_with("/properties") && value["description"].is_string();
         let keywords =
             value.as_object().filter(|_| is_schema).into_iter().flatten().map(|(keyword, _)| keyword.as_str());
         for keyword in keywords.filter(|keyword| *keyword != "examples") {
             assert!(KEYWORDS.contains(&keyword), "{pointer} has {keyword}");
-        }
-        // Files of other larders have one form only.
-        let is_file = ["/Inventory", "/BundleRequest"].iter().any(|file| pointer.starts_with(file));
-        if !is_file && value["description"].as_str().is_some_and(|text| text.ends_with(", in seconds since 1970")) {
-            let described = Description::get().0.pointer(&format!("/components/schemas{pointer}_time/format"));
-            assert_eq!(described, Some(&json!("date-time")), "{pointer}_time");
         }
     });
 }

@@ -1,7 +1,6 @@
-//! Times in JSON: seconds since 1970 for scripts, and beside them RFC 3339 for people.
+//! Times in JSON: in answers and printed reports each is written once, in RFC 3339; in files it is seconds since 1970.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -11,8 +10,7 @@ use crate::support::http::get;
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
 
-/// Collects the members with a time. Asserts that each has the same time in RFC 3339 beside it, and that no other member
-/// has that form.
+/// Collects the members with a time in RFC 3339. Asserts that no other member is a time in seconds.
 fn collect_times(value: &Value, times: &mut BTreeSet<String>) {
     let Some(object) = value.as_object() else {
         value.as_array().into_iter().flatten().for_each(|element| collect_times(element, times));
@@ -22,13 +20,9 @@ fn collect_times(value: &Value, times: &mut BTreeSet<String>) {
         collect_times(member, times);
         // No duration, count or size is as large as the seconds until 2020, or as small as those until 2100.
         let seconds = member.as_u64().filter(|number| (1_577_836_800..4_102_444_800).contains(number));
-        if let Some(seconds) = seconds.filter(|_| !name.contains("bytes")) {
-            let date_time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
-            assert_eq!(object.get(&format!("{name}_time")), Some(&Value::from(date_time)), "{name} of {value}");
+        assert!(seconds.is_none() || name.contains("bytes"), "{name} of {value}");
+        if member.as_str().is_some_and(|text| text.len() == 20 && humantime::parse_rfc3339(text).is_ok()) {
             times.insert(name.clone());
-        }
-        if let Some(name) = name.strip_suffix("_time") {
-            assert!(object[name].is_u64(), "{name}_time of {value}");
         }
     }
 }
@@ -40,7 +34,7 @@ fn times(value: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_admin_api_says_each_time_in_seconds_and_in_rfc_3339() {
+async fn the_admin_api_says_each_time_in_rfc_3339() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let warm = "[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\nevery = \"1d\"";
@@ -48,7 +42,7 @@ async fn the_admin_api_says_each_time_in_seconds_and_in_rfc_3339() {
     let admin = async |path: &str| get(&format!("{}{path}", larder.admin())).await.expect(200);
     let status = async || admin("/admin/v1/status").await.json();
     eventually("the recurring warm-up has run", async || {
-        status().await["warm_ups"][0]["next"].as_u64().filter(|_| larder_has_one_blob(&larder))
+        status().await["warm_ups"][0]["next"].as_str().filter(|_| larder_has_one_blob(&larder)).map(|_| ())
     })
     .await;
     upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::new_key()));
@@ -67,7 +61,7 @@ async fn the_admin_api_says_each_time_in_seconds_and_in_rfc_3339() {
     events.iter().for_each(|event| assert_eq!(times(event), ["ended", "started"]));
     // An inventory is a file for another larder, which reads exactly these members.
     let inventory = admin("/admin/v1/inventory").await.json();
-    assert!(inventory["made"].is_u64() && inventory["made_time"].is_null(), "{inventory}");
+    assert!(inventory["made"].is_u64(), "{inventory}");
 }
 
 fn larder_has_one_blob(larder: &Larder) -> bool {
@@ -75,7 +69,7 @@ fn larder_has_one_blob(larder: &Larder) -> bool {
 }
 
 #[tokio::test]
-async fn commands_print_each_time_of_their_json_in_rfc_3339_too() {
+async fn commands_print_each_time_of_their_json_in_rfc_3339() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
     let setup = CommandSetup::new(&upstream);
@@ -93,4 +87,11 @@ async fn commands_print_each_time_of_their_json_in_rfc_3339_too() {
         let lines: Vec<Value> = setup.stdout_of(arguments).await.lines().map(json).collect();
         assert_eq!(times(&Value::from(lines.clone())), expected, "{arguments:?}: {lines:?}");
     }
+    upstream.publish(Provider::new("acme", "null").edition(2).signed_by(&SigningKey::new_key()));
+    setup.run(&["refresh", "acme/null"]).await;
+    let findings = json(&setup.stdout_of(&["explain", "--json"]).await);
+    assert_eq!(times(&findings), ["since"], "{findings}");
+    // The receipt of that import is a file.
+    let receipt = json(&std::fs::read_to_string(&setup.home.files("receipts")[0]).unwrap());
+    assert!(receipt["applied"].is_u64() && receipt["created"].is_u64(), "{receipt}");
 }

@@ -134,10 +134,10 @@ async fn as_json_the_last_report_of_each_job_is_printed() {
     let script = JobScript::of(vec![job(0, "running", &[item(AWS, "resolving", 0, None)]), last.clone()]);
     let output = WarmCommandSetup::with_scripts(vec![script]).await.run(&["hashicorp/aws", "--json"]).await;
     assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{output:?}");
-    // A running larder of an older version sends the seconds only.
+    // A running larder of an older version sends seconds.
     let mut expected = last;
-    expected["started_time"] = json!("2026-11-21T20:42:41Z");
-    expected["ended_time"] = json!("2026-11-21T20:42:50Z");
+    expected["started"] = json!("2026-11-21T20:42:41Z");
+    expected["ended"] = json!("2026-11-21T20:42:50Z");
     assert_eq!(serde_json::from_str::<Value>(&output.out).unwrap(), expected);
 }
 

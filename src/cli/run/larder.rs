@@ -21,7 +21,6 @@ use super::own_larder::OwnLarder;
 use super::temp_folder::TempFolder;
 use crate::app::running_larder::{self, NotReached, RunningLarder};
 use crate::app::{StartError, base_url_of};
-use crate::cli::admin_service::parse;
 use crate::config::{Config, Server};
 use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::place::Place;
@@ -210,7 +209,8 @@ impl LarderOfRun {
         match self.source {
             LarderSource::Own(larder) => (Some(larder.report(self.id).await), Some(larder)),
             LarderSource::Service => {
-                let answer = self.admin.get(&format!("{RUNS}/{}", self.id)).await.and_then(|answer| parse(&answer));
+                let answer =
+                    self.admin.get(&format!("{RUNS}/{}", self.id)).await.and_then(|answer| self.admin.parse(&answer));
                 (answer.inspect_err(|error| tracing::debug!(%error, "the run was not counted")).ok(), None)
             }
             LarderSource::Followed { leave, following } => {
@@ -311,7 +311,7 @@ async fn is_being_continued(store: &Path) -> bool {
 /// The running larder and its status.
 async fn find(config: &Config) -> Result<Option<FoundLarder>, NotReached> {
     let Some(RunningLarder { admin, note }) = running_larder::find(config).await? else { return Ok(None) };
-    let is_offline = parse::<StatusOfRunning>(&admin.get(STATUS).await?)?.offline;
+    let is_offline = admin.parse::<StatusOfRunning>(&admin.get(STATUS).await?)?.offline;
     let noted = note.as_ref().and_then(OwnerNote::listeners);
     if let Some(note) = &note
         && !matches!(Store::use_of(&config.store.path), StoreUse::Noted(now) if now == *note)

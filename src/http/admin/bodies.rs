@@ -20,7 +20,7 @@ use super::super::body::{Body, PipeReceiver, pipe};
 use super::super::response;
 use super::{Answer, errors, refused};
 use crate::address::Hostname;
-use crate::dated_json;
+use crate::answer_json;
 use crate::jobs::{JobEvent, JobSubscription};
 use crate::mirror::Mirror;
 use crate::protocol::admin::order::{NamedText, OrderDraft, OrderRequest};
@@ -131,7 +131,7 @@ pub(super) fn lines<T: Serialize + Send + 'static>(steps: Receiver<T>) -> impl S
 
 /// Formats one line of JSON.
 pub(super) fn line<T: Serialize>(step: &T) -> io::Result<Bytes> {
-    let mut line = dated_json::to_vec(step)?;
+    let mut line = answer_json::to_vec(step)?;
     line.push(b'\n');
     Ok(Bytes::from(line))
 }
@@ -263,7 +263,7 @@ fn format_events(events: &[JobEvent]) -> serde_json::Result<Bytes> {
 /// Writes one event. Larder's JSON has no line breaks, so the data is one line.
 fn write_event(text: &mut Vec<u8>, name: &str, data: &impl Serialize) -> serde_json::Result<()> {
     text.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
-    dated_json::to_writer(&mut *text, data)?;
+    answer_json::to_writer(&mut *text, data)?;
     text.extend_from_slice(b"\n\n");
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderName, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
@@ -44,6 +44,8 @@ use crate::store::StoreError;
 
 /// The `Server` header of the admin listener, by which the commands recognise larder.
 pub(super) const SERVER: HeaderValue = HeaderValue::from_static("larder");
+/// The header with the version of the larder that answers: a command of another one may not understand the answer.
+pub(super) const LARDER_VERSION: HeaderName = HeaderName::from_static("larder-version");
 
 /// A value, by default a response; or the error response to send instead.
 type Answer<T = Response<Body>> = Result<T, Box<Response<Body>>>;
@@ -145,6 +147,7 @@ impl Admin {
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, caller: AdminCaller) -> Response<Body> {
         let mut response = self.answer(request, caller).await.unwrap_or_else(|refused| *refused);
         response.headers_mut().insert(header::SERVER, SERVER);
+        response.headers_mut().insert(LARDER_VERSION, HeaderValue::from_static(env!("CARGO_PKG_VERSION")));
         response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response

@@ -31,7 +31,7 @@ pub struct Alarm {
     pub version: String,
     /// The evidence: digests, files, and keys by their fingerprints.
     pub detail: String,
-    /// The time it was found, in seconds since 1970.
+    /// The time it was found.
     pub since: Timestamp,
     /// The command that resolves it; none if only upstream can. It depends on whether larder is offline, so it is written
     /// when the alarm is read, and a stored one counts for nothing.

@@ -119,7 +119,7 @@ pub struct MissingRequest {
     pub package: PackageRef,
     /// Requests.
     pub times: u64,
-    /// The last of them, in seconds since 1970.
+    /// The last of them.
     pub last: Timestamp,
     /// The client of the last one; `None` where it was a job.
     #[serde(default)]

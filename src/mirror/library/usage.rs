@@ -22,7 +22,7 @@ pub struct Usage {
     pub runs: Option<RunTotals>,
 }
 
-/// The last attempt to serve from a store. In JSON no member, seconds since 1970, or null.
+/// The last attempt to serve from a store. In JSON no member, a time, or null.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Served {
@@ -45,7 +45,7 @@ impl Served {
 /// The packages that the clients of all `larder run` were sent. What a killed larder counted last is not in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunTotals {
-    /// The first run that was sent a package, in seconds since 1970.
+    /// The first run that was sent a package.
     pub first: Timestamp,
     /// The last one.
     pub last: Timestamp,

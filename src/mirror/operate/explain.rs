@@ -69,11 +69,11 @@ pub struct ObjectFacts {
 /// The stored copy of a document or a proof set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredCopy {
-    /// The time when upstream sent it, in seconds since 1970.
+    /// The time when upstream sent it.
     pub fetched: Timestamp,
-    /// The time when upstream last confirmed it, in seconds since 1970.
+    /// The time when upstream last confirmed it.
     pub checked: Timestamp,
-    /// The end of its freshness, in seconds since 1970. Not after `checked` if its upstream has moved since.
+    /// The end of its freshness. Not after `checked` if its upstream has moved since.
     pub fresh_until: Timestamp,
     /// True if upstream said then that it no longer exists.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -103,7 +103,7 @@ pub struct SetProof {
 /// An answer of upstream that failed or was late.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerFacts {
-    /// The time of the answer, in seconds since 1970.
+    /// The time of the answer.
     pub at: Timestamp,
     /// The time that it took, in milliseconds.
     pub milliseconds: u64,

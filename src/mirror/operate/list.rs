@@ -55,11 +55,11 @@ pub struct PackageArchive {
     pub warnings: Vec<String>,
     /// The origin that it was fetched from.
     pub origin: String,
-    /// The time when it was stored, in seconds since 1970.
+    /// The time when it was stored.
     pub stored: Timestamp,
-    /// The time of the last request for it, in seconds since 1970.
+    /// The time of the last request for it.
     pub last_use: Timestamp,
-    /// The time when all its bytes were last compared with the digest, in seconds since 1970.
+    /// The time when all its bytes were last compared with the digest.
     pub last_verified: Timestamp,
 }
 

@@ -76,9 +76,9 @@ pub struct Status {
 pub struct LastBundle {
     /// The SHA-256 of its manifest.
     pub manifest: Digest,
-    /// The time of its creation, in seconds since 1970.
+    /// The time of its creation.
     pub created: Timestamp,
-    /// The time when its import was complete, in seconds since 1970.
+    /// The time when its import was complete.
     pub applied: Timestamp,
 }
 

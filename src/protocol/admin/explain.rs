@@ -87,7 +87,7 @@ pub struct ExplainReport {
     /// The origin of the version; absent for a URL, and where no version list is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice: Option<VersionChoice>,
-    /// The time of the report, in seconds since 1970.
+    /// The time of the report.
     pub now: Timestamp,
     /// The outcome for a client, all in all.
     pub verdict: Verdict,

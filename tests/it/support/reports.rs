@@ -4,6 +4,7 @@
 use std::fmt;
 
 use larder::address::PackageRef;
+use larder::clock::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -12,8 +13,8 @@ use serde_json::Value;
 pub(crate) struct JobReport {
     pub(crate) id: String,
     pub(crate) state: String,
-    pub(crate) started: u64,
-    pub(crate) ended: Option<u64>,
+    pub(crate) started: Timestamp,
+    pub(crate) ended: Option<Timestamp>,
     pub(crate) what: Vec<String>,
     pub(crate) platforms: Vec<String>,
     pub(crate) pin: bool,
@@ -151,4 +152,9 @@ pub(crate) fn display_name(item: &Value) -> String {
 /// The package of a JSON item in the form that commands accept: `ADDRESS@VERSION`.
 pub(crate) fn name(item: &Value) -> String {
     address_and_version(&package(item))
+}
+
+/// The seconds since 1970 of a time in an answer.
+pub(crate) fn seconds(time: &Value) -> u64 {
+    serde_json::from_value::<Timestamp>(time.clone()).unwrap().0
 }
