@@ -213,7 +213,7 @@ impl App {
         let (main_slots, admin_slots) = (new_slots(&settings.connections), new_slots(&admin_limits));
         let pool = BlockingPoolCheck::new(settings.pool_within);
         let running = RunningApp { parts, handlers, tls, main_slots, admin_slots, pool, config: current_config };
-        let main_limits = listener::Limits { http2: config.server.http2, ..settings.connections.clone() };
+        let main_limits = settings.connections.clone();
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         let socket = listen_at_socket(&running.parts.store);
         running.parts.store.local.note_listeners(ListenerNote { main: main_address, admin: admin_address, handover });

@@ -43,26 +43,21 @@ pub(crate) enum Resource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientProtocol {
     Http1,
-    /// Prior knowledge, without TLS.
-    Http2,
     Http1Tls,
-    Http2Tls,
 }
 
 impl ClientProtocol {
-    pub(crate) const ALL: [Self; 4] = [Self::Http1, Self::Http2, Self::Http1Tls, Self::Http2Tls];
+    pub(crate) const ALL: [Self; 2] = [Self::Http1, Self::Http1Tls];
 
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Http1 => "HTTP/1.1",
-            Self::Http2 => "HTTP/2",
             Self::Http1Tls => "TLS, HTTP/1.1",
-            Self::Http2Tls => "TLS, HTTP/2",
         }
     }
 
     pub(crate) fn is_tls(self) -> bool {
-        matches!(self, Self::Http1Tls | Self::Http2Tls)
+        self == Self::Http1Tls
     }
 }
 
@@ -70,8 +65,6 @@ impl ClientProtocol {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
     pub(crate) plain: SocketAddr,
-    /// HTTP/2 by prior knowledge.
-    pub(crate) plain_http2: SocketAddr,
     pub(crate) tls: SocketAddr,
 }
 
@@ -102,8 +95,7 @@ impl ComparedServer {
     pub(crate) fn address(&self, protocol: ClientProtocol) -> SocketAddr {
         match protocol {
             ClientProtocol::Http1 => self.addresses.plain,
-            ClientProtocol::Http2 => self.addresses.plain_http2,
-            ClientProtocol::Http1Tls | ClientProtocol::Http2Tls => self.addresses.tls,
+            ClientProtocol::Http1Tls => self.addresses.tls,
         }
     }
 

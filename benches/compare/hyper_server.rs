@@ -15,9 +15,9 @@ use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, DATE, HeaderMap,
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -71,7 +71,7 @@ impl HyperServer {
         let mut line = String::new();
         BufReader::new(running.child().stdout.take().context("its output is piped")?).read_line(&mut line)?;
         let ReadyLine { plain, tls } = serde_json::from_str(&line).context("the hyper server did not start")?;
-        Ok(Self { running, addresses: Addresses { plain, plain_http2: plain, tls } })
+        Ok(Self { running, addresses: Addresses { plain, tls } })
     }
 
     pub(crate) fn processes(&self) -> Vec<u32> {
@@ -132,7 +132,7 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, answers: Arc<An
 
 async fn serve_connection(stream: TcpStream, tls: Option<TlsAcceptor>, answers: &Answers) {
     let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(answer(&request, answers))));
-    let http = auto::Builder::new(TokioExecutor::new());
+    let http = http1::Builder::new();
     // A client may close its connection.
     match tls {
         None => drop(http.serve_connection(TokioIo::new(stream), service).await),

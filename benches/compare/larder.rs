@@ -54,7 +54,7 @@ impl Home {
             format!("tls = {{ certificate = {:?}, key = {:?} }}\n", tls.certificate_file, tls.key_file)
         });
         let text = format!(
-            "[server]\nlisten = \"127.0.0.1:0\"\nhttp2 = true\n{tls}[admin]\nlisten = \"127.0.0.1:0\"\n\
+            "[server]\nlisten = \"127.0.0.1:0\"\n{tls}[admin]\nlisten = \"127.0.0.1:0\"\n\
              [store]\npath = {:?}\nscrub = \"never\"\n[[upstream]]\nhost = \"{HOST}\"\nurl = \"{registry}\"\n\
              fresh = {{ versions = \"1h\", discovery = \"1h\", download = \"24h\" }}\n",
             folder.path().join("store"),

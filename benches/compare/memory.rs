@@ -32,7 +32,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Measures the selected rows.
 pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let idle_row = "memory before the first request";
-    let protocols = [ClientProtocol::Http1, ClientProtocol::Http1Tls, ClientProtocol::Http2Tls];
+    let protocols = ClientProtocol::ALL;
     let loaded_row = |protocol: ClientProtocol| format!("memory, {CLIENTS} clients x 150 MB, {}", protocol.text());
     let protocols: Vec<ClientProtocol> =
         protocols.into_iter().filter(|protocol| bench.wants(&loaded_row(*protocol))).collect();

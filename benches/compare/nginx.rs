@@ -32,8 +32,8 @@ impl Nginx {
         log: Log,
     ) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("compare-nginx-").tempdir()?;
-        let [plain, plain_http2, tls] = free_ports()?;
-        let addresses = Addresses { plain, plain_http2, tls };
+        let [plain, tls] = free_ports()?;
+        let addresses = Addresses { plain, tls };
         let file = folder.path().join("nginx.conf");
         fs::write(&file, config(folder.path(), addresses, upstream.address(), certificate, log))?;
         let mut command = Command::new(program);
@@ -64,16 +64,16 @@ impl Nginx {
     }
 }
 
-/// Three ports that were free a moment ago: nginx cannot listen on port 0.
-fn free_ports() -> anyhow::Result<[SocketAddr; 3]> {
-    let listeners = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
-    let [first, second, third] = listeners;
-    Ok([first?.local_addr()?, second?.local_addr()?, third?.local_addr()?])
+/// Ports that were free a moment ago: nginx cannot listen on port 0.
+fn free_ports() -> anyhow::Result<[SocketAddr; 2]> {
+    let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
+    let [first, second] = listeners;
+    Ok([first?.local_addr()?, second?.local_addr()?])
 }
 
 fn config(folder: &Path, addresses: Addresses, upstream: SocketAddr, certificate: &Certificate, log: Log) -> String {
     let folder = folder.display();
-    let Addresses { plain, plain_http2, tls } = addresses;
+    let Addresses { plain, tls } = addresses;
     let access_log = match log {
         Log::On => format!("{folder}/access.log"),
         Log::Off => "off".into(),
@@ -111,8 +111,7 @@ http {{
     }}
     server {{
         listen {plain} reuseport;
-        listen {plain_http2} http2 reuseport;
-        listen {tls} ssl http2 reuseport;
+        listen {tls} ssl reuseport;
         ssl_certificate {certificate};
         ssl_certificate_key {key};
         ssl_protocols TLSv1.2 TLSv1.3;

@@ -70,7 +70,7 @@ impl ComparedServers {
 /// Addresses and processes of the two larders, of which the first has no TLS.
 fn addresses_and_processes(larders: &[Larder]) -> (Addresses, Processes) {
     let [plain, tls] = [&larders[0], &larders[1]];
-    let addresses = Addresses { plain: plain.address, plain_http2: plain.address, tls: tls.address };
+    let addresses = Addresses { plain: plain.address, tls: tls.address };
     (addresses, Processes { plain: plain.processes(), tls: tls.processes() })
 }
 

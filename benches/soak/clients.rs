@@ -23,11 +23,10 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// The client of this number. Every fourth uses HTTP/2.
+    /// The client of this number.
     pub(crate) fn new(setup: &Arc<SoakSetup>, number: u64, seed: u64) -> anyhow::Result<Self> {
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
         let builder = builder.no_gzip().connect_timeout(Duration::from_secs(30));
-        let builder = if number % 4 == 3 { builder.http2_prior_knowledge() } else { builder };
         let rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(number));
         Ok(Self { setup: Arc::clone(setup), http: builder.build()?, rng })
     }

@@ -1,5 +1,4 @@
-//! Clients that open streams on cached content and read nothing, over HTTP/1.1 and HTTP/2: their memory is bounded, and
-//! they delay no other client.
+//! Clients that ask for cached content and read nothing: their memory is bounded, and they delay no other client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,28 +12,21 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::SoakSetup;
 use crate::process::LarderProcess;
-use crate::support::http2_frames::{get_request_frame, open_windows, preface};
 
-/// HTTP/1.1 clients, with one stream each.
-const HTTP1_CLIENTS: u64 = 24;
-/// HTTP/2 clients.
-const HTTP2_CLIENTS: u64 = 8;
-/// Streams of each HTTP/2 client: as many as larder accepts.
-const STREAMS: u32 = 64;
 /// Number of idle clients.
-pub(crate) const IDLERS: u64 = HTTP1_CLIENTS + HTTP2_CLIENTS;
+pub(crate) const IDLERS: u64 = 64;
 
-/// The number of streams that were opened and never read.
+/// The number of answers that were asked for and never read.
 #[derive(Default)]
-pub(crate) struct UnreadStreams(AtomicU64);
+pub(crate) struct UnreadAnswers(AtomicU64);
 
-impl UnreadStreams {
+impl UnreadAnswers {
     pub(crate) fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Opens streams, reads nothing for a while, and repeats this until the end.
+/// Asks, reads nothing for a while, and repeats this until the end.
 pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(500 + number));
     while !setup.is_over() {
@@ -43,16 +35,9 @@ pub(crate) async fn idle(setup: Arc<SoakSetup>, number: u64, seed: u64) {
             sleep(Duration::from_millis(200)).await;
             continue;
         };
-        let opens_windows = rng.gen_bool(0.5);
-        let opened = async {
-            match number < HTTP1_CLIENTS {
-                true => over_http1(&process, &path).await.map(|stream| (stream, 1)),
-                false => over_http2(&process, &path, opens_windows).await.map(|stream| (stream, u64::from(STREAMS))),
-            }
-        };
         let until = Instant::now() + Duration::from_millis(rng.gen_range(2000..45_000));
-        if let Ok(Ok((_stream, streams))) = timeout(Duration::from_secs(10), opened).await {
-            setup.unread_streams.0.fetch_add(streams, Ordering::Relaxed);
+        if let Ok(Ok(_stream)) = timeout(Duration::from_secs(10), ask(&process, &path)).await {
+            setup.unread_answers.0.fetch_add(1, Ordering::Relaxed);
             while Instant::now() < until && !setup.is_over() && setup.processes.is_running(&process) {
                 sleep(Duration::from_millis(100)).await;
             }
@@ -70,27 +55,10 @@ fn large_archive_path(setup: &SoakSetup, rng: &mut StdRng) -> Option<String> {
     large.into_iter().nth(index).map(|(path, _)| path)
 }
 
-async fn connect(process: &LarderProcess) -> std::io::Result<TcpStream> {
-    TcpStream::connect(process.base.trim_start_matches("http://")).await
-}
-
-async fn over_http1(process: &LarderProcess, path: &str) -> std::io::Result<TcpStream> {
-    let mut stream = connect(process).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", process.base.trim_start_matches("http://"));
+async fn ask(process: &LarderProcess, path: &str) -> std::io::Result<TcpStream> {
+    let address = process.base.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
-    Ok(stream)
-}
-
-async fn over_http2(process: &LarderProcess, path: &str, opens_windows: bool) -> std::io::Result<TcpStream> {
-    let mut stream = connect(process).await?;
-    stream.write_all(&preface()).await?;
-    if opens_windows {
-        stream.write_all(&open_windows()).await?;
-    }
-    // `get_request_frame` writes the length of a path in the form for 127 bytes and more.
-    let path = format!("{path}?{}", "a".repeat(100));
-    for id in 0..STREAMS {
-        stream.write_all(&get_request_frame(2 * id + 1, &path)).await?;
-    }
     Ok(stream)
 }

@@ -40,7 +40,7 @@ use tokio::task::JoinSet;
 use crate::chaos::{Chaos, Kills};
 use crate::clients::Client;
 use crate::hostile::{ATTACKED_PROVIDERS, FIRST_VERSIONS, Hostile};
-use crate::idlers::{IDLERS, UnreadStreams};
+use crate::idlers::{IDLERS, UnreadAnswers};
 use crate::ledger::{BrokenPromise, Ledger, RequestKind};
 use crate::process::LarderProcesses;
 use crate::sources::Sources;
@@ -102,7 +102,7 @@ pub(crate) struct SoakSetup {
     provider_names: Mutex<Vec<String>>,
     /// Names and versions of the attacked providers.
     attacked: Mutex<Vec<(String, String)>>,
-    unread_streams: UnreadStreams,
+    unread_answers: UnreadAnswers,
     /// The faults that upstream injects now, for reports of broken promises.
     active_faults: Mutex<String>,
     is_over: AtomicBool,
@@ -175,7 +175,6 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
     let upstream = FakeUpstream::builder().releases_elsewhere().signed_urls().start().await;
     let sources = Sources::start().await;
     let config = Larder::mirroring(&upstream)
-        .server("http2 = true")
         .store_at(&folder)
         .allow_private(&sources.upstream.origin())
         .store(&format!("max_size = \"{}\"", phase.max_size))
@@ -193,7 +192,7 @@ async fn run(options: &Options, phase: Phase, seed: u64) -> anyhow::Result<u64> 
         ledger,
         provider_names: Mutex::default(),
         attacked: Mutex::default(),
-        unread_streams: UnreadStreams::default(),
+        unread_answers: UnreadAnswers::default(),
         active_faults: Mutex::new("no faults".into()),
         is_over: AtomicBool::new(false),
         checks_acknowledged: phase.checks_acknowledged,

@@ -68,7 +68,7 @@ pub(crate) fn print(title: &str, setup: &SoakSetup, totals: Totals, took: Durati
         ("rightful changes by a known key", attacks.rightful_changes.to_string()),
         ("modules moved", attacks.moved.to_string()),
         ("times that upstreams fell silent", attacks.silences.to_string()),
-        ("streams that were never read", setup.unread_streams.count().to_string()),
+        ("answers that were never read", setup.unread_answers.count().to_string()),
         ("unresolved alarms", alarms.to_string()),
         ("archives acknowledged", ledger.archives().len().to_string()),
         ("documents acknowledged", ledger.documents().len().to_string()),

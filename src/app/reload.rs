@@ -79,7 +79,6 @@ async fn keep_restart_options(
     if config.server.tls.is_some() != previous.server.tls.is_some() {
         keep_previous("server.tls", &mut config.server.tls, &previous.server.tls, &mut need_restart);
     }
-    keep_previous("server.http2", &mut config.server.http2, &previous.server.http2, &mut need_restart);
     keep_previous("admin.listen", &mut config.admin.listen, &previous.admin.listen, &mut need_restart);
     keep_previous("store.path", &mut config.store.path, &previous.store.path, &mut need_restart);
     keep_previous("store.scrub", &mut config.store.scrub, &previous.store.scrub, &mut need_restart);

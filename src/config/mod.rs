@@ -190,8 +190,6 @@ pub struct Server {
     pub public_url: Option<Url>,
     /// Certificate and key, where larder itself ends TLS.
     pub tls: Option<TlsFiles>,
-    /// Offer HTTP/2, which has no reason phrases.
-    pub http2: bool,
     /// The upstream served under larder's own host name; always one of the upstreams.
     pub default_upstream: Option<Hostname>,
     /// Networks of the allowed clients, never empty; `None` allows all.

@@ -93,7 +93,6 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
         listen: section.text("listen", "127.0.0.1:8080", values::listening).unwrap_or(on_loopback(8080)),
         public_url: section.text("public_url", "https://mirror.corp.example/", values::base_url),
         tls: section.optional_table("tls", r#"{ certificate = "cert.pem", key = "key.pem" }"#, read_tls).flatten(),
-        http2: section.flag("http2").unwrap_or(false),
         default_upstream: section.text("default_upstream", "registry.terraform.io", values::hostname),
         clients: section.list("clients", r#"["10.0.0.0/8"]"#, values::network),
         open: section.flag("open").unwrap_or(false),

@@ -78,6 +78,13 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
+/// Keys of earlier versions, each with what is so now and the remedy.
+const REMOVED_KEYS: [(&str, &str); 1] = [(
+    "server.http2",
+    "larder answers clients over HTTP/1.1 only, because HTTP/2 cannot show them the cause of an error; remove this line, and \
+     let a proxy in front of larder speak HTTP/2 where you want it",
+)];
+
 /// The context and the results of reading one configuration file.
 pub(super) struct ConfigReader<'a> {
     file: &'a Path,
@@ -395,12 +402,17 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
             if self.is_known(name) {
                 continue;
             }
+            let line = self.reader.line(key.span().start);
+            let full_name = format!("{}.{name}", self.path);
+            if let Some((_, remedy)) = REMOVED_KEYS.iter().find(|(removed, _)| *removed == full_name) {
+                self.problem_at(line, name, (*remedy).to_owned());
+                continue;
+            }
             let near = nearest(name, &known);
             meant_keys.extend(near);
             let hint = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
             let text = format!("unknown; {hint}known here: {}", known.join(", "));
             let shown = quoted(name);
-            let line = self.reader.line(key.span().start);
             self.problem_at(line, shown.trim_matches('"'), text);
         }
         meant_keys

@@ -98,7 +98,6 @@ impl http_body::Body for Body {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let body = &mut *self;
-        body.request.iter_mut().for_each(InFlight::frame_polled);
         let next = match catch_unwind(AssertUnwindSafe(|| body.poll_content(cx))) {
             Ok(polled) => ready!(polled),
             Err(panic) => {
@@ -107,10 +106,7 @@ impl http_body::Body for Body {
             }
         };
         match &next {
-            Some(Ok(piece)) => {
-                body.sent += piece.len() as u64;
-                body.request.iter_mut().for_each(InFlight::frame_ready);
-            }
+            Some(Ok(piece)) => body.sent += piece.len() as u64,
             Some(Err(_)) => body.is_truncated = true,
             None => {}
         }

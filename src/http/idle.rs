@@ -16,20 +16,11 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use crate::store::ReadShare;
-
-/// The start of the HTTP/2 preface; no HTTP/1 method begins with these bytes.
-const HTTP2_PREFACE_START: &[u8] = b"PRI";
-
-/// Size from which a write counts as progress, in bytes. Pings and window updates are smaller, answers are larger.
-const MIN_DATA_BYTES: usize = 256;
-
 /// Activity of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
     outsider_request: Notify,
-    memory: ReadShare,
     idle_timeout: Duration,
     head_timeout: Duration,
 }
@@ -45,68 +36,34 @@ pub(super) enum CloseReason {
     SlowOutsider,
     /// An outsider sent its one request, which is answered before the connection closes.
     OutsiderServed,
-    /// Answers are ready, and the peer opens no HTTP/2 window for any of them.
-    Stalled,
-}
-
-/// Protocol of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
-    /// No HTTP yet: the TLS handshake.
-    Handshake,
-    /// Not decided yet: this many first bytes match the HTTP/2 preface.
-    Undecided(usize),
-    /// HTTP/1.0 or HTTP/1.1.
-    Http1,
-    /// HTTP/2.
-    Http2,
 }
 
 #[derive(Debug)]
 struct State {
-    protocol: Protocol,
+    /// False during the TLS handshake.
+    has_begun: bool,
     in_flight: usize,
-    /// Answers in flight that produced a frame and were not polled for the next one: they wait for the peer.
-    waiting_for_peer: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
     /// Deadline for the one request of an outsider (a peer outside `clients`); `None` once it came.
     outsider_deadline: Option<Instant>,
-    last_progress: Instant,
 }
 
 impl Activity {
-    /// Activity of a newly accepted connection. `head_timeout` is the limit for receiving a request head; `memory`
-    /// is the connection's share for archive bytes. With `outsider_deadline` the connection is an outsider's, which must
-    /// send its only request by then.
-    pub(super) fn new(
-        idle_timeout: Duration,
-        head_timeout: Duration,
-        memory: ReadShare,
-        outsider_deadline: Option<Instant>,
-    ) -> Arc<Self> {
-        let now = Instant::now();
-        let state = State {
-            protocol: Protocol::Handshake,
-            in_flight: 0,
-            waiting_for_peer: 0,
-            idle_since: now,
-            head_since: None,
-            outsider_deadline,
-            last_progress: now,
-        };
-        Arc::new(Self { state: Mutex::new(state), outsider_request: Notify::new(), memory, idle_timeout, head_timeout })
+    /// Activity of a newly accepted connection. `head_timeout` is the limit for receiving a request head. With
+    /// `outsider_deadline` the connection is an outsider's, which must send its only request by then.
+    pub(super) fn new(idle_timeout: Duration, head_timeout: Duration, outsider_deadline: Option<Instant>) -> Arc<Self> {
+        let idle_since = Instant::now();
+        let state = State { has_begun: false, in_flight: 0, idle_since, head_since: None, outsider_deadline };
+        Arc::new(Self { state: Mutex::new(state), outsider_request: Notify::new(), idle_timeout, head_timeout })
     }
 
     /// Starts HTTP: the first request head is expected now.
-    pub(super) fn begin(&self, protocol: Protocol) {
+    pub(super) fn begin(&self) {
         let mut state = self.state.lock();
-        let now = Instant::now();
-        state.protocol = protocol;
-        state.idle_since = now;
-        // A new connection is expected to send a request. HTTP/2 sends other frames first, so there the idle limit
-        // applies.
-        state.head_since = (protocol != Protocol::Http2).then_some(now);
+        state.has_begun = true;
+        state.idle_since = Instant::now();
+        state.head_since = Some(state.idle_since);
     }
 
     /// Counts a request as in flight until the returned value is dropped.
@@ -118,7 +75,7 @@ impl Activity {
         if is_outsider_request {
             self.outsider_request.notify_one();
         }
-        InFlight { activity: Arc::clone(self), waits_for_peer: false, is_outsider_request }
+        InFlight { activity: Arc::clone(self), is_outsider_request }
     }
 
     /// Waits until the connection should close.
@@ -143,11 +100,8 @@ impl Activity {
     fn next_deadline(&self) -> Option<(Instant, CloseReason)> {
         let state = self.state.lock();
         if state.in_flight > 0 {
-            // HTTP/1 has no window besides the socket's, and the socket is watched. A wait for memory counts as a wait
-            // for the peer: it has not read earlier bytes.
-            let waiting = state.waiting_for_peer + self.memory.waiting();
-            let is_stalled = state.protocol == Protocol::Http2 && waiting >= state.in_flight;
-            return is_stalled.then(|| (state.last_progress + self.idle_timeout, CloseReason::Stalled));
+            // A peer that reads nothing is noticed at the socket.
+            return None;
         }
         let idle = (state.idle_since + self.idle_timeout, CloseReason::Idle);
         let head = state.head_since.map(|since| (since + self.head_timeout, CloseReason::SlowHead));
@@ -160,31 +114,14 @@ impl Activity {
             return;
         }
         let mut state = self.state.lock();
-        if let Protocol::Undecided(matched) = state.protocol {
-            let expected = HTTP2_PREFACE_START.get(matched..).unwrap_or_default();
-            let compared = expected.len().min(bytes.len());
-            state.protocol = if bytes[..compared] != expected[..compared] {
-                Protocol::Http1
-            } else if compared == expected.len() {
-                state.head_since = None;
-                Protocol::Http2
-            } else {
-                Protocol::Undecided(matched + compared)
-            };
-        }
-        if state.protocol == Protocol::Http1 && state.in_flight == 0 && state.head_since.is_none() {
+        if state.has_begun && state.in_flight == 0 && state.head_since.is_none() {
             state.head_since = Some(Instant::now());
         }
     }
 
-    fn sent(&self, count: usize) {
-        // A smaller write is a ping. Pings continue while the peer reads no data.
-        if count >= MIN_DATA_BYTES {
-            let mut state = self.state.lock();
-            state.last_progress = Instant::now();
-            // Buffers may still hold the end of the last answer.
-            state.idle_since = state.last_progress;
-        }
+    fn sent(&self) {
+        // Buffers may still hold the end of the last answer.
+        self.state.lock().idle_since = Instant::now();
     }
 }
 
@@ -192,31 +129,13 @@ impl Activity {
 #[derive(Debug)]
 pub(super) struct InFlight {
     activity: Arc<Activity>,
-    waits_for_peer: bool,
     /// True for the one request of an outsider, after which the connection closes.
     pub(super) is_outsider_request: bool,
-}
-
-impl InFlight {
-    /// Records that the peer takes the next frame of the answer.
-    pub(super) fn frame_polled(&mut self) {
-        let mut state = self.activity.state.lock();
-        state.last_progress = Instant::now();
-        state.waiting_for_peer -= usize::from(self.waits_for_peer);
-        self.waits_for_peer = false;
-    }
-
-    /// Records that a frame waits for the peer.
-    pub(super) fn frame_ready(&mut self) {
-        self.activity.state.lock().waiting_for_peer += 1;
-        self.waits_for_peer = true;
-    }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.activity.state.lock();
-        state.waiting_for_peer -= usize::from(self.waits_for_peer);
         state.in_flight -= 1;
         if state.in_flight == 0 {
             state.idle_since = Instant::now();
@@ -241,8 +160,8 @@ impl<S> WatchedSocket<S> {
     fn after_write(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(result) = written {
             self.write_timer = None;
-            if let Ok(count) = result {
-                self.activity.sent(count);
+            if result.is_ok() {
+                self.activity.sent();
             }
             return Poll::Ready(result);
         }

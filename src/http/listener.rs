@@ -1,4 +1,4 @@
-//! The accept loop: TLS, HTTP/1.1 and HTTP/2 on one socket, one task per connection, a limit on every wait, and a drain
+//! The accept loop: TLS and HTTP/1.1 on one socket, one task per connection, a limit on every wait, and a drain
 //! at the end. Requests go to the given handler.
 
 use std::{
@@ -13,14 +13,11 @@ use std::{
 
 use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 use http::{
-    Request, Response, StatusCode, Version,
+    Request, Response, StatusCode,
     header::{self, HeaderValue},
 };
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::conn::auto,
-};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
 use rustix::io::Errno;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -28,16 +25,13 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_rustls::TlsAcceptor;
-use tokio_util::{
-    sync::{CancellationToken, DropGuard},
-    task::TaskTracker,
-};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     admin_tls::TLS_RECORD,
     body::Body,
     connection_slots::{ConnectionSlot, ConnectionSlots, PeerClass},
-    idle::{Activity, CloseReason, Protocol, WatchedSocket},
+    idle::{Activity, CloseReason, WatchedSocket},
     response,
     tls::Tls,
 };
@@ -48,17 +42,8 @@ use crate::supervisor::panic_message;
 /// Hyper's minimum for the limit of an HTTP/1 head, in bytes.
 const MIN_HEADER_BYTES: usize = 8192;
 
-/// Limit of the unsent bytes of one HTTP/2 answer. The kernel's socket buffers keep the connection busy.
-const SEND_BUFFER_BYTES: usize = 64 * 1024;
-
 /// The time for a request head of a connection that begins with a spare slot.
 const SPARE_TIME: Duration = Duration::from_secs(2);
-
-/// Receive window for request bodies, which are rare.
-const REQUEST_WINDOW_BYTES: u32 = 64 * 1024;
-
-const PING_INTERVAL: Duration = Duration::from_secs(30);
-const PONG_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Deadline for a connection task to stop after its connection was cut.
 const CUT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -84,7 +69,7 @@ pub struct Limits {
     pub outsider_time: Duration,
     /// Size limit of a request head; at least 8 KiB.
     pub header_bytes: usize,
-    /// Deadline for an HTTP/1 request head, from its first byte (for the first request: from the start of the
+    /// Deadline for a request head, from its first byte (for the first request: from the start of the
     /// connection).
     pub header_time: Duration,
     /// Limit of the time without a request in flight, and of the time without progress of a client that reads an
@@ -92,10 +77,6 @@ pub struct Limits {
     pub idle: Duration,
     /// Deadline for a TLS handshake.
     pub handshake: Duration,
-    /// Allows HTTP/2, by ALPN over TLS and by prior knowledge without. It has no reason phrases.
-    pub http2: bool,
-    /// Concurrent requests in one HTTP/2 connection.
-    pub streams: u32,
     /// Memory budget for archive bytes that are being sent. Beyond it, each connection has 16 KiB.
     pub memory_bytes: usize,
     /// Deadline for running answers after the listener stops.
@@ -115,8 +96,6 @@ impl Default for Limits {
             header_time: Duration::from_secs(10),
             idle: Duration::from_secs(120),
             handshake: Duration::from_secs(10),
-            http2: false,
-            streams: 64,
             memory_bytes: 64 * 1024 * 1024,
             drain: Duration::from_secs(20),
         }
@@ -148,8 +127,6 @@ pub enum Transport {
 
 /// Answers the requests of a listener.
 pub type Handler = Arc<dyn Fn(Request<Incoming>, Peer) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
-
-type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. `slots` limits the
 /// connections by the class that `classify` gives to their address.
@@ -299,7 +276,7 @@ impl ListenerState {
         }
         let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
         let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
-        let activity = Activity::new(idle, header_time, memory.clone(), outsider_deadline);
+        let activity = Activity::new(idle, header_time, outsider_deadline);
         let tls = match &self.transport {
             Transport::Tls(tls) => Some(Arc::clone(tls)),
             _ => None,
@@ -307,7 +284,7 @@ impl ListenerState {
         let handshake_time = outsider_time.map_or(handshake, |time| handshake.min(time));
         let acceptor = match &self.transport {
             Transport::Plain => None,
-            Transport::Tls(tls) => Some(tls.acceptor(self.limits.http2)),
+            Transport::Tls(tls) => Some(tls.acceptor()),
             Transport::PlainOrAdminTls(acceptor) => {
                 let mut first = [0];
                 match self.stop.run_until_cancelled(timeout(header_time, socket.peek(&mut first))).await {
@@ -319,12 +296,7 @@ impl ListenerState {
         let socket = WatchedSocket::new(socket, Arc::clone(&activity));
         let peer = Peer { address, tls, memory };
         let Some(acceptor) = acceptor else {
-            let (protocol, http) = match self.limits.http2 {
-                true => (Protocol::Undecided(0), self.http()),
-                false => (Protocol::Http1, self.http().http1_only()),
-            };
-            activity.begin(protocol);
-            return self.run_http(socket, peer, slot, http, &activity).await;
+            return self.run_http(socket, peer, slot, &activity).await;
         };
         let accepting = timeout(handshake_time, acceptor.accept(socket));
         let stream = match self.stop.run_until_cancelled(accepting).await {
@@ -338,12 +310,7 @@ impl ListenerState {
             }
             None => return,
         };
-        let (protocol, http) = match stream.get_ref().1.alpn_protocol() {
-            Some(b"h2") => (Protocol::Http2, self.http().http2_only()),
-            _ => (Protocol::Http1, self.http().http1_only()),
-        };
-        activity.begin(protocol);
-        self.run_http(stream, peer, slot, http, &activity).await;
+        self.run_http(stream, peer, slot, &activity).await;
     }
 
     async fn run_http(
@@ -351,14 +318,13 @@ impl ListenerState {
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
         peer: Peer,
         slot: Arc<ConnectionSlot>,
-        http: auto::Builder<StreamTasks>,
         activity: &Arc<Activity>,
     ) {
+        activity.begin();
         let address = peer.address;
         let service = service_fn(|request: Request<Incoming>| {
             let in_flight = activity.request();
-            // HTTP/2 has no Connection header; it gets a GOAWAY.
-            let is_last = in_flight.is_outsider_request && request.version() < Version::HTTP_2;
+            let is_last = in_flight.is_outsider_request;
             let answer = answer(Arc::clone(&self.handler), request, peer.clone(), Arc::clone(&slot));
             answer.map_ok(move |mut response| {
                 if is_last {
@@ -367,6 +333,10 @@ impl ListenerState {
                 response.map(|body| body.of_request(in_flight))
             })
         });
+        let mut http = http1::Builder::new();
+        // Hyper's limit of the time for a head also runs while a connection is idle between requests; `Activity`
+        // distinguishes them.
+        http.header_read_timeout(None).max_buf_size(self.limits.header_bytes.max(MIN_HEADER_BYTES));
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
         let close_reason = tokio::select! {
             ended = connection.as_mut() => return log_end(address, ended),
@@ -381,37 +351,16 @@ impl ListenerState {
             Some(CloseReason::Idle) => self.limits.header_time,
             Some(CloseReason::OutsiderServed) => self.limits.outsider_time,
             Some(CloseReason::SlowOutsider) => return self.slots.record_slow_outsider(),
-            Some(CloseReason::SlowHead | CloseReason::Stalled) => return,
+            Some(CloseReason::SlowHead) => return,
         };
         match timeout(limit, connection).await {
             Ok(ended) => log_end(address, ended),
             Err(_) => tracing::debug!(%address, "a connection did not close in time, cut"),
         }
     }
-
-    fn http(&self) -> auto::Builder<StreamTasks> {
-        let limits = &self.limits;
-        let mut http = auto::Builder::new(StreamTasks::default());
-        http.http1()
-            .timer(TokioTimer::new())
-            // Hyper's limit also runs while a connection is idle between requests; `Activity` distinguishes them.
-            .header_read_timeout(None)
-            .max_buf_size(limits.header_bytes.max(MIN_HEADER_BYTES));
-        // The limits of reset streams, by the peer and by us, stay at h2's defaults.
-        http.http2()
-            .timer(TokioTimer::new())
-            .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
-            .max_concurrent_streams(limits.streams)
-            .initial_stream_window_size(REQUEST_WINDOW_BYTES)
-            .initial_connection_window_size(4 * REQUEST_WINDOW_BYTES)
-            .max_send_buf_size(SEND_BUFFER_BYTES)
-            .keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PONG_TIMEOUT);
-        http
-    }
 }
 
-/// The handler has panicked; its connection (HTTP/1) or stream (HTTP/2) ends without an answer.
+/// The handler has panicked; its connection ends without an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the handler panicked")]
 struct HandlerPanicked;
@@ -443,35 +392,10 @@ async fn answer(
     })
 }
 
-fn log_end(address: SocketAddr, ended: Result<(), BoxError>) {
+fn log_end(address: SocketAddr, ended: hyper::Result<()>) {
     if let Err(error) = ended {
         let cause = error.source().map(ToString::to_string);
         tracing::debug!(%address, %error, cause, "a connection ended with an error");
-    }
-}
-
-/// Runs the HTTP/2 streams of one connection, one task each, and cancels them when the connection ends.
-#[derive(Clone)]
-struct StreamTasks {
-    ended: CancellationToken,
-    _end: Arc<DropGuard>,
-}
-
-impl Default for StreamTasks {
-    fn default() -> Self {
-        let ended = CancellationToken::new();
-        Self { _end: Arc::new(ended.clone().drop_guard()), ended }
-    }
-}
-
-impl<F> hyper::rt::Executor<F> for StreamTasks
-where
-    F: Future + Send + 'static,
-    F::Output: Send,
-{
-    fn execute(&self, stream: F) {
-        let ended = self.ended.clone();
-        tokio::spawn(async move { ended.run_until_cancelled(stream).await });
     }
 }
 

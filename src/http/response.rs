@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 use serde::Serialize;
 
@@ -13,7 +13,6 @@ use super::body::Body;
 use super::page;
 use crate::answer_json;
 use crate::clock::Timestamp;
-use crate::dated_json;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::explanation::{Explanation, safe_text};
@@ -35,22 +34,16 @@ pub const NAME: &str = "larder";
 const X_TERRAFORM_GET: header::HeaderName = header::HeaderName::from_static("x-terraform-get");
 const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
-/// Read size for HTTP/2, in bytes: each stream may buffer one unread piece. HTTP/1 has one answer at a time and uses
-/// larger pieces, which are cheaper.
-const HTTP2_PIECE_BYTES: usize = 32 * 1024;
-
 /// Builds the response for a reply; archive bytes stay in `read_memory`, a share of the
 /// memory for reads, until the client has read them.
 pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, read_memory: &ReadShare) -> Response<Body> {
-    let is_http2 = request.version() >= Version::HTTP_2;
-    let read_memory = if is_http2 { read_memory.in_pieces_of(HTTP2_PIECE_BYTES) } else { read_memory.clone() };
     // An archive that was not stored at the time of the request has no ranges (promise 3).
     let allows_ranges = !matches!(reply.outcome, Some(Outcome::Miss | Outcome::PassedThrough));
     let conditions =
         RequestConditions { headers: request.headers(), allows_ranges, is_get: request.method() == Method::GET };
     let mut response = match reply.content {
         ReplyContent::Document(rendered) => document(&rendered, conditions.headers),
-        ReplyContent::File(archive) => file(archive, route, conditions, read_memory),
+        ReplyContent::File(archive) => file(archive, route, conditions, read_memory.clone()),
         ReplyContent::Location(location) => no_content(&location),
         ReplyContent::Redirect(url) => redirect(&url),
         ReplyContent::Home(config) => page::home(&config),

@@ -33,8 +33,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Tls {
     in_use: Arc<CurrentCertificate>,
-    http1: Arc<ServerConfig>,
-    with_http2: Arc<ServerConfig>,
+    config: Arc<ServerConfig>,
     /// State of the files at the last read, valid or not.
     last_read: Mutex<WatchedFiles>,
 }
@@ -136,18 +135,13 @@ impl Tls {
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(&in_use) as Arc<dyn ResolvesServerCert>);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let mut with_http2 = config.clone();
-        with_http2.alpn_protocols.insert(0, b"h2".to_vec());
-        let (http1, with_http2) = (Arc::new(config), Arc::new(with_http2));
-        Ok(Self { in_use, http1, with_http2, last_read: Mutex::new(files) })
+        Ok(Self { in_use, config: Arc::new(config), last_read: Mutex::new(files) })
     }
 
-    /// A TLS acceptor that uses the current certificate at each handshake. Offers HTTP/1.1; with `http2` also HTTP/2,
-    /// which clients then choose.
+    /// A TLS acceptor that uses the current certificate at each handshake.
     #[must_use]
-    pub fn acceptor(&self, http2: bool) -> TlsAcceptor {
-        let config = if http2 { &self.with_http2 } else { &self.http1 };
-        TlsAcceptor::from(Arc::clone(config))
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::clone(&self.config))
     }
 
     /// Returns true if the certificate in use covers the host of a `HOST[:PORT]`, as a client would check it (RFC

@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
@@ -237,10 +236,6 @@ pub struct ReadShare {
     budget: Arc<Semaphore>,
     /// One permit: for the piece of 16 KiB beyond the budget.
     reserve: Arc<Semaphore>,
-    /// The number of reads that wait for memory.
-    waiting: Arc<AtomicUsize>,
-    /// The most bytes of one piece.
-    piece_bytes: usize,
 }
 
 impl ReadBudget {
@@ -251,8 +246,7 @@ impl ReadBudget {
 
     /// The claim of a new connection.
     pub fn share(&self) -> ReadShare {
-        let (reserve, waiting) = (Arc::new(Semaphore::new(1)), Arc::default());
-        ReadShare { budget: Arc::clone(&self.0), reserve, waiting, piece_bytes: READ_BUFFER_BYTES }
+        ReadShare { budget: Arc::clone(&self.0), reserve: Arc::new(Semaphore::new(1)) }
     }
 
     /// Memory for so many bytes, if it is free now.
@@ -268,26 +262,14 @@ impl ReadBudget {
 }
 
 impl ReadShare {
-    /// Limits pieces to this many bytes.
-    #[must_use]
-    pub fn in_pieces_of(&self, bytes: usize) -> Self {
-        Self { piece_bytes: bytes.min(READ_BUFFER_BYTES), ..self.clone() }
-    }
-
-    /// The number of this connection's reads that wait for memory, until another connection or this one releases some.
-    pub fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
-    }
-
     /// Memory for up to `max_bytes` bytes. If the budget is used up: for a small piece, once the previous one is released.
     async fn grant(&self, max_bytes: usize) -> ReadGrant {
         let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
-        let bytes = max_bytes.min(self.piece_bytes);
+        let bytes = max_bytes.min(READ_BUFFER_BYTES);
         if let Ok(permit) = Arc::clone(&self.budget).try_acquire_many_owned(permits(bytes)) {
             return ReadGrant { bytes, _permit: Some(permit) };
         }
         let bytes = bytes.min(RESERVED_BYTES);
-        let _waiting = WaitingRead::count(&self.waiting);
         let permit = tokio::select! {
             biased;
             reserved = Arc::clone(&self.reserve).acquire_owned() => reserved,
@@ -295,22 +277,6 @@ impl ReadShare {
         };
         // Fails only on a closed semaphore, which does not happen.
         ReadGrant { bytes, _permit: permit.ok() }
-    }
-}
-
-/// Counts one waiting read while it exists.
-struct WaitingRead<'a>(&'a AtomicUsize);
-
-impl<'a> WaitingRead<'a> {
-    fn count(waiting: &'a AtomicUsize) -> Self {
-        waiting.fetch_add(1, Ordering::Relaxed);
-        Self(waiting)
-    }
-}
-
-impl Drop for WaitingRead<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -375,26 +341,25 @@ mod tests {
             let bytes = grant.bytes();
             grant.fill(vec![0; bytes])
         };
-        let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog.in_pieces_of(40_000), 1 << 20).await];
+        let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog, 40_000).await];
         assert_eq!(hogged.iter().map(Bytes::len).collect::<Vec<_>>(), [60_000, 40_000]);
         hogged.push(piece(&hog, 60_000).await);
         assert_eq!(hogged[2].len(), RESERVED_BYTES);
         let mut further = std::pin::pin!(piece(&hog, 60_000));
-        assert!(further.as_mut().now_or_never().is_none() && hog.waiting() == 1);
+        assert!(further.as_mut().now_or_never().is_none());
 
         for _ in 0..3 {
-            let own = piece(&other, 1 << 20).await;
-            assert_eq!((own.len(), other.waiting()), (RESERVED_BYTES, 0));
+            assert_eq!(piece(&other, 1 << 20).await.len(), RESERVED_BYTES);
         }
         let held = piece(&other, 100).await;
         assert_eq!(held.len(), 100);
-        assert!(piece(&other, 100).now_or_never().is_none() && other.waiting() == 0);
+        assert!(piece(&other, 100).now_or_never().is_none());
 
         // A part of a piece keeps all of it in memory.
         let part = hogged[0].slice(..1);
         drop(hogged.remove(0));
         assert!(further.as_mut().now_or_never().is_none());
         drop(part);
-        assert_eq!((further.await.len(), hog.waiting()), (RESERVED_BYTES, 0));
+        assert_eq!(further.await.len(), RESERVED_BYTES);
     }
 }

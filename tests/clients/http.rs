@@ -14,7 +14,7 @@ const BYTES: usize = 8_000_000;
 pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(BYTES));
-    let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
     let archive = format!("{}{}", larder.base(), larder.archive_path("null", "1.2.0").await);
     let document = format!("{}/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64", larder.base());
     let digest = sha256_hex(&upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64"));
@@ -23,7 +23,7 @@ pub(crate) async fn rows(tools: &Tools, report: &mut Report) {
     }
     add_row(report, "wget", "an archive once, and `-N` does not fetch it again", wget(&archive, &digest).await);
     for (url, subject) in [(&document, "a document"), (&archive, "an archive")] {
-        add_row(report, "h2load", &format!("{subject}, HTTP/2, 500 times"), h2load(url).await);
+        add_row(report, "h2load", &format!("{subject}, 500 times"), h2load(url).await);
     }
     for (url, subject) in [(&document, "a document"), (&archive, "an archive")] {
         add_row(report, "REDbot", &format!("{subject}: no note of a fault"), redbot(tools, url).await);
@@ -81,7 +81,7 @@ async fn wget(url: &str, digest: &str) -> Outcome {
 async fn h2load(url: &str) -> Outcome {
     let program = find("h2load")?;
     let folder = tempfile::tempdir().unwrap();
-    let output = output_of(&program, &["-n", "500", "-c", "4", "-m", "8", url], folder.path(), &[]).await;
+    let output = output_of(&program, &["--h1", "-n", "500", "-c", "4", url], folder.path(), &[]).await;
     Some(
         output.and_then(
             |output| if output.contains("500 succeeded, 0 failed, 0 errored") { Ok(()) } else { Err(output) },

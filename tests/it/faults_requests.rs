@@ -8,7 +8,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::support::http2_frames::{frame, get_request_frame, preface};
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::{TEST_TIMEOUT, eventually};
@@ -165,7 +164,7 @@ async fn garbage_on_a_connection_closes_only_that_connection() {
 }
 
 fn larder_with_short_timeouts(upstream: &FakeUpstream) -> Builder {
-    Larder::mirroring(upstream).server("http2 = true").head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
+    Larder::mirroring(upstream).head_within(Duration::from_secs(1)).idle(Duration::from_secs(2))
 }
 
 /// Promise 11: an unfinished request is cut off wherever it stops, also when single bytes still arrive.
@@ -222,52 +221,6 @@ async fn a_thousand_idle_connections_delay_no_other_client_and_are_closed() {
     let ended = join_all(idle.iter_mut().map(read_to_close)).await;
     let served = ended.iter().filter(|answer| answer.starts_with(b"HTTP/1.1 200")).count();
     assert_eq!(served, 500);
-    assert_others_are_served(&larder).await;
-}
-
-/// Opens and resets streams as fast as possible until larder closes the connection; returns how many.
-async fn reset_storm(larder: &Larder, path: &str, upstream: &FakeUpstream) -> usize {
-    let mut stream = connect(larder).await;
-    stream.write_all(&preface()).await.unwrap();
-    // One stream stays open, so that its handler runs. Every storm starts when the request for the cold path has reached
-    // upstream.
-    stream.write_all(&get_request_frame(1, path)).await.unwrap();
-    upstream.wait_for(Target::Versions, 1).await;
-    let mut sent = 0;
-    for number in 1..200_000_u32 {
-        let id = 2 * number + 1;
-        let both = [get_request_frame(id, path), frame(3, 0, id, &8_u32.to_be_bytes())].concat();
-        if timeout(TEST_TIMEOUT, stream.write_all(&both)).await.map_or(true, |written| written.is_err()) {
-            break;
-        }
-        sent += 1;
-    }
-    sent
-}
-
-/// Promise 11: a storm of HTTP/2 resets ends its own connection only.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_resets_is_closed_and_delays_no_other_client() {
-    let upstream = upstream_with_null().await;
-    let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
-    assert_others_are_served(&larder).await;
-    upstream.forget_requests();
-    // One document is stored and one is not: while upstream stalls, larder must not keep streams that were reset.
-    let stored = format!("/registry/{HOST}/v1/providers/acme/null/1.2.0/download/linux/amd64?{}", "a".repeat(100));
-    let cold = format!("/registry/{HOST}/v1/providers/acme/absent/versions?{}", "a".repeat(100));
-    let gate = upstream.hold_headers(Target::Versions);
-    let storms = join_all([&stored, &stored, &cold, &cold].map(|path| reset_storm(&larder, path, &upstream)));
-    let meanwhile = async {
-        for _ in 0..20 {
-            larder.get("/healthz").await.expect(200);
-            larder.document("null", "1.2.0").await.expect(200);
-        }
-    };
-    let (sent, ()) = tokio::join!(storms, meanwhile);
-    assert!(sent.iter().all(|sent| *sent < 100_000), "a storm was endured to its end: {sent:?}");
-    // All streams share one upstream request.
-    assert_eq!(upstream.count_of(Target::Versions), 1);
-    gate.open();
     assert_others_are_served(&larder).await;
 }
 
@@ -340,25 +293,4 @@ async fn a_request_names_exactly_one_host() {
         }
     }
     assert_eq!(larder.metric("larder_refusals_total").await, 6.0);
-}
-
-/// Promise 11: over HTTP/2 the authority is the host, and a contradicting Host is refused.
-#[tokio::test]
-async fn an_http_2_host_that_contradicts_the_authority_is_refused() {
-    let upstream = upstream_with_null().await;
-    let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
-    let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy();
-    let http2 = http2.resolve("mirror.example", larder.address()).build().unwrap();
-    let port = larder.address().port();
-    let request_once = async |host: &str| {
-        let request = http2.get(format!("http://mirror.example:{port}/healthz")).header("host", host);
-        crate::support::http::send(request).await.unwrap()
-    };
-    for host in [HOST, "mirror.example", "mirror.example:1", &format!("{HOST}:{port}"), ""] {
-        let output = request_once(host).await.expect(400).json();
-        assert!(output["errors"][0].as_str().unwrap().contains("contradicts"), "{host}: {output}");
-    }
-    for host in [format!("mirror.example:{port}"), format!("MIRROR.example:{port}")] {
-        request_once(&host).await.expect(200);
-    }
 }

@@ -26,7 +26,7 @@ const SIZES: [(&str, usize); 2] = [("a small archive", SMALL_BYTES), ("a large a
 async fn larder_with_archive(size_bytes: usize) -> (FakeUpstream, Larder, String, Vec<u8>) {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(size_bytes));
-    let larder = Larder::mirroring(&upstream).server("http2 = true").start().await;
+    let larder = Larder::mirroring(&upstream).start().await;
     let path = larder.archive_path("null", "1.2.0").await;
     let bytes = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
     (upstream, larder, path, bytes)
@@ -474,21 +474,6 @@ async fn an_http_1_0_client_gets_nothing_of_wrong_bytes_without_a_length() {
     let text = String::from_utf8_lossy(&answer);
     assert!(text.lines().next().unwrap().contains(" 502 "), "{}", &text[..text.len().min(300)]);
     assert!(larder.folder.blobs().is_empty());
-}
-
-#[tokio::test]
-async fn http_2_requests_are_answered_and_their_authority_is_the_host() {
-    let (_upstream, larder, path, bytes) = larder_with_archive(LARGE_BYTES).await;
-    let http2 = reqwest::Client::builder().http2_prior_knowledge().no_proxy().resolve(HOST, larder.address());
-    let http2 = http2.build().unwrap();
-    for state in ["cold", "stored"] {
-        let answer = http2.get(format!("{}{path}", larder.base())).send().await.unwrap();
-        assert_eq!((answer.status().as_u16(), answer.version()), (200, reqwest::Version::HTTP_2), "{state}");
-        assert!(answer.bytes().await.unwrap() == bytes, "{state}");
-    }
-    let taken_over = format!("http://{HOST}:{}/.well-known/terraform.json", larder.address().port());
-    let answer = send(http2.get(taken_over)).await.unwrap().expect(200);
-    assert_eq!(answer.json()["providers.v1"], format!("/registry/{HOST}/v1/providers/"));
 }
 
 #[tokio::test]

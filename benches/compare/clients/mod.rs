@@ -1,7 +1,6 @@
 //! The clients: wrk for documents where it is installed, the bench's own clients for everything else.
 
 mod http1;
-mod http2;
 pub(crate) mod once;
 pub(crate) mod wrk;
 
@@ -38,8 +37,7 @@ impl RequestLoad {
     ) -> anyhow::Result<Self> {
         let tls = match protocol {
             ClientProtocol::Http1Tls => Some(certificate.client_config(b"http/1.1")?),
-            ClientProtocol::Http2Tls => Some(certificate.client_config(b"h2")?),
-            ClientProtocol::Http1 | ClientProtocol::Http2 => None,
+            ClientProtocol::Http1 => None,
         };
         Ok(Self { address: server.address(protocol), protocol, path: path.to_owned(), gzip: false, tls })
     }
@@ -97,10 +95,7 @@ pub(crate) fn run<T>(
     });
     let client = |_| {
         let shared = Arc::clone(&shared);
-        thread::Builder::new().name("client".into()).spawn(move || match shared.load.protocol {
-            ClientProtocol::Http1 | ClientProtocol::Http1Tls => http1::send_requests(&shared),
-            ClientProtocol::Http2 | ClientProtocol::Http2Tls => http2::send_requests(&shared),
-        })
+        thread::Builder::new().name("client".into()).spawn(move || http1::send_requests(&shared))
     };
     let threads: Vec<_> = (0..connections).map(client).collect::<Result<_, _>>()?;
     shared.ready.wait();

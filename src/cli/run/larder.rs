@@ -337,7 +337,6 @@ fn config_of_run(config: &Config, offline: bool) -> Config {
         // `client-config` prints URLs of `larder serve`: this larder answers its runs only, at other URLs.
         public_url: Url::parse(&base_url_of(config, config.server.listen)).ok(),
         tls: None,
-        http2: false,
         default_upstream: config.server.default_upstream.clone(),
         clients: None,
         open: false,

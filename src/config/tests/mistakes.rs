@@ -30,7 +30,7 @@ token = { env = "UNSET1" }
         [
             "12 problems in the configuration:",
             r#"mirror.toml:2: server.listen: "8080" is not an address or a host name with a port; write for example listen = "127.0.0.1:8080""#,
-            "mirror.toml:3: server.listn: unknown; did you mean listen? known here: listen, public_url, tls, http2, default_upstream, \
+            "mirror.toml:3: server.listn: unknown; did you mean listen? known here: listen, public_url, tls, default_upstream, \
              clients, open, trusted_proxies",
             "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
             "mirror.toml:5: server.default_upstream: registry.terraform.io is not one of the upstreams (a.example)",
@@ -248,4 +248,17 @@ fn recurring_warm_ups_of_an_offline_larder_give_a_warning() {
     };
     assert!(warnings(false).is_empty());
     assert!(warnings(true)[0].to_string().contains("offline is true"), "{:?}", warnings(true));
+}
+
+/// A key of an earlier version says what is so now, and is no unknown key.
+#[test]
+fn a_removed_key_names_the_remedy() {
+    for value in ["true", "false"] {
+        let problem = problems_of(&format!("[server]\nopen = true\nhttp2 = {value}\n"));
+        assert!(
+            problem.contains("mirror.toml:3: server.http2: larder answers clients over HTTP/1.1 only"),
+            "{problem}"
+        );
+        assert!(problem.contains("a proxy in front of larder") && !problem.contains("unknown"), "{problem}");
+    }
 }

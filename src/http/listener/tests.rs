@@ -7,7 +7,6 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn;
-use hyper_util::rt::TokioExecutor;
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tempfile::TempDir;
 use tokio::{
@@ -122,17 +121,14 @@ async fn send_http1(socket: &mut TcpStream, method_and_path: &str) {
     socket.write_all(format!("{method_and_path} HTTP/1.1\r\nhost: larder\r\n\r\n").as_bytes()).await.unwrap();
 }
 
-type Http2Sender = conn::http2::SendRequest<Empty<Bytes>>;
-
-async fn http2_handshake<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+/// Sends a request over a connection of its own.
+async fn send<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     socket: S,
-) -> (Http2Sender, JoinHandle<hyper::Result<()>>) {
-    let (sender, connection) = conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await.unwrap();
-    (sender, tokio::spawn(connection))
-}
-
-async fn send_http2(sender: &mut Http2Sender, method: &str, path: &str) -> hyper::Result<Response<Incoming>> {
-    let request = Request::builder().method(method).uri(format!("http://larder{path}")).body(Empty::new()).unwrap();
+    path: &str,
+) -> hyper::Result<Response<Incoming>> {
+    let (mut sender, connection) = conn::http1::handshake(TokioIo::new(socket)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::builder().uri(path).header("host", "larder").body(Empty::<Bytes>::new()).unwrap();
     within_test_timeout(sender.send_request(request)).await
 }
 
@@ -158,11 +154,7 @@ impl Pki {
         Arc::new(Tls::load(&self.folder.path().join("cert.pem"), &self.folder.path().join("key.pem")).unwrap())
     }
 
-    async fn connect(&self, listener: &TestListener, protocol: &str) -> TlsStream<TcpStream> {
-        self.connect_offering(listener, &[protocol]).await
-    }
-
-    async fn connect_offering(&self, listener: &TestListener, protocols: &[&str]) -> TlsStream<TcpStream> {
+    async fn connect(&self, listener: &TestListener, protocols: &[&str]) -> TlsStream<TcpStream> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.der.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -177,63 +169,36 @@ impl Pki {
     }
 }
 
-/// Default limits, with HTTP/2 allowed.
-fn with_http2() -> Limits {
-    Limits { http2: true, ..Limits::default() }
-}
-
 /// Promise 15: HTTP/2 has no reason phrase, and clients choose it wherever it is offered.
 #[tokio::test]
-async fn http2_is_refused_unless_it_is_allowed() {
+async fn http2_is_neither_offered_nor_answered() {
     let pki = Pki::new();
     let plain = TestListener::start(Limits::default()).await;
-    let (mut sender, _) = http2_handshake(plain.connect().await).await;
-    assert!(send_http2(&mut sender, "GET", "/").await.is_err());
+    let mut socket = plain.connect().await;
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let answer = read_to_end(&mut socket).await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
     let secure = TestListener::start_with(Limits::default(), Some(pki.tls())).await;
-    let socket = pki.connect_offering(&secure, &["h2", "http/1.1"]).await;
+    let socket = pki.connect(&secure, &["h2", "http/1.1"]).await;
     assert_eq!(socket.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
     assert_eq!((plain.requests.load(Ordering::SeqCst), secure.requests.load(Ordering::SeqCst)), (0, 0));
-}
-
-#[tokio::test]
-async fn http1_and_http2_are_answered_on_a_plain_socket() {
-    let listener = TestListener::start(with_http2()).await;
-    let mut socket = listener.connect().await;
-    send_http1(&mut socket, "GET /").await;
-    assert!(read_until(&mut socket, "secure=false").await.starts_with("HTTP/1.1 200 OK"));
-    let (mut sender, _) = http2_handshake(listener.connect().await).await;
-    assert_eq!(body_text(send_http2(&mut sender, "GET", "/").await.unwrap()).await, "secure=false");
-}
-
-#[tokio::test]
-async fn http1_and_http2_are_answered_over_tls_as_agreed_by_alpn() {
-    let pki = Pki::new();
-    let listener = TestListener::start_with(with_http2(), Some(pki.tls())).await;
-    let socket = pki.connect(&listener, "h2").await;
-    assert_eq!(socket.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
-    let (mut sender, _) = http2_handshake(socket).await;
-    assert_eq!(body_text(send_http2(&mut sender, "GET", "/").await.unwrap()).await, "secure=true");
-    let socket = pki.connect(&listener, "http/1.1").await;
-    let (mut sender, connection) = conn::http1::handshake(TokioIo::new(socket)).await.unwrap();
-    tokio::spawn(connection);
-    let request = Request::builder().uri("/").header("host", "localhost").body(Empty::<Bytes>::new()).unwrap();
-    assert_eq!(body_text(within_test_timeout(sender.send_request(request)).await.unwrap()).await, "secure=true");
+    assert_eq!(body_text(send(socket, "/").await.unwrap()).await, "secure=true");
 }
 
 #[tokio::test]
 async fn a_silent_handshake_is_cut_and_does_not_delay_other_connections() {
     let pki = Pki::new();
-    let limits = Limits { handshake: Duration::from_millis(300), ..with_http2() };
+    let limits = Limits { handshake: Duration::from_millis(300), ..Limits::default() };
     let listener = TestListener::start_with(limits, Some(pki.tls())).await;
     let mut silent = listener.connect().await;
-    let (mut sender, _) = http2_handshake(pki.connect(&listener, "h2").await).await;
-    assert_eq!(body_text(send_http2(&mut sender, "GET", "/").await.unwrap()).await, "secure=true");
+    let answer = send(pki.connect(&listener, &["http/1.1"]).await, "/").await.unwrap();
+    assert_eq!(body_text(answer).await, "secure=true");
     assert_eq!(read_to_end(&mut silent).await, "");
 }
 
 #[tokio::test]
 async fn a_drain_lets_a_running_download_finish_and_refuses_new_connections() {
-    let listener = TestListener::start(with_http2()).await;
+    let listener = TestListener::start(Limits::default()).await;
     let mut idle = listener.connect().await;
     send_http1(&mut idle, "GET /").await;
     read_until(&mut idle, "secure=false").await;
@@ -254,28 +219,13 @@ async fn a_drain_lets_a_running_download_finish_and_refuses_new_connections() {
 }
 
 #[tokio::test]
-async fn a_drain_lets_an_http2_download_finish() {
-    let listener = TestListener::start(with_http2()).await;
-    let (mut sender, connection) = http2_handshake(listener.connect().await).await;
-    let response = send_http2(&mut sender, "GET", "/fed").await.unwrap();
-    listener.stop.cancel();
-    listener.feed(b"whole");
-    let TestListener { feed, task, .. } = listener;
-    drop(feed);
-    assert_eq!(body_text(response).await, "whole");
-    within_test_timeout(task).await.unwrap();
-    within_test_timeout(connection).await.unwrap().unwrap();
-}
-
-#[tokio::test]
 async fn a_drain_cuts_answers_that_do_not_end_within_its_limit() {
-    let listener = TestListener::start(Limits { drain: Duration::from_millis(200), ..with_http2() }).await;
+    let listener = TestListener::start(Limits { drain: Duration::from_millis(200), ..Limits::default() }).await;
     let mut socket = listener.connect().await;
     send_http1(&mut socket, "GET /fed").await;
     listener.feed(b"first");
     read_until(&mut socket, "first").await;
-    let (mut sender, _) = http2_handshake(listener.connect().await).await;
-    let endless = send_http2(&mut sender, "GET", "/endless").await.unwrap();
+    let endless = send(listener.connect().await, "/endless").await.unwrap();
     listener.stop.cancel();
     assert!(!read_to_end(&mut socket).await.contains("0\r\n\r\n"));
     assert!(within_test_timeout(endless.into_body().collect()).await.is_err());
@@ -284,7 +234,7 @@ async fn a_drain_cuts_answers_that_do_not_end_within_its_limit() {
 
 #[tokio::test]
 async fn slow_headers_are_cut_on_new_and_reused_connections() {
-    let listener = TestListener::start(Limits { header_time: Duration::from_millis(300), ..with_http2() }).await;
+    let listener = TestListener::start(Limits { header_time: Duration::from_millis(300), ..Limits::default() }).await;
     let mut fresh = listener.connect().await;
     fresh.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
     assert_eq!(read_to_end(&mut fresh).await, "");
@@ -298,33 +248,26 @@ async fn slow_headers_are_cut_on_new_and_reused_connections() {
 
 #[tokio::test]
 async fn a_reused_connection_may_be_idle_for_longer_than_the_header_limit() {
-    let limits = Limits { header_time: Duration::from_millis(200), idle: Duration::from_secs(60), ..with_http2() };
+    let limits = Limits { header_time: Duration::from_millis(200), idle: Duration::from_secs(60), ..Limits::default() };
     let listener = TestListener::start(limits).await;
     let mut socket = listener.connect().await;
     send_http1(&mut socket, "GET /").await;
     read_until(&mut socket, "secure=false").await;
-    let (mut sender, _) = http2_handshake(listener.connect().await).await;
-    body_text(send_http2(&mut sender, "GET", "/").await.unwrap()).await;
-    // A later connection without a request is closed after the limit, which the others have outlived by then.
+    // A later connection without a request is closed after the limit, which the other has outlived by then.
     assert_eq!(read_to_end(&mut listener.connect().await).await, "");
     send_http1(&mut socket, "GET /").await;
     read_until(&mut socket, "secure=false").await;
-    body_text(send_http2(&mut sender, "GET", "/").await.unwrap()).await;
 }
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_and_a_waiting_download_is_not() {
-    let listener = TestListener::start(Limits { idle: Duration::from_millis(300), ..with_http2() }).await;
-    let (mut sender, _busy) = http2_handshake(listener.connect().await).await;
-    let response = send_http2(&mut sender, "GET", "/fed").await.unwrap();
-    let (mut idle_sender, idle_http2) = http2_handshake(listener.connect().await).await;
-    body_text(send_http2(&mut idle_sender, "GET", "/").await.unwrap()).await;
+    let listener = TestListener::start(Limits { idle: Duration::from_millis(300), ..Limits::default() }).await;
+    let response = send(listener.connect().await, "/fed").await.unwrap();
     let mut idle = listener.connect().await;
     send_http1(&mut idle, "GET /").await;
     read_until(&mut idle, "secure=false").await;
     assert_eq!(read_to_end(&mut idle).await, "");
-    // Both began to idle after the download, so it has waited for longer than the limit.
-    within_test_timeout(idle_http2).await.unwrap().unwrap();
+    // It began to idle after the download, so that has waited for longer than the limit.
     listener.feed(b"late");
     let TestListener { feed, .. } = listener;
     drop(feed);
@@ -333,89 +276,65 @@ async fn an_idle_connection_is_closed_and_a_waiting_download_is_not() {
 
 #[tokio::test]
 async fn a_client_that_stops_reading_is_disconnected() {
-    let listener = TestListener::start(Limits { idle: Duration::from_millis(400), ..with_http2() }).await;
-    let mut http1 = listener.connect().await;
-    send_http1(&mut http1, "GET /endless").await;
-    let (mut sender, http2) = http2_handshake(listener.connect().await).await;
-    let _unread = send_http2(&mut sender, "GET", "/endless").await.unwrap();
-    // The HTTP/2 client reads its socket but opens no window; the HTTP/1 one does not even read.
-    let _error_or_end = within_test_timeout(http2).await.unwrap();
+    let listener = TestListener::start(Limits { idle: Duration::from_millis(400), ..Limits::default() }).await;
+    let mut socket = listener.connect().await;
+    send_http1(&mut socket, "GET /endless").await;
+    // The drain is longer than the limit.
     listener.stop.cancel();
     within_test_timeout(listener.task).await.unwrap();
-    drop(http1);
+    drop(socket);
 }
 
 #[tokio::test]
 async fn a_head_that_is_too_large_is_431() {
-    let listener = TestListener::start(Limits { header_bytes: 8192, ..with_http2() }).await;
+    let listener = TestListener::start(Limits { header_bytes: 8192, ..Limits::default() }).await;
     let mut socket = listener.connect().await;
     let large = format!("GET / HTTP/1.1\r\nhost: larder\r\nx: {}\r\n", "x".repeat(8192));
     socket.write_all(&large.as_bytes()[..8192]).await.unwrap();
     assert!(read_to_end(&mut socket).await.starts_with("HTTP/1.1 431 "));
-    let (mut sender, _) = http2_handshake(listener.connect().await).await;
-    let request = Request::builder().uri("http://larder/").header("x", "x".repeat(9000)).body(Empty::new()).unwrap();
-    assert_eq!(within_test_timeout(sender.send_request(request)).await.unwrap().status(), 431);
     assert_eq!(listener.requests.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
 async fn a_panic_ends_only_its_own_request() {
-    let listener = TestListener::start(with_http2()).await;
+    let listener = TestListener::start(Limits::default()).await;
     for path in ["/panic", "/panic-in-body"] {
         let mut socket = listener.connect().await;
         send_http1(&mut socket, &format!("GET {path}")).await;
         assert!(!read_to_end(&mut socket).await.contains("0\r\n\r\n"));
     }
-    let (mut sender, _) = http2_handshake(listener.connect().await).await;
-    assert!(send_http2(&mut sender, "GET", "/panic").await.is_err());
-    // The reset may overtake the head.
-    if let Ok(response) = send_http2(&mut sender, "GET", "/panic-in-body").await {
-        assert!(within_test_timeout(response.into_body().collect()).await.is_err());
-    }
-    assert_eq!(body_text(send_http2(&mut sender, "GET", "/").await.unwrap()).await, "secure=false");
+    assert_eq!(body_text(send(listener.connect().await, "/").await.unwrap()).await, "secure=false");
 }
 
 #[tokio::test]
 async fn a_broken_or_short_body_never_looks_complete_to_the_client() {
-    let listener = TestListener::start(with_http2()).await;
+    let listener = TestListener::start(Limits::default()).await;
     for path in ["/broken-length", "/broken-chunked", "/short"] {
-        let (mut sender, connection) = conn::http1::handshake(TokioIo::new(listener.connect().await)).await.unwrap();
-        tokio::spawn(connection);
-        let request = Request::builder().uri(path).header("host", "larder").body(Empty::<Bytes>::new()).unwrap();
         // Hyper may close before it has flushed the head.
-        if let Ok(response) = within_test_timeout(sender.send_request(request)).await {
+        if let Ok(response) = send(listener.connect().await, path).await {
             assert!(within_test_timeout(response.into_body().collect()).await.is_err(), "{path}");
         }
         let mut socket = listener.connect().await;
         send_http1(&mut socket, &format!("GET {path}")).await;
         assert!(!read_to_end(&mut socket).await.ends_with("0\r\n\r\n"), "{path}");
-        let (mut sender, _) = http2_handshake(listener.connect().await).await;
-        // The reset may overtake the head.
-        if let Ok(response) = send_http2(&mut sender, "GET", path).await {
-            assert!(within_test_timeout(response.into_body().collect()).await.is_err(), "{path}");
-        }
     }
 }
 
 #[tokio::test]
 async fn a_head_response_has_the_content_length_of_its_handler_or_none() {
-    let listener = TestListener::start(with_http2()).await;
+    let listener = TestListener::start(Limits::default()).await;
     for (path, length) in [("/head-length", Some("1234")), ("/head-none", None), ("/", Some("12"))] {
         let mut socket = listener.connect().await;
         send_http1(&mut socket, &format!("HEAD {path}")).await;
         let head = read_until(&mut socket, "\r\n\r\n").await;
         let announced = head.lines().find_map(|line| line.strip_prefix("content-length: "));
         assert_eq!(announced, length, "{path}");
-        let (mut sender, _) = http2_handshake(listener.connect().await).await;
-        let response = send_http2(&mut sender, "HEAD", path).await.unwrap();
-        let announced = response.headers().get("content-length").map(|value| value.to_str().unwrap());
-        assert_eq!(announced, length, "{path}");
     }
 }
 
 #[tokio::test]
 async fn a_connection_beyond_the_limit_waits_for_another_to_end() {
-    let listener = TestListener::start(Limits { connections: 1, ..with_http2() }).await;
+    let listener = TestListener::start(Limits { connections: 1, ..Limits::default() }).await;
     let mut first = listener.connect().await;
     send_http1(&mut first, "GET /").await;
     read_until(&mut first, "secure=false").await;

@@ -11,7 +11,6 @@ pub(crate) mod git;
 pub(crate) mod git_module_fixture;
 pub(crate) mod handwritten_configurations;
 pub(crate) mod http;
-pub(crate) mod http2_frames;
 pub(crate) mod killed_downloads;
 pub(crate) mod larder;
 pub(crate) mod larder_commands;
