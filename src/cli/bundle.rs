@@ -19,7 +19,7 @@ use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
 use super::admin_service::{StoreNeed, config_to_ask, running_larder, with_larder};
 use super::order::{OrderFor, platforms_text};
 use super::terminal::{
-    TerminalLines, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, shell_word, this_command,
+    TerminalBar, TextPage, escape_for_terminal, format_seconds, format_timestamp, plural, shell_word, this_command,
     through_pipe, width_of_stdout,
 };
 use super::warm::{WarmOutput, warm_and};
@@ -328,9 +328,9 @@ async fn apply_source(
     common: &CommonOptions,
 ) -> anyhow::Result<bool> {
     let _file_size_signal = catch_file_size_signal()?;
-    let progress = TerminalLines::of_transfer("applying", Some(source.bytes()?));
+    let progress = TerminalBar::of_transfer("applying", Some(source.bytes()?));
     let commands = ApplyCommands { this: this_command(), options: common.as_given() };
-    let (json, host, bar) = (common.json, config.default_host(), progress.bar.clone());
+    let (json, host, bar) = (common.json, config.default_host(), progress.0.clone());
     let mut report = ApplyReporter { json, host, commands, bar, receipt: None };
     let applied = with_larder(config, StoreNeed::Any, async |larder| {
         Ok(larder.upload(&format!("{APPLY}{query}"), TAR, source.open()?, |step| report.show(step)).await?)

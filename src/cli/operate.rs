@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::admin_service::{StoreNeed, ask, config_to_ask, with_larder};
-use super::terminal::{TerminalLines, plural};
+use super::terminal::{TerminalBar, has_bars, plural};
 use super::{CommonOptions, block_on, print_error, print_json, print_line};
 use crate::address::Hostname;
 use crate::http::admin_client::AdminClient;
@@ -173,8 +173,8 @@ const PERCENT_PER_LINE: u64 = 10;
 /// Verifies the store; returns true if nothing was wrong.
 pub(super) fn verify(common: &CommonOptions) -> anyhow::Result<bool> {
     let config = config_to_ask(common)?;
-    let lines = TerminalLines::of_messages();
-    let mut report = VerifyReporter { json: common.json, lines, totals: (0, 0), last_percent: 0, last_step: None };
+    let line = TerminalBar::of_template("{wide_msg}", None);
+    let mut report = VerifyReporter { json: common.json, line, totals: (0, 0), last_percent: 0, last_step: None };
     block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
         Ok(larder.post_steps(VERIFY, |step| report.report(&step)).await?)
     }))?;
@@ -184,7 +184,7 @@ pub(super) fn verify(common: &CommonOptions) -> anyhow::Result<bool> {
 /// Prints verify events as lines or JSON.
 struct VerifyReporter {
     json: bool,
-    lines: TerminalLines,
+    line: TerminalBar,
     /// Number of archives in the store, and their bytes.
     totals: (u64, u64),
     last_percent: u64,
@@ -231,8 +231,8 @@ impl VerifyReporter {
     fn progress(&mut self, archives: u64, bytes: u64) {
         let percent = bytes.saturating_mul(100).checked_div(self.totals.1).unwrap_or(100);
         let line = format!("{percent:>3} %  {archives} of {} ({})", plural(self.totals.0, "archive"), ByteSize(bytes));
-        if !self.lines.bar.is_hidden() {
-            self.lines.bar.set_message(line);
+        if has_bars() {
+            self.line.0.set_message(line);
         } else if percent >= self.last_percent + PERCENT_PER_LINE {
             self.last_percent = percent;
             let _ = writeln!(std::io::stderr(), "{line}");

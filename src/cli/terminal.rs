@@ -2,14 +2,17 @@
 //! are on a terminal only, redrawn below all other output of this process.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anstyle::Style;
-use indicatif::{ProgressBar, ProgressBarIter, ProgressDrawTarget, ProgressStyle};
-use parking_lot::Mutex;
+use bytesize::ByteSize;
+use indicatif::{MultiProgress, ProgressBar, ProgressBarIter, ProgressDrawTarget, ProgressState, ProgressStyle};
 use rustix::termios::tcgetwinsize;
+use textwrap::{WordSeparator, WordSplitter};
 use tokio::task::spawn_blocking;
 
 use crate::config;
@@ -178,25 +181,10 @@ impl TextPage {
 }
 
 /// Wraps a text between words; splits a longer word if `splits_words`.
-fn wrapped(text: &str, width: usize, splits_words: bool) -> Vec<String> {
-    let width = width.max(1);
-    let (mut lines, mut line) = (Vec::new(), String::new());
-    for word in text.split(' ') {
-        let joined_length = line.chars().count() + 1 + word.chars().count();
-        if !line.is_empty() && joined_length > width {
-            lines.push(std::mem::take(&mut line));
-        } else if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-        while splits_words && line.chars().count() > width {
-            let cut = line.char_indices().nth(width).map_or(line.len(), |(end, _)| end);
-            let rest = line.split_off(cut);
-            lines.push(std::mem::replace(&mut line, rest));
-        }
-    }
-    lines.push(line);
-    lines
+fn wrapped(text: &str, width: usize, splits_words: bool) -> Vec<Cow<'_, str>> {
+    let options = textwrap::Options::new(width.max(1)).break_words(splits_words);
+    let options = options.word_separator(WordSeparator::AsciiSpace).word_splitter(WordSplitter::NoHyphenation);
+    textwrap::wrap(text, options)
 }
 
 /// Formats the time since a moment, in its largest unit: `5 min ago`.
@@ -219,9 +207,9 @@ pub(super) async fn through_pipe<T: Send + 'static>(
     incomplete: impl FnOnce(io::Error) -> anyhow::Error,
 ) -> anyhow::Result<T> {
     let (reader, writer) = io::pipe()?;
-    let progress = TerminalLines::of_transfer(label, total);
+    let progress = TerminalBar::of_transfer(label, total);
     let receiving = spawn_blocking(move || receive(reader));
-    let sent = send(progress.bar.wrap_write(writer)).await;
+    let sent = send(progress.0.wrap_write(writer)).await;
     let received = receiving.await;
     drop(progress);
     match (sent, received?) {
@@ -233,64 +221,74 @@ pub(super) async fn through_pipe<T: Send + 'static>(
     }
 }
 
-/// The bars on the terminal. All lines are one bar, so that they change together.
-static ACTIVE_BARS: Mutex<Option<ProgressBar>> = Mutex::new(None);
+/// The bars on the terminal: on standard error, below all other output of this process.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
 
-/// Writes while the bars are hidden. `write` must not call this function again: it holds the lock.
+/// Writes while the bars are hidden. `write` must not call this function again: it holds a lock.
 pub(super) fn with_bars_hidden<T>(write: impl FnOnce() -> T) -> T {
-    match &*ACTIVE_BARS.lock() {
-        Some(bars) => bars.suspend(write),
-        None => write(),
-    }
+    BARS.suspend(write)
 }
 
-/// Columns for a line with a bar, now: the terminal may be resized. Some terminals wrap in the last column.
-pub(super) fn bar_line_width() -> usize {
-    width_of_stderr().unwrap_or(80).saturating_sub(1)
+/// True where bars are drawn: on a terminal.
+pub(super) fn has_bars() -> bool {
+    !BARS.is_hidden()
 }
 
-/// Changing lines on standard error, if that is a terminal; removed on drop.
+/// A line on the terminal that changes; removed on drop.
 #[derive(Debug)]
-pub(super) struct TerminalLines {
-    pub(super) bar: ProgressBar,
-}
+pub(super) struct TerminalBar(pub(super) ProgressBar);
 
-impl TerminalLines {
-    /// Lines rendered elsewhere, to the width of the terminal: the message of the bar.
-    pub(super) fn of_messages() -> Self {
-        Self::with_template("{msg}", None)
+impl TerminalBar {
+    /// A line below the others. `template` is that of indicatif, with `speed` for the bytes in a second, once there are any.
+    pub(super) fn of_template(template: &str, length: Option<u64>) -> Self {
+        Self::add(template, length, |bar| BARS.add(bar))
+    }
+
+    /// A line above this one.
+    pub(super) fn above(&self, template: &str, length: Option<u64>) -> Self {
+        Self::add(template, length, |bar| BARS.insert_before(&self.0, bar))
     }
 
     /// The progress of a transfer: `total` is its number of bytes, if available. The position of the bar counts them.
     pub(super) fn of_transfer(label: &'static str, total: Option<u64>) -> Self {
         let template = match total {
-            Some(_) => "{prefix}  [{wide_bar}]  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}",
-            None => "{prefix}  {binary_bytes}  {binary_bytes_per_sec}",
+            Some(_) => "{prefix}  [{wide_bar}]  {binary_bytes} of {binary_total_bytes}  {speed}",
+            None => "{prefix}  {binary_bytes}  {speed}",
         };
-        let lines = Self::with_template(template, total);
-        lines.bar.set_prefix(label);
-        if !lines.bar.is_hidden() {
-            lines.bar.enable_steady_tick(REDRAW_INTERVAL);
+        let line = Self::of_template(template, total);
+        line.0.set_prefix(label);
+        if has_bars() {
+            line.0.enable_steady_tick(REDRAW_INTERVAL);
         }
-        lines
+        line
     }
 
-    fn with_template(template: &str, length: Option<u64>) -> Self {
+    fn add(template: &str, length: Option<u64>, add: impl FnOnce(ProgressBar) -> ProgressBar) -> Self {
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner());
-        let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
-        bar.set_style(style.progress_chars("=> "));
-        *ACTIVE_BARS.lock() = Some(bar.clone());
-        Self { bar }
+        let speed = |state: &ProgressState, text: &mut dyn fmt::Write| {
+            let _ = write!(text, "{}", format_speed(state.per_sec() as u64));
+        };
+        let bar = add(ProgressBar::with_draw_target(length, ProgressDrawTarget::hidden()));
+        bar.set_style(style.with_key("speed", speed).progress_chars("=> "));
+        Self(bar)
     }
 }
 
-impl Drop for TerminalLines {
+impl Drop for TerminalBar {
     fn drop(&mut self) {
-        // Removed under the lock: other output waits until the lines are gone.
-        let mut active = ACTIVE_BARS.lock();
-        self.bar.finish_and_clear();
-        *active = None;
+        self.0.finish_and_clear();
+        BARS.remove(&self.0);
     }
+}
+
+/// Formats bytes in a second; empty for none.
+pub(super) fn format_speed(bytes: u64) -> String {
+    if bytes == 0 { String::new() } else { format!("{}/s", ByteSize(bytes)) }
+}
+
+/// Columns for a line with a bar, now: the terminal may be resized. Some terminals wrap in the last column.
+pub(super) fn bar_line_width() -> usize {
+    width_of_stderr().unwrap_or(80).saturating_sub(1)
 }
 
 /// Standard error for the log; its lines go above the bars.

@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 
 use super::admin_service::{StoreNeed, config_to_ask, with_larder};
 use super::order::OrderFor;
-use super::terminal::{TerminalLines, TextPage, escape_for_terminal, plural, through_pipe, width_of_stdout};
+use super::terminal::{TerminalBar, TextPage, escape_for_terminal, plural, through_pipe, width_of_stdout};
 use super::warm::{WarmOutput, warm_and};
 use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
 use crate::address::{Hostname, Package, PackageRef, Platform, Version};
@@ -187,9 +187,9 @@ impl ImportCommand {
         let unsigned = if self.unsigned { UnsignedPolicy::Allowed } else { UnsignedPolicy::Refused };
         block_on(async {
             let _file_size_signal = catch_file_size_signal()?;
-            let progress = TerminalLines::of_transfer("importing", Some(send_plan.bytes));
+            let progress = TerminalBar::of_transfer("importing", Some(send_plan.bytes));
             let imported = with_larder(&config, StoreNeed::Any, async |larder| {
-                let tar = send_tree(folder, send_plan, progress.bar.clone())?;
+                let tar = send_tree(folder, send_plan, progress.0.clone())?;
                 Ok(larder.upload(&import_path(unsigned), TAR, tar, |step| report.show(step)).await?)
             });
             let imported = imported.await;

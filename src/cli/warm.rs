@@ -1,7 +1,7 @@
 //! `larder warm`: starts a job and shows its progress: bars on a terminal, a line for each finished archive, totals and a
 //! summary.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use anyhow::bail;
@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use super::admin_service::{StoreNeed, config_to_ask, with_larder};
 use super::order::OrderArgs;
 use super::terminal::{
-    TerminalLines, TextPage, bar_line_width, escape_for_terminal, format_seconds, plural, width_of_stdout,
+    TerminalBar, TextPage, bar_line_width, escape_for_terminal, format_seconds, format_speed, has_bars, plural,
+    width_of_stdout,
 };
 use super::{
     CommonOptions, Interrupted, StopSignals, block_on, catch_file_size_signal, print_error, print_json, print_line,
@@ -164,57 +165,42 @@ impl WatchedJob<'_> {
     }
 }
 
+/// The last line: the share of all bytes, and a text.
+const TOTAL_LINE: &str = "  [{bar:20}]  {wide_msg}";
+/// The line of an archive that arrives: its name, the share of its bytes, a text about them, and its speed.
+const ARCHIVE_LINE: &str = "  {wide_msg}  [{bar:12}]  {prefix:>24}  {speed:>12}";
+/// The columns of that line without the name.
+const ARCHIVE_WIDTH: usize = 2 + 2 + 14 + 2 + 24 + 2 + 12;
+/// Fewer columns leave no room for a name: then only the last line is drawn.
+const MIN_NAME_WIDTH: usize = 12;
+/// Maximum number of archives with a line.
+const MAX_LINES: usize = 8;
+const STATE_WIDTH: usize = 9;
+
 /// Draws bars on a terminal, and prints a line for each archive that finished.
 struct WarmDisplay {
     host: Hostname,
-    lines: TerminalLines,
     prints_lines: bool,
     reported: HashSet<usize>,
-    speeds: Speeds,
-}
-
-/// The speeds of the archives that arrive. Bytes that were there before, as of a download that is resumed, are no speed.
-#[derive(Default)]
-struct Speeds {
-    /// Of each archive, the bytes at first sight, and a bar that measures and is not shown.
-    of_items: HashMap<usize, (u64, ProgressBar)>,
-    total: Option<ProgressBar>,
-}
-
-impl Speeds {
-    /// Looks at a job. The first bytes of an archive that is seen count from the next look on.
-    fn look(&mut self, job: &Job) {
-        let mut arrived = 0u64;
-        let arriving =
-            |item: &JobItem| item.bytes > 0 && matches!(item.state, ItemState::Fetching | ItemState::Fetched);
-        for (number, item) in job.items.iter().enumerate().filter(|(_, item)| arriving(item)) {
-            let (first, bar) = self.of_items.entry(number).or_insert_with(|| (item.bytes, ProgressBar::hidden()));
-            let bytes = item.bytes.saturating_sub(*first);
-            bar.set_position(bytes);
-            arrived = arrived.saturating_add(bytes);
-        }
-        self.total.get_or_insert_with(ProgressBar::hidden).set_position(arrived);
-    }
-
-    /// The speed of an archive, in bytes per second.
-    fn of(&self, number: usize) -> u64 {
-        self.of_items.get(&number).map_or(0, |(_, bar)| bar.per_sec() as u64)
-    }
-
-    /// The speed of all archives together, in bytes per second.
-    fn total(&self) -> u64 {
-        self.total.as_ref().map_or(0, |bar| bar.per_sec() as u64)
-    }
+    archives: BTreeMap<usize, TerminalBar>,
+    total: TerminalBar,
+    /// Counts the bytes that arrive, and is not shown. Those that were there before, as of a download that is resumed, are no
+    /// speed.
+    arrived: ProgressBar,
+    /// The bytes of each archive at first sight.
+    first: HashMap<usize, u64>,
 }
 
 impl WarmDisplay {
     fn new(output: WarmOutput, host: Hostname) -> Self {
         Self {
             host,
-            lines: TerminalLines::of_messages(),
             prints_lines: output == WarmOutput::Lines,
             reported: HashSet::new(),
-            speeds: Speeds::default(),
+            archives: BTreeMap::new(),
+            total: TerminalBar::of_template(if bar_line_width() < 79 { "  {wide_msg}" } else { TOTAL_LINE }, Some(0)),
+            arrived: ProgressBar::hidden(),
+            first: HashMap::new(),
         }
     }
 
@@ -222,75 +208,66 @@ impl WarmDisplay {
         let finished =
             newly_finished_lines(job, &self.host, &mut self.reported, width_of_stdout()).filter(|_| self.prints_lines);
         finished.iter().for_each(|lines| print_line(lines));
-        if self.lines.bar.is_hidden() {
-            return;
+        // Once a job has ended nothing arrives any more, also of an archive that a cancelled one did not finish.
+        if has_bars() && !job.state.has_ended() {
+            self.draw(job, bar_line_width());
         }
-        if job.state.has_ended() {
-            // Nothing arrives any more, also of an archive that a cancelled job did not finish.
-            return self.lines.bar.set_message("");
+    }
+
+    fn draw(&mut self, job: &Job, width: usize) {
+        let name_width = width.saturating_sub(ARCHIVE_WIDTH);
+        let most = if name_width < MIN_NAME_WIDTH { 0 } else { MAX_LINES };
+        let is_in_flight = |item: &JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
+        let in_flight = job.items.iter().enumerate().filter(|(_, item)| is_in_flight(item)).take(most);
+        let shown: BTreeMap<usize, &JobItem> = in_flight.collect();
+        self.archives.retain(|number, _| shown.contains_key(number));
+        for (number, item) in shown {
+            let line = self.archives.entry(number).or_insert_with(|| {
+                let line = self.total.above(ARCHIVE_LINE, item.size_bytes);
+                resume(&line, item.bytes);
+                line
+            });
+            line.0.set_message(shorten_start(&full_name(item, &self.host), name_width));
+            line.0.set_prefix(amount(item));
+            line.0.set_length(item.size_bytes.unwrap_or(u64::MAX));
+            line.0.set_position(item.bytes);
         }
-        self.speeds.look(job);
-        let (total, width) = (JobProgress::of(job), bar_line_width());
-        let mut lines = bars(job, &self.host, |number| self.speeds.of(number), width);
-        lines.push(total.line(self.speeds.total(), width));
-        self.lines.bar.set_message(lines.join("\n"));
+        let arrived = self.arrived(job);
+        self.arrived.set_position(arrived);
+        let total = JobProgress::of(job);
+        let (share, whole) = total.share();
+        self.total.0.set_message(total.text(self.arrived.per_sec() as u64));
+        self.total.0.set_length(whole);
+        self.total.0.set_position(share);
+    }
+
+    /// The bytes that have arrived since the first sight of their archives.
+    fn arrived(&mut self, job: &Job) -> u64 {
+        let arriving =
+            |item: &JobItem| item.bytes > 0 && matches!(item.state, ItemState::Fetching | ItemState::Fetched);
+        let items = job.items.iter().enumerate().filter(|(_, item)| arriving(item));
+        let arrived = items.map(|(number, item)| {
+            let first = *self.first.entry(number).or_insert(item.bytes);
+            item.bytes.saturating_sub(first)
+        });
+        arrived.fold(0, u64::saturating_add)
     }
 }
 
-/// Maximum number of progress bars shown at once.
-const MAX_BARS: usize = 8;
-/// Shortest bar; names are shortened to keep it.
-const MIN_BAR_WIDTH: usize = 6;
-const MAX_BAR_WIDTH: usize = 40;
-/// Columns for the longest size text, `700.0 KiB of 2.0 GiB`.
-const BYTES_WIDTH: usize = 20;
-/// Columns for the longest speed text, `1023.9 MiB/s`.
-const SPEED_WIDTH: usize = 12;
-const STATE_WIDTH: usize = 9;
-
-/// Renders one bar for each archive in flight, at most [`MAX_BARS`]. `speed` is in bytes per second.
-fn bars(job: &Job, host: &Hostname, speed: impl Fn(usize) -> u64, width: usize) -> Vec<String> {
-    let is_in_flight = |item: &JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
-    let items = job.items.iter().enumerate().filter(|(_, item)| is_in_flight(item)).take(MAX_BARS);
-    let named: Vec<_> = items.map(|(number, item)| (number, item, full_name(item, host))).collect();
-    // Names get their width first, and the bar takes the rest.
-    let available = width.saturating_sub(BYTES_WIDTH + SPEED_WIDTH + 8);
-    let longest_name = named.iter().map(|(.., name)| name.chars().count()).max().unwrap_or(0);
-    let name_width = longest_name.min(available.saturating_sub(MIN_BAR_WIDTH));
-    let bar_width = (available - name_width).min(MAX_BAR_WIDTH);
-    let line = |(number, item, name): (usize, &JobItem, String)| {
-        let (share, bytes) = match (&item.state, item.size_bytes) {
-            (ItemState::Resolving, _) => (None, "resolving".to_owned()),
-            (_, Some(size)) => (Some((item.bytes, size)), bytes_of_size(item.bytes, size)),
-            (_, None) if item.bytes == 0 => (None, "fetching".to_owned()),
-            (_, None) => (None, ByteSize(item.bytes).to_string()),
-        };
-        let speed = match speed(number) {
-            0 => String::new(),
-            speed => format!("{}/s", ByteSize(speed)),
-        };
-        let (name, bar) = (shorten_start(&name, name_width), bar(share, bar_width));
-        truncate(format!("  {name:name_width$}  {bar}  {bytes:>BYTES_WIDTH$}  {speed:>SPEED_WIDTH$}"), width)
-    };
-    named.into_iter().map(line).collect()
+/// Lets a bar begin at a position, which is then no speed.
+fn resume(line: &TerminalBar, position: u64) {
+    line.0.set_position(position);
+    line.0.tick();
+    line.0.reset_eta();
 }
 
-/// Renders `[====>    ]` in `width` columns; empty for an unknown share.
-fn bar(share: Option<(u64, u64)>, width: usize) -> String {
-    let inside = width.saturating_sub(2);
-    let filled = share
-        .map_or(0, |(done, total)| (u128::from(done.min(total)) * inside as u128 / u128::from(total.max(1))) as usize);
-    let head = if filled > 0 && filled < inside { ">" } else { "" };
-    let done = "=".repeat(filled.saturating_sub(head.len()));
-    format!("[{:inside$}]", format!("{done}{head}"))
-}
-
-/// Renders `1.2 of 3.4 MiB`.
-fn bytes_of_size(bytes: u64, size: u64) -> String {
-    let (arrived, total) = (ByteSize(bytes).to_string(), ByteSize(size).to_string());
-    match (arrived.rsplit_once(' '), total.rsplit_once(' ')) {
-        (Some((number, unit)), Some((_, total_unit))) if unit == total_unit => format!("{number} of {total}"),
-        _ => format!("{arrived} of {total}"),
+/// The bytes of an archive for people: `1.2 MiB of 3.4 MiB`.
+fn amount(item: &JobItem) -> String {
+    match (&item.state, item.size_bytes) {
+        (ItemState::Resolving, _) => "resolving".to_owned(),
+        (_, Some(size)) => format!("{} of {}", ByteSize(item.bytes), ByteSize(size)),
+        (_, None) if item.bytes == 0 => "fetching".to_owned(),
+        (_, None) => ByteSize(item.bytes).to_string(),
     }
 }
 
@@ -304,10 +281,6 @@ fn shorten_start(name: &str, width: usize) -> String {
         length if length > width => "…".chars().chain(name.chars().skip(length + 1 - width)).take(width).collect(),
         _ => name.to_owned(),
     }
-}
-
-fn truncate(line: String, width: usize) -> String {
-    line.chars().take(width).collect::<String>().trim_end().to_owned()
 }
 
 /// Progress of the whole job.
@@ -338,25 +311,28 @@ impl JobProgress {
         Self { ended: (ended, all), bytes: (fetched, size), is_estimate: unknown > 0 || is_growing, is_growing }
     }
 
-    /// Renders the last line: bar, counts, speed and time left.
-    fn line(&self, speed: u64, width: usize) -> String {
+    /// The bytes that are there, and all of them; the archives, where no size is available.
+    fn share(&self) -> (u64, u64) {
+        let Self { ended: (ended, all), bytes: (fetched, size), .. } = *self;
+        size.map_or((ended as u64, all as u64), |size| (fetched, size))
+    }
+
+    /// Renders the counts, the speed and the time left.
+    fn text(&self, speed: u64) -> String {
         let Self { ended: (ended, all), bytes: (fetched, size), is_estimate, is_growing } = *self;
         let sign = if is_estimate { "~" } else { "" };
         let bytes = size.filter(|size| *size > 0).map_or_else(
             || ByteSize(fetched).to_string(),
             |size| format!("{} of {sign}{}", ByteSize(fetched), ByteSize(size)),
         );
-        let speed_text = if speed > 0 { format!("  {}/s", ByteSize(speed)) } else { String::new() };
         let seconds_left = size.and_then(|size| size.saturating_sub(fetched).checked_div(speed));
         let time_left = seconds_left
             .filter(|_| ended < all && !is_growing)
-            .map_or_else(String::new, |left| format!("  {sign}{} left", format_seconds(left)));
+            .map_or_else(String::new, |left| format!("{sign}{} left", format_seconds(left)));
         let so_far = if is_growing { " so far" } else { "" };
-        let text = format!("{ended}/{}{so_far}  {bytes}{speed_text}{time_left}", plural(all as u64, "archive"));
-        let available = width.saturating_sub(text.chars().count() + 4).min(MAX_BAR_WIDTH);
-        let share = size.map_or((ended as u64, all as u64), |size| (fetched, size));
-        let bar = if available < 6 { String::new() } else { format!("{}  ", bar(Some(share), available)) };
-        truncate(format!("  {bar}{text}"), width)
+        let parts =
+            [format!("{ended}/{}{so_far}", plural(all as u64, "archive")), bytes, format_speed(speed), time_left];
+        parts.iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join("  ")
     }
 }
 
@@ -487,48 +463,48 @@ mod tests {
         ])
     }
 
-    #[test]
-    fn bytes_that_were_there_before_are_no_speed() {
-        let (mut speeds, mut job) = (Speeds::default(), busy_job());
-        let arrived = |speeds: &Speeds| speeds.total.as_ref().unwrap().position();
-        speeds.look(&job);
-        assert_eq!(arrived(&speeds), 0, "a resumed download begins with what it has");
-        (job.items[0].bytes, job.items[1].bytes) = (46 * MIB, 701 * 1024);
-        speeds.look(&job);
-        assert_eq!(arrived(&speeds), MIB + 1024);
-        // A cancelled archive arrives no more.
-        job.items[0].state = ItemState::Cancelled;
-        speeds.look(&job);
-        assert_eq!(arrived(&speeds), 1024);
+    fn display() -> WarmDisplay {
+        WarmDisplay::new(WarmOutput::Lines, host())
     }
 
     #[test]
-    fn bars_fit_the_terminal_and_show_name_size_and_speed() {
-        for width in [30, 60, 80, 120, 160, 200] {
-            let lines = bars(&busy_job(), &host(), |_| 12 * MIB + 1, width);
-            assert!(lines.iter().all(|line| line.chars().count() <= width), "{width}: {lines:#?}");
-            assert_eq!(lines.len(), 4);
-            let total = JobProgress::of(&busy_job()).line(24 * MIB, width);
-            assert!(total.chars().count() <= width, "{width}: {total}");
-        }
-        let bars_of = |width| {
-            bars(
-                &busy_job(),
-                &host(),
-                |number| if busy_job().items[number].bytes > 0 { 12 * MIB + 1 } else { 0 },
-                width,
-            )
+    fn bytes_that_were_there_before_are_no_speed() {
+        let (mut display, mut job) = (display(), busy_job());
+        assert_eq!(display.arrived(&job), 0, "a resumed download begins with what it has");
+        (job.items[0].bytes, job.items[1].bytes) = (46 * MIB, 701 * 1024);
+        assert_eq!(display.arrived(&job), MIB + 1024);
+        // A cancelled archive arrives no more.
+        job.items[0].state = ItemState::Cancelled;
+        assert_eq!(display.arrived(&job), 1024);
+    }
+
+    #[test]
+    fn each_archive_in_flight_has_a_line_with_its_name_and_its_bytes() {
+        let (mut display, mut job) = (display(), busy_job());
+        let lines = |display: &WarmDisplay| -> Vec<(String, String, u64)> {
+            let line = |line: &TerminalBar| (line.0.message(), line.0.prefix(), line.0.position());
+            display.archives.values().map(line).collect()
         };
-        assert_eq!(
-            bars_of(80),
-            [
-                "  hashicorp/aws 5.31.0 (linux_amd64)  [>   ]     45.0 of 120.0 MiB    12.0 MiB/s",
-                "  …-name 12.34.56-rc.1 (linux_amd64)  [    ]  700.0 KiB of 2.0 GiB    12.0 MiB/s",
-                "  acme/null (linux_amd64)             [    ]             resolving",
-                "  acme/a 1.0.0 (linux_amd64)          [    ]               1.0 MiB    12.0 MiB/s",
-            ]
-        );
-        assert!(bars_of(180)[0].starts_with("  hashicorp/aws 5.31.0 (linux_amd64) "), "{:#?}", bars_of(180));
+        display.draw(&job, ARCHIVE_WIDTH + 34);
+        let expected = [
+            ("hashicorp/aws 5.31.0 (linux_amd64)", "45.0 MiB of 120.0 MiB", 45 * MIB),
+            ("…-name 12.34.56-rc.1 (linux_amd64)", "700.0 KiB of 2.0 GiB", 700 * 1024),
+            ("acme/null (linux_amd64)", "resolving", 0),
+            ("acme/a 1.0.0 (linux_amd64)", "1.0 MiB", MIB),
+        ];
+        assert_eq!(lines(&display), expected.map(|(name, bytes, at)| (name.to_owned(), bytes.to_owned(), at)));
+        assert_eq!(display.archives[&0].0.length(), Some(120 * MIB));
+        // Names leave room for the rest of the line.
+        for width in ARCHIVE_WIDTH + MIN_NAME_WIDTH..160 {
+            display.draw(&job, width);
+            let longest = lines(&display).iter().map(|(name, bytes, _)| (name.chars().count(), bytes.len())).max();
+            assert!(longest.is_some_and(|(name, bytes)| name + ARCHIVE_WIDTH <= width && bytes <= 24), "{width}");
+        }
+        job.items[0].state = ItemState::Fetched;
+        display.draw(&job, 120);
+        assert_eq!(display.archives.keys().collect::<Vec<_>>(), [&1, &2, &3]);
+        display.draw(&job, 50);
+        assert!(display.archives.is_empty(), "a narrow terminal has the total only");
     }
 
     #[test]
@@ -546,32 +522,32 @@ mod tests {
                 is_growing: false
             }
         );
-        let line = total.line(10 * MIB, 160);
-        assert!(line.ends_with("3/8 archives  51.7 MiB of ~4.2 GiB  10.0 MiB/s  ~7 min left"), "{line}");
+        assert_eq!(total.text(10 * MIB), "3/8 archives  51.7 MiB of ~4.2 GiB  10.0 MiB/s  ~7 min left");
         let done =
             job(vec![item(AWS, ItemState::Fetched, MIB, Some(MIB)), item("a", ItemState::AlreadyStored, 0, None)]);
+        let done = JobProgress::of(&done);
         assert_eq!(
-            JobProgress::of(&done).line(MIB, 80),
-            "  [===============================]  2/2 archives  1.0 MiB of 1.0 MiB  1.0 MiB/s"
+            (done.text(MIB).as_str(), done.share()),
+            ("2/2 archives  1.0 MiB of 1.0 MiB  1.0 MiB/s", (MIB, MIB))
         );
-        assert_eq!(
-            JobProgress::of(&job(vec![])).line(0, 80).trim(),
-            "[                                      ]  0/0 archives  0 B"
-        );
+        let empty = JobProgress::of(&job(vec![]));
+        assert_eq!((empty.text(0).as_str(), empty.share()), ("0/0 archives  0 B", (0, 0)));
     }
 
     #[test]
     fn the_total_of_a_resolving_job_is_marked_so_far() {
         let mut job = busy_job();
         (job.resolving, job.unconfirmed) = (true, vec!["the version list of a/b\u{1b}[2J".to_owned()]);
-        let line = JobProgress::of(&job).line(10 * MIB, 120);
+        let line = JobProgress::of(&job).text(10 * MIB);
         assert!(line.contains("3/8 archives so far  51.7 MiB of ~4.2 GiB") && !line.contains("left"), "{line}");
         assert_eq!(notes(&job, None), Some("note: the version list of a/b\\u{1b}[2J".to_owned()));
         let mut module = item("r.example/acme/net/test@1.0.0", ItemState::Fetching, 0, None);
         module.package.platform = None;
         job.items = vec![module];
-        let bars = bars(&job, &host(), |_| 0, 80);
-        assert!(bars[0].starts_with("  r.example/acme/net/test 1.0.0  [") && bars[0].ends_with("fetching"), "{bars:?}");
+        assert_eq!(
+            (full_name(&job.items[0], &host()).as_str(), amount(&job.items[0]).as_str()),
+            ("r.example/acme/net/test 1.0.0", "fetching")
+        );
     }
 
     #[test]
