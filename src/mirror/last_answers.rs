@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::address::{Address, Artifact, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::effects::Effects;
 use crate::mirror::runtime::TtlCache;
 use crate::store::{DocumentKey, Key};
 
@@ -59,9 +60,9 @@ impl LastAnswers {
     /// Keeps an answer. A full memory starts anew: the latest answers are the ones that a person asks about.
     fn insert(&self, key: &Key, answer: LastAnswer, now: Timestamp) {
         let until = now.after(LIFETIME);
-        if !self.0.insert(key.clone(), answer.clone(), until, now) {
+        if !self.0.insert(Effects::Real, key.clone(), answer.clone(), until, now) {
             self.0.remove_if(|_| true);
-            self.0.insert(key.clone(), answer, until, now);
+            self.0.insert(Effects::Real, key.clone(), answer, until, now);
         }
     }
 

@@ -12,6 +12,7 @@ mod alarm_kind;
 mod archives;
 mod counters;
 mod documents;
+mod effects;
 mod freshness;
 mod last_answers;
 mod library;

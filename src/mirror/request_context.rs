@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::address::Hostname;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::mirror::effects::Effects;
 use crate::mirror::freshness::{FreshnessRule, STORED_ANSWER_LIFETIME};
 use crate::mirror::last_answers::Failure;
 use crate::mirror::runtime::ConfigGeneration;
@@ -156,9 +158,9 @@ impl RequestContext {
         matches!(self.urgency, Urgency::Plan | Urgency::DryRun)
     }
 
-    /// True for a dry run, which has no effect.
-    pub(crate) fn is_dry_run(&self) -> bool {
-        self.urgency == Urgency::DryRun
+    /// The effects that this request may have.
+    pub(super) fn effects(&self) -> Effects {
+        if self.urgency == Urgency::DryRun { Effects::None } else { Effects::Real }
     }
 
     /// The present: the time of arrival, and what has passed since.
@@ -184,24 +186,40 @@ impl RequestContext {
 
     /// Remembers for a while that upstream does not have a document, and returns the error.
     pub(super) fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
-        if self.is_dry_run() {
-            return Error::NotFound(reason);
-        }
-        self.config.not_found.insert(key, reason.clone(), self.now.after(lifetime), self.now);
+        self.config.not_found.insert(self.effects(), key, reason.clone(), self.now.after(lifetime), self.now);
         Error::NotFound(reason)
+    }
+
+    /// Asks upstream about an object with `ask`, and records the answer. Without effects, `replay` answers.
+    pub(super) async fn ask<T>(
+        &self,
+        key: &Key,
+        patience: Duration,
+        // On the heap: passed by value, it would stand twice in the state of each caller.
+        ask: Pin<Box<impl Future<Output = Result<T, Error>>>>,
+        replay: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match self.effects() {
+            Effects::None => replay(),
+            Effects::Real => {
+                let answer = ask.await;
+                self.record_answer(key, patience, &answer);
+                answer
+            }
+        }
     }
 
     /// Records upstream's answer about an object, with the time that this request has taken. A good answer that came
     /// within `patience` needs no record.
     pub(super) fn record_answer<T>(&self, key: &Key, patience: Duration, result: &Result<T, Error>) {
         let (answers, took, now) = (&self.config.last_answers, self.started.elapsed(), self.present());
-        match result {
+        self.effects().run(|| match result {
             Ok(_) => answers.record_success(key, took, patience, now),
             Err(error) => {
                 let failure = Failure { error: error.clone(), broke_off: false };
                 answers.record_failure(key, failure, took, now);
             }
-        }
+        });
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {
@@ -211,9 +229,9 @@ impl RequestContext {
     /// Permission to revalidate at these origins; `None` while the circuit breaker of one is open.
     pub(super) fn permit_to_revalidate(&self, origins: &[Origin]) -> Option<RevalidationPermit> {
         let (backoff, permit) = (&self.config.outbound.backoff, &self.revalidation_permit);
-        match self.is_dry_run() {
-            true => backoff.may_revalidate(origins, permit, self.now).then(|| permit.clone()),
-            false => backoff.revalidation_permit(origins, permit, self.now),
+        match self.effects() {
+            Effects::None => backoff.may_revalidate(origins, permit, self.now).then(|| permit.clone()),
+            Effects::Real => backoff.revalidation_permit(origins, permit, self.now),
         }
     }
 
@@ -288,7 +306,7 @@ impl Runtime {
             now: call.present(),
             started,
             deadline: started + call.config.outbound.give_up_after(),
-            urgency: if call.is_dry_run() { Urgency::DryRun } else { Urgency::Flight },
+            urgency: if call.effects() == Effects::None { call.urgency } else { Urgency::Flight },
             ..call.clone()
         }
     }
@@ -326,10 +344,10 @@ impl Runtime {
         call: &RequestContext,
     ) -> Result<(), Error> {
         let (backoff, purpose) = (&call.config.outbound.backoff, BudgetPurpose::Revalidation);
-        let is_within = match fetch_reason {
-            FetchReason::NotStored | FetchReason::ExpiredUrl => true,
-            FetchReason::Revalidate if call.is_dry_run() => backoff.can_spend(host, purpose, requests, call.now),
-            FetchReason::Revalidate => backoff.spend(host, purpose, requests, call.now),
+        let is_within = match (fetch_reason, call.effects()) {
+            (FetchReason::NotStored | FetchReason::ExpiredUrl, _) => true,
+            (FetchReason::Revalidate, Effects::None) => backoff.can_spend(host, purpose, requests, call.now),
+            (FetchReason::Revalidate, Effects::Real) => backoff.spend(host, purpose, requests, call.now),
         };
         if is_within { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
     }

@@ -17,6 +17,7 @@ use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::config;
 use crate::error::Error;
+use crate::mirror::effects::Effects;
 use crate::mirror::last_answers::LastAnswers;
 use crate::mirror::required_platforms::RequiredPlatforms;
 use crate::mirror::tasks::Tasks;
@@ -313,7 +314,10 @@ impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
 
     /// Stores a value until `until`. A full map takes no more, and the result is false: a client that requests ten
     /// thousand absent objects has them asked for upstream.
-    pub(super) fn insert(&self, key: K, value: V, until: Timestamp, now: Timestamp) -> bool {
+    pub(super) fn insert(&self, effects: Effects, key: K, value: V, until: Timestamp, now: Timestamp) -> bool {
+        if effects == Effects::None {
+            return true;
+        }
         let mut map = self.0.lock();
         if map.len() >= MAX_TTL_ENTRIES && !map.contains_key(&key) {
             map.retain(|_, entry| entry.holds(now));

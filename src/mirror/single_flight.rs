@@ -10,6 +10,7 @@ use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::mirror::effects::Effects;
 use crate::mirror::tasks::Tasks;
 
 /// The tasks in progress, by key; `V` is the handle for those who join.
@@ -71,9 +72,11 @@ where
     K: Hash + Eq + Clone + Send + 'static,
     T: Clone + Send + Sync + 'static,
 {
-    /// Joins the work for `key`, or spawns it. All callers get `if_task_dies` if its task dies.
+    /// Joins the work for `key`, or spawns it. All callers get `if_task_dies` if its task dies. Without effects the caller
+    /// itself does the work.
     pub(super) fn join_or_spawn<F>(
         &self,
+        effects: Effects,
         tasks: &Tasks,
         key: K,
         if_task_dies: T,
@@ -82,6 +85,9 @@ where
     where
         F: Future<Output = T> + Send + 'static,
     {
+        if effects == Effects::None {
+            return work().boxed().shared();
+        }
         let Ok(joined) = self.try_join(
             key,
             || Ok::<(), Infallible>(()),

@@ -11,6 +11,7 @@ use crate::address::{Hostname, Package};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::RETRIES;
+use crate::mirror::effects::Effects;
 use crate::mirror::library::damage::DELETED_UPSTREAM;
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::{Archives, Documents, FetchReason, RequestContext};
@@ -214,7 +215,7 @@ impl ArchiveRequest {
     /// before a client gets a byte.
     pub(super) fn remember_length(&self, bytes: u64) {
         let now = self.file.call.now;
-        self.archives.learned_lengths.insert(self.key(), bytes, now.after(LENGTH_LIFETIME), now);
+        self.archives.learned_lengths.insert(Effects::Real, self.key(), bytes, now.after(LENGTH_LIFETIME), now);
     }
 
     fn key(&self) -> (Package, Digest) {

@@ -9,6 +9,7 @@ pub mod verified_open;
 
 use crate::mirror::archives::pass_through::MAX_PASS_THROUGHS;
 use crate::mirror::archives::unattended::FillsByClient;
+use crate::mirror::effects::Effects;
 use crate::mirror::request_context::ProxyPath;
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::SingleFlights;
@@ -189,7 +190,7 @@ impl Archives {
         if self.runtime.connectivity() == Connectivity::Offline && !self.library.file_is_local(digest).await? {
             return Err(self.library.missing_error(package, subject, call).await);
         }
-        if call.is_dry_run() {
+        if call.effects() == Effects::None {
             let key = Key::Name(package.into());
             call.config.last_answers.replay(&key, &subject, Duration::MAX, call.now)?;
             return Err(Error::WouldAsk(subject));

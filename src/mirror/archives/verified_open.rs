@@ -13,6 +13,7 @@ use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::counters::DamageFinding;
+use crate::mirror::effects::Effects;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::default_if_store_unavailable;
@@ -47,7 +48,7 @@ impl VerifiedReader {
         if self.recently_used.get(&digest, now).is_some() {
             return;
         }
-        self.recently_used.insert(digest, (), now.after(Duration::from_secs(60)), now);
+        self.recently_used.insert(Effects::Real, digest, (), now.after(Duration::from_secs(60)), now);
         let reader = Arc::clone(self);
         self.runtime.tasks.spawn_blocking(move || reader.library.file_used(&digest, now));
     }
@@ -63,7 +64,7 @@ impl VerifiedReader {
         let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
         let open = move |library: &Library| default_if_store_unavailable(library.open_file(&digest));
         let stored_blob = self.library.on_disk(open).await?;
-        if call.is_dry_run() {
+        if call.effects() == Effects::None {
             return self.look_at(stored_blob, listed).await;
         }
         let Some(blob) = stored_blob else {
@@ -125,7 +126,7 @@ impl VerifiedReader {
         }
         let (digest, expected) = (archive.digest, archive.fast);
         let if_task_dies = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.check_flights.join_or_spawn(&self.runtime.tasks, digest, if_task_dies, || {
+        let check = self.check_flights.join_or_spawn(Effects::Real, &self.runtime.tasks, digest, if_task_dies, || {
             let (reader, blob) = (Arc::clone(self), blob.clone());
             async move {
                 let right = reader.library.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);

@@ -10,7 +10,6 @@ pub mod version_lists;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use url::{ParseError, Url};
 
 use crate::address::{Address, Hostname};
@@ -288,10 +287,7 @@ impl Documents {
                 }
             }
         };
-        if call.is_dry_run() {
-            return work().boxed().shared();
-        }
-        self.flights.join_or_spawn(&self.runtime.tasks, flight, if_task_dies, work)
+        self.flights.join_or_spawn(call.effects(), &self.runtime.tasks, flight, if_task_dies, work)
     }
 
     async fn fetch<K: DocumentKind>(
@@ -328,12 +324,8 @@ impl Documents {
         };
         fetch.listed = kind.listing(&fetch).await?;
         let url = kind.url(&base, &fetch).map_err(|e| fetch.unusable(e.to_string()))?;
-        if call.is_dry_run() {
-            return fetch.replay();
-        }
-        let answer = self.ask(kind, &fetch, url, &credentials).await;
-        call.record_answer(&request.key, rule.patience, &answer);
-        answer
+        let ask = Box::pin(self.ask(kind, &fetch, url, &credentials));
+        call.ask(&request.key, rule.patience, ask, || fetch.replay()).await
     }
 
     /// Asks upstream, and stores the document that its answer leads to.

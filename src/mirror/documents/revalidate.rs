@@ -1,6 +1,7 @@
 //! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
 
 use crate::mirror::Documents;
+use crate::mirror::effects::Effects;
 use crate::mirror::request_context::DocumentRequest;
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl Documents {
                 match await_flight(&call, patience_end, flight(FetchReason::Revalidate, &call)).await {
                     Ok(Ok(fetched)) => Ok(answer(fetched, Outcome::Revalidated)),
                     Ok(Err(error @ Error::NotFound(_))) => Err(error),
-                    Ok(Err(_)) if call.is_dry_run() => Ok(stale(stored)),
+                    Ok(Err(_)) if call.effects() == Effects::None => Ok(stale(stored)),
                     Ok(Err(error @ Error::RevalidationSkipped(_))) if call.urgency == Urgency::Job => Err(error),
                     Ok(Err(error @ Error::RevalidationSkipped(_))) => {
                         tracing::debug!(subject, %error, "the stored copy is served");

@@ -10,6 +10,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::counters::ObjectKind;
+use crate::mirror::effects::Effects;
 use crate::store::{DiskSpace, StoreError, Totals};
 
 /// Deadline of the readiness probe of the store.
@@ -78,14 +79,20 @@ impl Library {
     /// # Errors
     /// [`NotReady`] with the reason.
     pub async fn ready(self: &Arc<Self>) -> Result<(), NotReady> {
-        let probe = self.work.probe_flights.join_or_spawn(&self.runtime.tasks, (), Err(NotReady::StoreGone), || {
-            let library = Arc::clone(self);
-            async move {
-                let blocking_library = Arc::clone(&library);
-                let checked = library.runtime.tasks.spawn_blocking(move || blocking_library.require_store()).await;
-                if matches!(checked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
-            }
-        });
+        let probe = self.work.probe_flights.join_or_spawn(
+            Effects::Real,
+            &self.runtime.tasks,
+            (),
+            Err(NotReady::StoreGone),
+            || {
+                let library = Arc::clone(self);
+                async move {
+                    let blocking_library = Arc::clone(&library);
+                    let checked = library.runtime.tasks.spawn_blocking(move || blocking_library.require_store()).await;
+                    if matches!(checked, Ok(Ok(()))) { Ok(()) } else { Err(NotReady::StoreGone) }
+                }
+            },
+        );
         tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Err(NotReady::DiskUnresponsive))
     }
 

@@ -256,7 +256,6 @@ impl Modules {
         // Upstream has deleted the version, so its old location proves nothing.
         if self.runtime.connectivity() == Connectivity::Offline
             || location.confirmed.gone
-            || call.is_dry_run()
             || call.config.recently_rechecked.get(key, call.now).is_some()
         {
             return;
@@ -267,10 +266,10 @@ impl Modules {
             .get(&key.module.host)
             .map_or(Duration::ZERO, |upstream| upstream.settings.fresh.download);
         let until = call.now.after(RECHECK_INTERVAL.min(fresh));
-        call.config.recently_rechecked.insert(key.clone(), (), until, call.now);
+        call.config.recently_rechecked.insert(call.effects(), key.clone(), (), until, call.now);
         let recheck = (key.clone(), call.config.generation);
-        // One check at a time per version. No request waits for it.
-        drop(self.work.recheck_flights.join_or_spawn(&self.runtime.tasks, recheck, (), || {
+        // One check at a time per version. No request waits for it, so without effects it never runs.
+        drop(self.work.recheck_flights.join_or_spawn(call.effects(), &self.runtime.tasks, recheck, (), || {
             let (modules, package) = (Arc::clone(self), package.clone());
             // Clients take precedence.
             let call = RequestContext { priority: RequestPriority::Job, ..self.runtime.flight_context(call) };

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
+use crate::mirror::effects::Effects;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::module_history;
 use crate::mirror::modules::fetch::{StageNames, UNPACK_LIMITS};
@@ -154,13 +155,15 @@ impl Modules {
         if is_offline {
             return Err(self.library.missing_error(&key, subject, call).await);
         }
-        if call.is_dry_run() {
-            match self.replay_fill(package, self.runtime.limits.answer_within, call) {
+        let filled = match call.effects() {
+            Effects::Real => self.fill_in_time(package, &subject, call).await?,
+            Effects::None => match self.replay_fill(package, self.runtime.limits.answer_within, call) {
                 // The client's deadline comes before the end of the fill.
-                Error::Slow(_) => {}
+                Error::Slow(_) => None,
                 error => return Err(error),
-            }
-        } else if let Some(archive) = self.fill_in_time(package, &subject, call).await? {
+            },
+        };
+        if let Some(archive) = filled {
             return Ok(Answer { outcome: Outcome::Miss, ..answer.map(|_| local_location(package, &archive)) });
         }
         let subdir = match &location.parsed.source {
@@ -196,20 +199,18 @@ impl Modules {
         source: &Unsupported,
         call: &RequestContext,
     ) -> Result<Option<Error>, Error> {
-        let (owned_key, now, owned_source, is_dry_run) = (key.clone(), call.now, source.clone(), call.is_dry_run());
+        let (owned_key, now, owned_source, effects) = (key.clone(), call.now, source.clone(), call.effects());
         let source = source.describe();
         let record = move |library: &Library| {
-            let before = match is_dry_run {
-                true => module_history::read_first_seen(library, &owned_key)
+            let before = match effects {
+                Effects::None => module_history::read_first_seen(library, &owned_key)
                     .map(|seen| module_history::describe_seen(&seen)),
-                false => module_history::record_external_move(library, &owned_key, &owned_source, now),
+                Effects::Real => module_history::record_external_move(library, &owned_key, &owned_source, now),
             };
             default_if_store_unavailable(before)
         };
         let Some(before) = self.library.on_disk(record).await? else { return Ok(None) };
-        if !is_dry_run {
-            tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted");
-        }
+        effects.run(|| tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted"));
         let verdict = format!("upstream has moved it to {source}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
         Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
@@ -231,8 +232,9 @@ impl Modules {
             _ => Outcome::Stale,
         };
         let Some(archive) = self.library.stored_module(key).await? else { return Err(error) };
-        if self.runtime.connectivity() == Connectivity::Online && !call.is_dry_run() {
-            tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served");
+        if self.runtime.connectivity() == Connectivity::Online {
+            call.effects()
+                .run(|| tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served"));
         }
         Ok(Answer {
             value: local_location(package, &archive),
@@ -258,10 +260,10 @@ impl Modules {
         }
         let text =
             source.for_client().ok_or_else(|| refused("its address may hold secrets, so clients do not get it"))?;
-        if !call.is_dry_run() {
+        call.effects().run(|| {
             self.runtime.counters.elsewhere.inc();
             tracing::warn!(%package, source = source.describe(), "a module is at a source that larder cannot fetch; clients fetch it directly, and nothing is stored");
-        }
+        });
         Ok(ModuleLocation::External(text.to_owned()))
     }
 }
@@ -309,7 +311,7 @@ impl Modules {
             // accepted that the version was republished: upstream's location leads to it then.
             let confirmation = self.documents.get(package, call).await.ok().map(|answer| answer.value.confirmation());
             self.documents.fetch_now(package, confirmation, call).await?;
-        } else if call.is_dry_run() {
+        } else if call.effects() == Effects::None {
             return Err(self.replay_fill(package, Duration::MAX, call));
         } else {
             self.module_fill(package, call).await?;
@@ -318,10 +320,8 @@ impl Modules {
             Some(archive) => Ok(Answer::of_now(archive, Outcome::Miss, call)),
             None => {
                 let rule = call.upstream(&package.module.host)?.freshness_rule(|fresh| fresh.download);
-                if !call.is_dry_run() {
-                    let until = call.now.after(rule.not_found_lifetime());
-                    call.config.refetched_locations.insert(key, (), until, call.now);
-                }
+                let until = call.now.after(rule.not_found_lifetime());
+                call.config.refetched_locations.insert(call.effects(), key, (), until, call.now);
                 Err(no_such_archive(wanted))
             }
         }

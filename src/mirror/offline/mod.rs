@@ -16,6 +16,7 @@ use crate::address::{Address, ModuleAddress, ModulePackage, Platform, ProviderAd
 use crate::error::Error;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::documents::{DocumentKind, Documents};
+use crate::mirror::effects::Effects;
 use crate::mirror::library::missing::MissingPackage;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::offline::stored_pages::{PageSource, latest};
@@ -178,7 +179,7 @@ impl Offline {
         call.upstream(address.host())?;
         let if_task_dies = Err(Error::Interrupted(format!("the stored versions of {address}")));
         let key = (address.clone(), self.library.generation_of_address(address), call.config.generation);
-        let lookup = self.lookups.join_or_spawn(&self.runtime.tasks, key, if_task_dies, || {
+        let lookup = self.lookups.join_or_spawn(Effects::Real, &self.runtime.tasks, key, if_task_dies, || {
             let (library, address, config) = (Arc::clone(&self.library), address.clone(), Arc::clone(&call.config));
             async move {
                 library.on_disk(move |library| library.read_stored_versions(&address, &config).map(Arc::new)).await

@@ -9,6 +9,7 @@ use tokio::time::{timeout, timeout_at};
 use crate::address::{Address, ModuleAddress, ProviderAddress, Version};
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
+use crate::mirror::effects::Effects;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::too_many_waiting;
@@ -98,7 +99,8 @@ impl Offline {
             return Ok(Answer::of_store(value, call.now, call));
         }
         let answer = self.documents.get(page, call).await?;
-        if !call.is_dry_run() && matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone) {
+        let is_stored = matches!(answer.outcome, Outcome::Hit | Outcome::Stale | Outcome::Gone);
+        if is_stored && call.effects() == Effects::Real {
             let (key, now) = (page.key(&call.config), call.now);
             let record_use = move |library: &Library| {
                 library.document_used(&key, now);
@@ -119,22 +121,23 @@ impl Offline {
         let subject = page.label();
         let _place = self.runtime.take_waiting_place(&subject, call)?;
         let if_task_dies = Err(Error::Interrupted(subject.clone()));
-        let scan_result = self.stored_pages.join_or_spawn(&self.runtime.tasks, page.clone(), if_task_dies, || {
-            let (offline, page) = (Arc::clone(self), page.clone());
-            async move {
-                // By then the client has its answer: abandoned scans must not pile up in the queue.
-                let waiting = Arc::clone(&offline.page_scan).acquire_owned();
-                let Ok(permit) = timeout(offline.runtime.limits.answer_within, waiting).await else {
-                    return Err(too_many_waiting(&page.label()));
-                };
-                let scan = offline.library.on_disk(move |library| {
-                    // Held until the disk has answered, even if the caller has gone.
-                    let _permit = permit;
-                    library.scan_for_page(&page)
-                });
-                scan.await
-            }
-        });
+        let scan_result =
+            self.stored_pages.join_or_spawn(Effects::Real, &self.runtime.tasks, page.clone(), if_task_dies, || {
+                let (offline, page) = (Arc::clone(self), page.clone());
+                async move {
+                    // By then the client has its answer: abandoned scans must not pile up in the queue.
+                    let waiting = Arc::clone(&offline.page_scan).acquire_owned();
+                    let Ok(permit) = timeout(offline.runtime.limits.answer_within, waiting).await else {
+                        return Err(too_many_waiting(&page.label()));
+                    };
+                    let scan = offline.library.on_disk(move |library| {
+                        // Held until the disk has answered, even if the caller has gone.
+                        let _permit = permit;
+                        library.scan_for_page(&page)
+                    });
+                    scan.await
+                }
+            });
         timeout_at(call.deadline, scan_result).await.unwrap_or(Err(Error::Slow(subject)))
     }
 

@@ -119,9 +119,10 @@ impl ProofSets {
         let flight = self.join_set_flight(package, seen, FetchReason::NotStored, call);
         let fetched = timeout_at(call.deadline, flight).await.map_err(|_| Error::Slow(subject))??;
         let stored = UsableProofSet { stored_set: fetched.value, fallback: None };
-        if stored.find(wanted.digest, call.now).is_none() && !call.is_dry_run() {
+        if stored.find(wanted.digest, call.now).is_none() {
             let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
-            call.config.refetched_sets.insert(package.clone(), (), call.now.after(rule.not_found_lifetime()), call.now);
+            let until = call.now.after(rule.not_found_lifetime());
+            call.config.refetched_sets.insert(call.effects(), package.clone(), (), until, call.now);
         }
         Ok(stored)
     }

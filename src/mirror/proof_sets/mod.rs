@@ -5,8 +5,6 @@ pub mod files;
 
 use std::sync::Arc;
 
-use futures_util::FutureExt;
-
 use crate::address::Package;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -175,11 +173,8 @@ impl ProofSets {
                 proof_sets.runtime.with_deadline(&request, &call, work).await
             }
         };
-        if call.is_dry_run() {
-            return work().boxed().shared();
-        }
         let if_task_dies = Err(Error::Interrupted(describe_set(package)));
-        self.flights.join_or_spawn(&self.runtime.tasks, key, if_task_dies, work)
+        self.flights.join_or_spawn(call.effects(), &self.runtime.tasks, key, if_task_dies, work)
     }
 
     async fn fetch_set(
@@ -212,16 +207,17 @@ impl ProofSets {
             Some(before) => SetBasis::Stored(before),
         };
         let located = self.locate_set(package, basis, call).await?;
-        if call.is_dry_run() {
+        let replay = || {
             let patience = if before.is_some() { rule.patience } else { self.runtime.limits.answer_within };
             call.config.last_answers.replay(key, subject, patience, call.now)?;
-            let value = before.ok_or_else(|| Error::WouldAsk(subject.clone()))?;
-            return Ok(Confirmed { confirmed: Confirmation { checked: call.now, ..value.confirmed }, value });
-        }
-        let fetched = self.fetch_located_set(package, basis, located, call).await;
-        let judged = self.judge_fetched_set(package, fetched, before.clone(), call).await;
-        call.record_answer(key, rule.patience, &judged);
-        judged
+            let value = before.clone().ok_or_else(|| Error::WouldAsk(subject.clone()))?;
+            Ok(Confirmed { confirmed: Confirmation { checked: call.now, ..value.confirmed }, value })
+        };
+        let ask = Box::pin(async {
+            let fetched = self.fetch_located_set(package, basis, located, call).await;
+            self.judge_fetched_set(package, fetched, before.clone(), call).await
+        });
+        call.ask(key, rule.patience, ask, replay).await
     }
 
     /// Judges a verified set as the answer to a client's request, and stores it unless it is refused.
