@@ -220,6 +220,7 @@ impl<A: fmt::Display> fmt::Display for Selection<A> {
 
 /// A provider, a module or a document, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PackageRef {
     /// `HOST/NAMESPACE/TYPE` or `HOST/NAMESPACE/NAME/SYSTEM`; `HOST` of a discovery document; otherwise the requested
     /// text. Older records call it `what`, and include the version.

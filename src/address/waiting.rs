@@ -11,9 +11,11 @@ use super::{Platform, ProviderAddress, Version};
 /// A version of a provider that is stored for some of the sealed platforms. Its text is the one sentence about it:
 /// `stored for linux_amd64, waits for darwin_arm64 and windows_amd64`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WaitingVersion {
     /// The provider.
     #[serde(rename = "address", with = "super::provider_as_text")]
+    #[cfg_attr(test, schemars(with = "String"))]
     pub provider: ProviderAddress,
     /// The version.
     #[serde(deserialize_with = "Version::deserialize_of_provider")]

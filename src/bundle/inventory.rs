@@ -19,11 +19,13 @@ type DigestPairs = BTreeMap<String, String>;
 /// The archives that a store has. Each is listed by the first 16 hex digits of its SHA-256 and of the digest of its
 /// proof set or module location. As JSON that takes about 60 bytes per archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Inventory {
     #[serde(rename = "larder_inventory")]
     format: u32,
     /// The creation time in epoch seconds.
+    #[cfg_attr(test, schemars(with = "u64"))]
     pub made: Timestamp,
     /// The sealed platforms of the store's larder (`[network] sealed_platforms`); none where any will do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -9,6 +9,7 @@ use crate::digest::Digest;
 
 /// A progress event of applying a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum ApplyEvent {
     /// The bundle is accepted and would fit.
@@ -34,6 +35,7 @@ pub enum ApplyEvent {
 
 /// The outcome of one entry of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EntryOutcome {
     /// The package or document.
     #[serde(flatten)]
@@ -45,6 +47,7 @@ pub struct EntryOutcome {
 
 /// The outcome of applying one entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum ApplyOutcome {
     /// The entry was imported.
@@ -69,6 +72,7 @@ pub enum ApplyOutcome {
 
 /// The outcome of a whole bundle, also written to a file in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Receipt {
     /// The SHA-256 of the manifest.
     pub manifest: Digest,

@@ -174,6 +174,7 @@ pub struct BundleKeys {
 
 /// The identifiers of [`BundleKeys`], for output that must not contain the keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BundleKeyIds {
     /// The key that signs new bundles.
     pub signing: Option<KeyId>,

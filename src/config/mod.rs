@@ -254,6 +254,7 @@ pub struct Store {
 
 /// The origin of the path of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreNaming {
     /// The configuration, or the default.

@@ -10,6 +10,7 @@ use crate::clock::Timestamp;
 
 /// A job: `GET /admin/v1/jobs/ID`, and the answer to `POST /admin/v1/warm`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Job<T = Vec<JobItem>> {
     /// The ID in `/admin/v1/jobs/ID`.
     pub id: String,
@@ -42,6 +43,7 @@ pub type JobSummary = Job<ItemCounts>;
 
 /// The listed jobs: `GET /admin/v1/jobs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct JobList {
     /// Newest first.
     pub jobs: Vec<JobSummary>,
@@ -57,6 +59,7 @@ impl<T> Job<T> {
 
 /// Counts of items by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ItemCounts {
     /// All items.
     pub all: u64,
@@ -73,6 +76,7 @@ pub struct ItemCounts {
 
 /// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
     /// In progress.
@@ -87,6 +91,7 @@ pub enum JobState {
 
 /// One archive of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct JobItem {
     /// The archive; before a version is chosen, the requested address.
     #[serde(flatten)]
@@ -106,6 +111,7 @@ pub struct JobItem {
 
 /// State of an archive in a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ItemState {
     /// Waits for its turn, or for an upstream.

@@ -36,6 +36,7 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The result of a plan: the answer to `POST /admin/v1/plan`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Plan {
     /// True if everything is stored and installs by every route.
     pub ready: bool,
@@ -60,6 +61,7 @@ pub struct Plan {
 
 /// Counts by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PlanCounts {
     /// Stored archives.
     #[serde(rename = "have")]
@@ -89,6 +91,7 @@ pub struct PlanCounts {
 
 /// One line of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PlannedItem {
     /// The archive, or the unavailable item.
     #[serde(flatten)]
@@ -103,6 +106,7 @@ pub struct PlannedItem {
 
 /// State of an item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum PlanState {
     /// Stored, with all its documents.
@@ -140,6 +144,7 @@ pub enum PlanState {
 
 /// The routes by which a stored package installs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Installs {
     /// All routes.

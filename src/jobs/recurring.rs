@@ -202,6 +202,7 @@ impl Recurring {
 
 /// The last run of a recurring warm-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LastRun {
     /// When the run ended.
     pub ended: Timestamp,
@@ -221,6 +222,7 @@ pub struct LastRun {
 
 /// A recurring warm-up in `GET /admin/v1/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RecurringState {
     /// The configured addresses and paths.
     #[serde(rename = "what")]

@@ -437,6 +437,7 @@ pub enum JobEvent {
 
 /// An item with its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NumberedItem {
     /// Index of the item in `items`, from 0.
     pub number: usize,

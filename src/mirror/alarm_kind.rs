@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The kinds of finding about a version or its provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum AlarmKind {
     /// A provider version changed, and its signer may not vouch for that. The change is not served.

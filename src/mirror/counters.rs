@@ -170,6 +170,7 @@ fn unverified_labels(host: &Hostname, kind: &'static str) -> [(&'static str, Str
 
 /// The kind of damage to an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum DamageFinding {
     /// Its bytes are wrong. They were quarantined.

@@ -206,6 +206,7 @@ fn is_local(host: &str) -> bool {
 
 /// The data of `larder status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StatusReport {
     /// The mirror itself.
     #[serde(flatten)]
@@ -234,6 +235,7 @@ pub struct StatusReport {
 
 /// The processes that answer the admin API.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ProcessKind {
     /// `larder serve`, for every client.
@@ -247,6 +249,7 @@ pub enum ProcessKind {
 
 /// Counters of a running larder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SinceStart {
     /// Start time.
     pub started: Timestamp,
@@ -276,6 +279,7 @@ pub struct SinceStart {
 
 /// Failed requests of clients for one URL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RecentFailure {
     /// The path of the URL, for `larder explain`.
     pub path: String,
@@ -303,6 +307,8 @@ pub struct RecentFailure {
 
 #[cfg(test)]
 mod tests {
+    mod openapi;
+
     use proptest::prelude::*;
 
     use super::*;

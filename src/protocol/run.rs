@@ -138,6 +138,7 @@ impl fmt::Debug for RunIds {
 
 /// Files sent to one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RunReport {
     /// The files, by their path below the run.
     pub files: BTreeMap<String, SentFile>,
@@ -153,6 +154,7 @@ pub const MAX_RUN_FAILURES: usize = 32;
 
 /// A file that a run was sent, in one answer or more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SentFile {
     /// The registry.
     pub registry: String,
@@ -169,6 +171,7 @@ pub struct SentFile {
 
 /// Kinds of files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", content = "module", rename_all = "snake_case")]
 pub enum FileKind {
     /// An archive of a provider.
@@ -183,6 +186,7 @@ pub enum FileKind {
 
 /// Sources of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FileSource {
     /// The store, without a question to upstream.

@@ -54,6 +54,7 @@ pub struct Files {
 
 /// Contents of a file. As JSON: a string, or `{"unreadable": "no_text"}`; of a folder without a file, `{"folder": "empty"}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum FileContents {
     /// The text.
@@ -72,6 +73,7 @@ pub enum FileContents {
 
 /// The contents of a folder that has no file of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FolderContents {
     /// No file that a client reads.
@@ -80,6 +82,7 @@ pub enum FolderContents {
 
 /// Reasons why an existing file is unreadable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Unreadable {
     /// Not UTF-8 text.

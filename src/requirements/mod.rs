@@ -75,6 +75,7 @@ pub struct Configurations {
 
 /// A client: the program that reads configurations and uses registries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ClientKind {
     /// Terraform, by HashiCorp.

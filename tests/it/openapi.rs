@@ -30,10 +30,12 @@ fn the_description_has_the_paths_and_methods_of_the_table() {
         (table.difference(&described).collect(), described.difference(&table).collect());
     assert!(
         missing.is_empty(),
-        "describe {missing:?} in \"paths\" of docs/openapi.json: summary, parameters, body, every status; \
-         then add a row to `every_described_status_is_one_that_larder_answers` in tests/it/openapi.rs"
+        "describe {missing:?} in `requests` of src/protocol/admin/tests/openapi.rs; then add a row to `every_described_status_is_one_that_larder_answers` in tests/it/openapi.rs"
     );
-    assert!(extra.is_empty(), "remove {extra:?} from docs/openapi.json: no row of src/protocol/admin/routes.rs has it");
+    assert!(
+        extra.is_empty(),
+        "remove {extra:?} from src/protocol/admin/tests/openapi.rs: no row of src/protocol/admin/routes.rs has it"
+    );
     let guide = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/admin-api.md"));
     for (_, path) in rows {
         let name = path.trim_start_matches("/admin/v1/").replace("{id}", "ID");

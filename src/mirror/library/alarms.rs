@@ -22,6 +22,7 @@ const MAX_ALARMS_PER_KIND: usize = 1000;
 
 /// A finding that a person must resolve. It stays in `status` until then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Alarm {
     /// The kind of finding.
     pub kind: AlarmKind,

@@ -113,6 +113,7 @@ type LastMiss = (u64, ConfigGeneration);
 
 /// A package that was requested while offline and is not stored, for people, or a description of anything else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MissingRequest {
     /// The package.
     #[serde(flatten)]

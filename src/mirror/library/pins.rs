@@ -15,6 +15,7 @@ pub enum PinChange {
 
 /// The result of pinning or unpinning one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PinResult {
     /// The package; the selection as given, where it names nothing stored.
     #[serde(flatten)]
@@ -25,6 +26,7 @@ pub struct PinResult {
 
 /// The outcome of pinning or unpinning one package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PinOutcome {
     /// It is now pinned.

@@ -37,6 +37,7 @@ impl NotReady {
 
 /// The state of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreState {
     /// It can be read and written.
@@ -66,6 +67,7 @@ impl StoreState {
 
 /// The last failure to store an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StoreFailure {
     /// The cause.
     pub why: String,

@@ -13,6 +13,7 @@ use crate::store::{Durability, Key, ReadOutcome, Store, StoreError};
 
 /// The use of a store since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Usage {
     /// The last attempt to serve.
     #[serde(default, skip_serializing_if = "Served::is_never")]
@@ -24,6 +25,7 @@ pub struct Usage {
 
 /// The last attempt to serve from a store. In JSON no member, a time, or null.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Served {
     /// There was none.
@@ -44,6 +46,7 @@ impl Served {
 
 /// The packages that the clients of all `larder run` were sent. What a killed larder counted last is not in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RunTotals {
     /// The first run that was sent a package.
     pub first: Timestamp,
@@ -56,6 +59,7 @@ pub struct RunTotals {
 
 /// Packages by their source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PackageAmounts {
     /// From the store: the traffic saved.
     pub store: FileAmount,
@@ -79,6 +83,7 @@ impl PackageAmounts {
 
 /// An amount of files that clients were sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FileAmount {
     /// Files.
     pub count: u64,

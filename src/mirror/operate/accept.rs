@@ -35,6 +35,7 @@ const AT_ONE_TIME: usize = 8;
 
 /// A file with a digest that no earlier verified set gave it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ChangedFile {
     /// Its name, or its platform where only the download document names it.
     pub file: String,
@@ -59,6 +60,7 @@ impl ChangedFile {
 
 /// The result of accepting one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AcceptResult {
     /// The package.
     #[serde(flatten)]
@@ -70,6 +72,7 @@ pub struct AcceptResult {
 
 /// The outcome of accepting one package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum AcceptOutcome {
     /// The set that upstream has now is trusted from now on.
@@ -117,6 +120,7 @@ pub enum AcceptOutcome {
 
 /// Evidence that a person decides about, each fact once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct UndecidedEvidence {
     /// Its name, for `--evidence`.
     pub evidence: EvidenceName,
@@ -132,6 +136,7 @@ pub struct UndecidedEvidence {
 
 /// A key of a provider.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct KnownKey {
     /// The fingerprint.
     pub key: String,
@@ -141,6 +146,7 @@ pub struct KnownKey {
 
 /// A version, as a person sees it who decides about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum UndecidedVersion {
     /// A version of a provider.

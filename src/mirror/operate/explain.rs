@@ -48,6 +48,7 @@ pub enum ExplainedObject {
 
 /// The facts about one object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ObjectFacts {
     /// The stored copy of a document or proof set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,6 +69,7 @@ pub struct ObjectFacts {
 
 /// The stored copy of a document or a proof set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StoredCopy {
     /// The time when upstream sent it.
     pub fetched: Timestamp,
@@ -88,6 +90,7 @@ pub struct StoredCopy {
 
 /// The proof of a stored proof set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SetProof {
     /// The proof.
     #[serde(flatten)]
@@ -102,6 +105,7 @@ pub struct SetProof {
 
 /// An answer of upstream that failed or was late.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AnswerFacts {
     /// The time of the answer.
     pub at: Timestamp,
@@ -117,6 +121,7 @@ pub struct AnswerFacts {
 
 /// The known versions of a provider or a module.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VersionFacts {
     /// The versions that can be installed from the store, the newest first.
     pub stored: Vec<StoredVersion>,
@@ -129,6 +134,7 @@ pub struct VersionFacts {
 
 /// A version that can be installed from the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StoredVersion {
     /// The version.
     pub version: String,
@@ -142,6 +148,7 @@ pub struct StoredVersion {
 
 /// The settings of an upstream that decide about answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct UpstreamRules {
     /// `verification`
     pub verification: String,

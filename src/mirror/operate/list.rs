@@ -16,6 +16,7 @@ use crate::verify::ProofBasis;
 
 /// A page of the stored packages, in the order of registry, kind, address and version as text.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StoredPage {
     /// The packages.
     pub packages: Vec<StoredPackage>,
@@ -28,6 +29,7 @@ pub struct StoredPage {
 
 /// A package of which an archive is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StoredPackage {
     /// Its address and version, and the platform of a provider.
     #[serde(flatten)]
@@ -40,6 +42,7 @@ pub struct StoredPackage {
 
 /// A stored archive of a package.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PackageArchive {
     /// Its SHA-256.
     pub sha256: Digest,
@@ -65,6 +68,7 @@ pub struct PackageArchive {
 
 /// The proof of an archive.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "verified", rename_all = "kebab-case")]
 pub enum VerifiedBy {
     /// A key that the registry lists signed its SHA256SUMS.

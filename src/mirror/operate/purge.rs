@@ -19,6 +19,7 @@ use crate::store::{Durability, Key, StoreError};
 
 /// The result of a purge.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PurgeResult {
     /// The selection.
     #[serde(flatten)]

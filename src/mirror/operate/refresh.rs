@@ -26,6 +26,7 @@ const AT_ONE_TIME: usize = 8;
 
 /// The result of refreshing one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RefreshResult {
     /// The object.
     #[serde(flatten)]
@@ -37,6 +38,7 @@ pub struct RefreshResult {
 
 /// The outcome of refreshing one object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum RefreshOutcome {
     /// The stored copy is unchanged.

@@ -50,6 +50,7 @@ impl ReadRate {
 
 /// An archive that does not match its digest, or is missing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DamagedArchive {
     /// The expected digest.
     pub digest: Digest,
@@ -82,6 +83,7 @@ impl fmt::Display for DamagedArchive {
 
 /// The outcome of repairing an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "healed", rename_all = "snake_case")]
 pub enum RepairOutcome {
     /// It was fetched again and verified.
@@ -243,6 +245,7 @@ const EVENT_BUFFER: usize = 16;
 
 /// A progress event of `verify`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum VerifyEvent {
     /// The verification begins, with these totals.

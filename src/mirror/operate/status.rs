@@ -22,6 +22,7 @@ use crate::upstream::UpstreamTraffic;
 
 /// The status of a mirror.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Status {
     /// The version of larder.
     pub version: String,
@@ -73,6 +74,7 @@ pub struct Status {
 
 /// A bundle that was imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LastBundle {
     /// The SHA-256 of its manifest.
     pub manifest: Digest,
@@ -84,6 +86,7 @@ pub struct LastBundle {
 
 /// The state of an upstream: totals since the start, and present backoff.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct UpstreamState {
     /// Its host.
     pub host: String,
@@ -101,6 +104,7 @@ pub struct UpstreamState {
 
 /// An origin in backoff after failures.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct OriginBackoff {
     /// `https://HOST`
     pub origin: String,

@@ -19,6 +19,7 @@ const MAX_ACCEPTED: usize = 256;
 
 /// The body of a bundle request.
 #[derive(Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BundleRequest {
     /// The job whose packages go into the bundle.
@@ -93,6 +94,7 @@ pub fn query_of(unsigned: bool, accept: &[String]) -> String {
 
 /// The body of an export request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
     /// The job whose packages are exported.

@@ -80,6 +80,7 @@ pub fn is_url(given: &str) -> bool {
 
 /// The report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExplainReport {
     /// The package, or as much of it as the request names.
     #[serde(flatten)]
@@ -111,6 +112,7 @@ pub struct ExplainReport {
 
 /// The origin of the version that a report is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "by", rename_all = "kebab-case")]
 pub enum VersionChoice {
     /// The request names it.
@@ -129,6 +131,7 @@ pub enum VersionChoice {
 
 /// The outcome for a client, all in all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Everything, from the store.
@@ -144,6 +147,7 @@ pub enum Verdict {
 labelled_enum! {
     /// The requests of clients. The label is their name for people.
     #[derive(Serialize, Deserialize)]
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
     #[serde(rename_all = "kebab-case")]
     pub StepKind {
         /// The discovery document. A client with a host override skips it; larder itself needs it to ask upstream.
@@ -169,6 +173,7 @@ labelled_enum! {
 
 /// One request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExplainStep {
     /// The request.
     pub step: StepKind,
@@ -189,6 +194,7 @@ pub struct ExplainStep {
 
 /// The answer that a client would get now, if upstream answers as it last did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum ExpectedAnswer {
     /// Content.
@@ -218,6 +224,7 @@ pub enum ExpectedAnswer {
 
 /// The reason for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
     /// Stored, and within its freshness lifetime.
@@ -258,6 +265,7 @@ pub enum Rule {
 
 /// The versions of an address, for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VersionSummary {
     /// The number of versions in the list that clients get; null if they get none.
     pub listed: Option<usize>,
@@ -272,6 +280,7 @@ pub struct VersionSummary {
 
 /// Advice for a person.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Advice {
     /// The advice.
     pub text: String,

@@ -47,6 +47,7 @@ impl Operation {
 
 /// The addresses of an operation: the body of its request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetAddresses {
     /// The addresses.
@@ -84,6 +85,7 @@ impl TargetAddresses {
 
 /// The body of an `accept`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AcceptRequest {
     /// The addresses.
@@ -147,6 +149,7 @@ pub fn parse_empty_body(body: &[u8]) -> Result<(), String> {
 
 /// Result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(rename = "{T}s"))]
 pub struct OperationReport<T> {
     /// Everything succeeded.
     pub ok: bool,

@@ -19,6 +19,7 @@ const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_AR
 
 /// The body of an order. Every member may be left out, but not all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct OrderRequest {
     /// Addresses with constraints.
@@ -46,6 +47,7 @@ pub struct OrderRequest {
 
 /// An address, with its own platforms where they differ from the order's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum AddressRequest {
     /// With the platforms of the order.
@@ -56,6 +58,7 @@ pub enum AddressRequest {
 
 /// An address and its platforms.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AddressFor {
     /// The address.
@@ -67,6 +70,7 @@ pub struct AddressFor {
 
 /// A file of a user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NamedText {
     /// The name, for messages.

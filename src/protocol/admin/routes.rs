@@ -1,5 +1,5 @@
 //! The table of the admin listener: each path with its methods, and one line about each. Requests are routed by it, and
-//! `GET /admin/v1` lists it. `docs/openapi.json` describes the same paths; a test holds it to this table.
+//! `GET /admin/v1` lists it. `docs/openapi.json` describes the same paths: `tests/openapi.rs` makes it, and a test holds it to this table.
 
 use serde_json::json;
 
@@ -198,7 +198,7 @@ impl AdminPath {
 
 use AdminMethod::{Delete, Get, Post};
 
-/// Every path. A new one also needs its description in `docs/openapi.json` and its line in `docs/admin-api.md`.
+/// Every path. A new one also needs its row in `tests/openapi.rs`, and its line in `docs/admin-api.md`.
 pub const PATHS: &[AdminPath] = &[
     AdminPath::new(INDEX, AdminRoute::Index, &[(Get, "this list")]),
     AdminPath::new(OPENAPI, AdminRoute::OpenApi, &[(Get, "a description of each request, as OpenAPI 3.1")]),

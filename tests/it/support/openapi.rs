@@ -15,7 +15,7 @@ pub(crate) const TEXT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "
 static DESCRIPTION: LazyLock<Description> = LazyLock::new(|| Description(serde_json::from_str(TEXT).unwrap()));
 
 /// Keywords of JSON Schema that [`Description`] compares with. A test refuses others in `docs/openapi.json`.
-pub(crate) const KEYWORDS: [&str; 16] = [
+pub(crate) const KEYWORDS: [&str; 17] = [
     "$ref",
     "type",
     "format",
@@ -29,6 +29,7 @@ pub(crate) const KEYWORDS: [&str; 16] = [
     "items",
     "minItems",
     "maxItems",
+    "uniqueItems",
     "oneOf",
     "anyOf",
     "description",
@@ -36,6 +37,24 @@ pub(crate) const KEYWORDS: [&str; 16] = [
 
 /// The OpenAPI description of the admin API.
 pub(crate) struct Description(pub(crate) Value);
+
+/// A value compared with a schema or a part of it.
+struct Compared {
+    problems: Vec<String>,
+    /// The members that are described; `None` where any may be there.
+    described: Option<BTreeSet<String>>,
+}
+
+impl Compared {
+    fn add(&mut self, part: Self) {
+        self.problems.extend(part.problems);
+        self.described = self.described.take().zip(part.described).map(|(own, others)| &own | &others);
+    }
+
+    fn described_count(&self) -> usize {
+        self.described.as_ref().map_or(usize::MAX, BTreeSet::len)
+    }
+}
 
 /// Panics if an answer of an admin listener is not described.
 pub(crate) fn assert_described(method: &str, path: &str, answer: &Answer) {
@@ -145,8 +164,20 @@ impl Description {
     /// The differences of a value from a schema. Members that the schema does not name are differences, too, so that
     /// every member is described.
     fn problems(&self, schema: &Value, value: &Value, place: &str) -> Vec<String> {
-        let schema = self.resolve(schema);
-        let problem = |text: String| vec![format!("{}: {text}", if place.is_empty() { "the value" } else { place })];
+        let Compared { mut problems, described } = self.compare_value(schema, value, place);
+        if let (Some(object), Some(described)) = (value.as_object(), described) {
+            let unknown = object.keys().filter(|name| !described.contains(*name));
+            problems.extend(unknown.map(|name| format!("{place}.{name} is not described")));
+        }
+        problems
+    }
+
+    fn compare_value(&self, schema: &Value, value: &Value, place: &str) -> Compared {
+        let mut compared = Compared { problems: Vec::new(), described: Some(BTreeSet::new()) };
+        let problem = |text: String| format!("{}: {text}", if place.is_empty() { "the value" } else { place });
+        if schema.get("$ref").is_some() {
+            compared.add(self.compare_value(self.resolve(schema), value, place));
+        }
         if let Some(types) = schema.get("type") {
             let is_of = |name: &Value| match name.as_str().unwrap() {
                 "object" => value.is_object(),
@@ -159,14 +190,15 @@ impl Description {
             };
             let types = types.as_array().cloned().unwrap_or_else(|| vec![types.clone()]);
             if !types.iter().any(is_of) {
-                return problem(format!("{value} is none of {types:?}"));
+                compared.problems.push(problem(format!("{value} is none of {types:?}")));
+                return compared;
             }
         }
         let is_one_of = |values: &Value| values.as_array().unwrap().contains(value);
         if schema.get("enum").is_some_and(|values| !is_one_of(values))
             || schema.get("const").is_some_and(|only| only != value)
         {
-            return problem(format!("{value} is not listed"));
+            compared.problems.push(problem(format!("{value} is not listed")));
         }
         if let Some(text) = value.as_str() {
             let has_form = match (schema["pattern"].as_str(), schema["format"].as_str()) {
@@ -178,37 +210,42 @@ impl Description {
                 (None, _) => true,
             };
             if !has_form {
-                return problem(format!("{text:?} has another form"));
+                compared.problems.push(problem(format!("{text:?} has another form")));
             }
         }
-        let mut problems = Vec::new();
         for alternatives in ["oneOf", "anyOf"].into_iter().filter_map(|keyword| schema[keyword].as_array()) {
-            let each: Vec<_> = alternatives.iter().map(|schema| self.problems(schema, value, place)).collect();
+            let each = alternatives.iter().map(|schema| self.compare_value(schema, value, place));
             // The alternative that fits best says what is wrong.
-            problems.extend(each.into_iter().min_by_key(|problems| (problems.len(), problems.concat().len())).unwrap());
+            let best = each.min_by_key(|compared| (compared.problems.len(), usize::MAX - compared.described_count()));
+            compared.add(best.unwrap());
         }
-        if let Some(elements) = value.as_array() {
+        if let Some(elements) = value.as_array().filter(|_| schema.get("items").is_some()) {
             for (index, element) in elements.iter().enumerate() {
-                problems.extend(self.problems(&schema["items"], element, &format!("{place}[{index}]")));
+                compared.problems.extend(self.problems(&schema["items"], element, &format!("{place}[{index}]")));
             }
         }
-        let object =
-            value.as_object().filter(|_| schema.get("properties").or(schema.get("additionalProperties")).is_some());
-        let Some(object) = object else { return problems };
+        let Some(object) = value.as_object() else { return compared };
         let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
         for name in required.filter(|name| !object.contains_key(*name)) {
-            problems.push(format!("{place}.{name} is required, and absent"));
+            compared.problems.push(format!("{place}.{name} is required, and absent"));
         }
-        for (name, member) in object {
-            let place = format!("{place}.{name}");
-            match (schema["properties"].get(name), &schema["additionalProperties"]) {
-                (Some(schema), _) => problems.extend(self.problems(schema, member, &place)),
-                (None, others @ Value::Object(_)) => problems.extend(self.problems(others, member, &place)),
-                (None, Value::Bool(true)) => {}
-                (None, _) => problems.push(format!("{place} is not described")),
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            compared.described.iter_mut().for_each(|described| described.extend([name.clone()]));
+            let member = object.get(name).map(|member| self.problems(schema, member, &format!("{place}.{name}")));
+            compared.problems.extend(member.into_iter().flatten());
+        }
+        match &schema["additionalProperties"] {
+            Value::Bool(true) => compared.described = None,
+            others @ Value::Object(_) => {
+                compared.described = None;
+                let unnamed = object.iter().filter(|(name, _)| schema["properties"].get(name).is_none());
+                for (name, member) in unnamed {
+                    compared.problems.extend(self.problems(others, member, &format!("{place}.{name}")));
+                }
             }
+            _ => {}
         }
-        problems
+        compared
     }
 
     /// `METHOD PATH` of each operation.

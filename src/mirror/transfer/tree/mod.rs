@@ -21,6 +21,7 @@ pub enum UnsignedPolicy {
 
 /// A progress report of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum ImportStep {
     /// A file of the tree was judged.
@@ -36,6 +37,7 @@ pub enum ImportStep {
 
 /// A file of a tree, with its verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ImportedFile {
     /// The path in the tree.
     pub file: String,
@@ -54,6 +56,7 @@ pub struct ImportedFile {
 
 /// The verdict on a file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum FileVerdict {
     /// Proven, and stored now.
@@ -77,6 +80,7 @@ pub enum FileVerdict {
 
 /// The source of the proof set that an archive was compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ProvenBy {
     /// A stored set.
@@ -89,6 +93,7 @@ pub enum ProvenBy {
 
 /// The number of files per verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ImportCounts {
     /// Proven, and stored now.
     pub proven: u64,
