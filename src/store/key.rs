@@ -241,7 +241,7 @@ impl Key {
     }
 
     /// Path of the record, below the store's root.
-    pub(crate) fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         match self {
             Self::Document(document) => document.path(),
             Self::ProofSet(package) => {
@@ -298,7 +298,7 @@ impl Key {
     }
 
     /// The key of the record at `path`, below the store's root.
-    pub(super) fn from_path(path: &Path) -> Option<Self> {
+    pub fn from_path(path: &Path) -> Option<Self> {
         let parts: Vec<&str> = path.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
         let version = |text: &str| Version::parse(text).ok();
         let json = |file: &str| file.strip_suffix(".json").map(str::to_owned);

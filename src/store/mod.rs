@@ -29,7 +29,6 @@ mod index;
 mod key;
 mod local;
 mod locks;
-pub mod memory;
 mod records;
 mod staged;
 

@@ -573,7 +573,8 @@ impl dyn Records + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::memory::MemoryRecords;
+    use crate::clock::Clock;
+    use crate::store::Store;
 
     fn seen(end: &str) -> Key {
         Key::from_path(&Path::new("seen/registry.example/providers/acme/null").join(end)).unwrap()
@@ -581,12 +582,13 @@ mod tests {
 
     #[test]
     fn a_step_writes_each_record_once_and_lists_what_it_writes() {
-        let records = MemoryRecords::default();
+        let folder = tempfile::tempdir().unwrap();
+        let Store { records, .. } = Store::open(folder.path(), Clock::system().now()).unwrap();
         let [one, two, three] = ["1.0.0.json", "2.0.0.json", "3.0.0.json"].map(seen);
         let Key::FirstSeen(provider, _) = &one else { panic!("{one:?}") };
         let keys = Key::SigningKeyLog(provider.clone());
-        (&records as &dyn Records).put(&three, b"", Durability::Lazy).unwrap();
-        let mut step = RecordStep::of(&records);
+        records.put(&three, b"", Durability::Lazy).unwrap();
+        let mut step = RecordStep::of(&*records);
         for (key, record) in [(&one, 1), (&keys, 1), (&two, 1), (&keys, 2), (&one, 2)] {
             step.put_json(key, &record, Durability::Lazy);
             step.postpone(&keys);

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::support::memory_records::MemoryRecords;
 use larder::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
     System, Version,
 };
 use larder::clock::Timestamp;
 use larder::digest::Digest;
-use larder::store::memory::MemoryRecords;
 use larder::store::{
     Change, Durability, IndexEntry, IndexedName, Key, ListedArchive, LocalArchives, NameCursor, ReadOutcome,
     RecordAction, RecordStep, Records, ResumeNote, Store, StoreError, WriteOutcome,

@@ -7,12 +7,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::memory_records::MemoryRecords;
 use larder::app::{App, NotReloaded, Reloaded, RunningApp, StartError, StartSettings};
 use larder::clock::{Clock, Timestamp};
 use larder::config::Config;
 use larder::http::listener::Limits;
 use larder::http::watchdog::LivenessError;
-use larder::store::memory::MemoryRecords;
 use larder::store::{Store, StoreError};
 use larder::upstream::limits::UpstreamLimits;
 use tempfile::TempDir;

@@ -15,6 +15,7 @@ pub(crate) mod killed_downloads;
 pub(crate) mod larder;
 pub(crate) mod larder_commands;
 pub(crate) mod markdown;
+pub(crate) mod memory_records;
 pub(crate) mod module_fixture;
 pub(crate) mod nginx;
 pub(crate) mod null_provider;

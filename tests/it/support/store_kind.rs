@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use crate::support::memory_records::MemoryRecords;
 use larder::clock::Timestamp;
-use larder::store::memory::MemoryRecords;
 use larder::store::{Store, StoreError};
 
 /// The records of each folder, which outlive the larders that use it.

@@ -1,23 +1,21 @@
-//! Records in memory, for tests.
+//! Records in memory: another store, which has nothing of the folder's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, ControlFlow};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
-use super::key::{GroupRef, RecordGroup};
-use super::{
-    Change, Generation, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, Records, StoreError,
-    Turns, WriteOutcome,
+use larder::address::{Artifact, Hostname};
+use larder::clock::Timestamp;
+use larder::store::{
+    Change, Generation, GroupRef, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, RecordGroup,
+    Records, StoreError, Turns, WriteOutcome,
 };
-use crate::address::{Artifact, Hostname};
-use crate::clock::Timestamp;
+use parking_lot::Mutex;
 
 /// Records in memory, with one generation for all. A clone has the same records.
 #[derive(Debug, Clone, Default)]
-pub struct MemoryRecords(Arc<Memory>);
+pub(crate) struct MemoryRecords(Arc<Memory>);
 
 #[derive(Debug, Default)]
 struct Memory {
@@ -43,34 +41,34 @@ enum Unreadable {
 
 impl MemoryRecords {
     /// The paths of all records, in their order; damaged ones that a step quarantined are below `aside`.
-    pub fn paths(&self) -> Vec<PathBuf> {
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
         self.0.now.lock().records.keys().cloned().collect()
     }
 
     /// The bytes of the record at a path.
-    pub fn bytes(&self, path: &Path) -> Option<Vec<u8>> {
+    pub(crate) fn bytes(&self, path: &Path) -> Option<Vec<u8>> {
         self.0.now.lock().records.get(path).cloned()
     }
 
     /// Stores a record at a path, as a person may put its file back.
-    pub fn put(&self, path: &Path, record: Vec<u8>) {
+    pub(crate) fn put(&self, path: &Path, record: Vec<u8>) {
         let mut now = self.0.now.lock();
         now.records.insert(path.to_owned(), record);
         now.unreadable.remove(path);
     }
 
     /// Makes the record at a path unreadable, as a failing disk does.
-    pub fn damage(&self, path: &Path) {
+    pub(crate) fn damage(&self, path: &Path) {
         self.0.now.lock().unreadable.insert(path.to_owned(), Unreadable::Damaged);
     }
 
     /// Makes the record at a path one that a newer larder wrote.
-    pub fn make_newer(&self, path: &Path) {
+    pub(crate) fn make_newer(&self, path: &Path) {
         self.0.now.lock().unreadable.insert(path.to_owned(), Unreadable::Newer);
     }
 
     /// Removes the record at a path, as a person may remove its file.
-    pub fn lose(&self, path: &Path) {
+    pub(crate) fn lose(&self, path: &Path) {
         let mut now = self.0.now.lock();
         now.records.remove(path);
         now.unreadable.remove(path);
