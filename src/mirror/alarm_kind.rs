@@ -58,7 +58,7 @@ impl AlarmKind {
     }
 
     /// True for a finding about the provider as a whole, whatever version it was found with.
-    pub(in crate::mirror) fn concerns_provider(self) -> bool {
+    pub fn concerns_provider(self) -> bool {
         matches!(self, Self::NewKey | Self::SignatureLost)
     }
 }

@@ -13,28 +13,28 @@ use crate::upstream::Traffic;
 use crate::verify;
 
 /// The label for a verified set that contradicts an earlier one.
-pub(super) const REPUBLISHED: &str = "republished";
+pub const REPUBLISHED: &str = "republished";
 
 /// The label for an unsigned set of a provider that was signed before.
-pub(super) const SIGNATURE_LOST: &str = "signature-lost";
+pub const SIGNATURE_LOST: &str = "signature-lost";
 
 /// The label for a set that cannot be compared with its first-seen record, because that is damaged.
-pub(super) const SEEN_DAMAGED: &str = "seen-damaged";
+pub const SEEN_DAMAGED: &str = "seen-damaged";
 
 /// The label for a module tree that cannot be packed into an archive.
-pub(super) const REFUSED_TREE: &str = "tree";
+pub const REFUSED_TREE: &str = "tree";
 
 /// The counters of the mirror and of the layers below it.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// Requests to and bytes from upstreams.
-    pub(super) traffic: Traffic,
+    pub traffic: Traffic,
     /// Archive downloads in progress.
-    pub(super) fills: Gauge,
+    pub fills: Gauge,
     /// Archives that were passed through to a client without being stored.
-    pub(super) passed_through: Counter,
+    pub passed_through: Counter,
     /// Locations of modules that larder cannot fetch and that clients were sent to.
-    pub(super) elsewhere: Counter,
+    pub elsewhere: Counter,
     not_stored: Family<[Label; 1], Counter>,
     unverified: Family<[(&'static str, String); 2], Counter>,
     alarms: Family<[Label; 1], Counter>,
@@ -49,7 +49,7 @@ type Label = (&'static str, &'static str);
 
 /// The two kinds of stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ObjectKind {
+pub enum ObjectKind {
     /// Never ages.
     Archive,
     /// Ages. Proof sets are included.
@@ -59,7 +59,7 @@ pub(super) enum ObjectKind {
 impl ObjectKind {
     const ALL: [Self; 2] = [Self::Archive, Self::Document];
 
-    pub(super) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             Self::Archive => "archive",
             Self::Document => "document",
@@ -68,7 +68,7 @@ impl ObjectKind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EvictionReason {
+pub enum EvictionReason {
     SizeLimit,
     DiskFull,
 }
@@ -127,7 +127,7 @@ impl Counters {
     }
 
     /// Makes the counters of an upstream visible at zero, before any failure.
-    pub(super) fn register_host(&self, host: &Hostname) {
+    pub fn register_host(&self, host: &Hostname) {
         let own_kinds = [REPUBLISHED, SIGNATURE_LOST, REFUSED_TREE, SEEN_DAMAGED];
         for kind in verify::VerificationError::METRIC_LABELS.into_iter().chain(own_kinds) {
             self.unverified.get_or_create_owned(&unverified_labels(host, kind));
@@ -135,12 +135,12 @@ impl Counters {
     }
 
     /// Counts an object that the store could not take.
-    pub(super) fn count_not_stored(&self, kind: ObjectKind) {
+    pub fn count_not_stored(&self, kind: ObjectKind) {
         self.not_stored.get_or_create(&[("kind", kind.word())]).inc();
     }
 
     /// Counts an object that failed verification.
-    pub(super) fn count_unverified(&self, host: &Hostname, kind: &'static str) {
+    pub fn count_unverified(&self, host: &Hostname, kind: &'static str) {
         self.unverified.get_or_create(&unverified_labels(host, kind)).inc();
     }
 
@@ -159,7 +159,7 @@ impl Counters {
     }
 
     /// Counts a stored archive that did not match its digest, or was missing.
-    pub(super) fn damaged(&self, found: DamageFinding) {
+    pub fn damaged(&self, found: DamageFinding) {
         self.damaged.get_or_create(&[("found", found.word())]).inc();
     }
 }

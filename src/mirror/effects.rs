@@ -3,7 +3,7 @@
 
 /// The effects of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Effects {
+pub enum Effects {
     /// A client, a job or a plan asks.
     Real,
     /// `explain` looks. Where a request would ask upstream, upstream's last answer counts.
@@ -12,7 +12,7 @@ pub(super) enum Effects {
 
 impl Effects {
     /// Does what has an effect: counts, records or logs.
-    pub(super) fn run(self, effect: impl FnOnce()) {
+    pub fn run(self, effect: impl FnOnce()) {
         if self == Self::Real {
             effect();
         }

@@ -45,7 +45,7 @@ pub struct FreshnessRule {
 }
 
 impl Upstream {
-    pub(in crate::mirror) fn freshness_rule(&self, fresh: impl Fn(&FreshnessLifetimes) -> Duration) -> FreshnessRule {
+    pub(super) fn freshness_rule(&self, fresh: impl Fn(&FreshnessLifetimes) -> Duration) -> FreshnessRule {
         let settings = &self.settings;
         FreshnessRule {
             fresh: fresh(&settings.fresh),

@@ -68,7 +68,7 @@ pub enum Urgency {
 
 /// The reason of a fetch. Fetches of different reasons never share a flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum FetchReason {
+pub enum FetchReason {
     /// Nothing is stored, or an operator asks: the fetch is always tried.
     NotStored,
     /// A copy is stored: the revalidation stays within the upstream's rate budget.
@@ -78,12 +78,12 @@ pub(super) enum FetchReason {
 }
 
 /// The part of a flight's key that separates requests of another configuration or through other proxies.
-pub(super) type ConfigAndProxyPath = (ConfigGeneration, ProxyPath);
+pub type ConfigAndProxyPath = (ConfigGeneration, ProxyPath);
 
 /// The presence of named proxies (CDN-Loop) in a request. An upstream may answer 508 because of them, and a request
 /// without them must not share that answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum ProxyPath {
+pub enum ProxyPath {
     Direct,
     ViaProxies,
 }
@@ -132,12 +132,12 @@ pub struct Answer<T> {
 
 impl<T> Answer<T> {
     /// An answer of this moment, which is not reused.
-    pub(super) fn of_now(value: T, outcome: Outcome, call: &RequestContext) -> Self {
+    pub fn of_now(value: T, outcome: Outcome, call: &RequestContext) -> Self {
         Self { value, outcome, fresh_until: call.now, checked: call.now }
     }
 
     /// An answer computed from the store, because upstream cannot be asked. It stays fresh for a moment.
-    pub(super) fn of_store(value: T, checked: Timestamp, call: &RequestContext) -> Self {
+    pub fn of_store(value: T, checked: Timestamp, call: &RequestContext) -> Self {
         Self { value, outcome: Outcome::Stale, fresh_until: call.now.after(STORED_ANSWER_LIFETIME), checked }
     }
 
@@ -154,17 +154,17 @@ impl RequestContext {
     }
 
     /// True for a request that looks at what is stored and changes no record of what clients requested.
-    pub(super) fn only_looks(&self) -> bool {
+    pub fn only_looks(&self) -> bool {
         matches!(self.urgency, Urgency::Plan | Urgency::DryRun)
     }
 
     /// The effects that this request may have.
-    pub(super) fn effects(&self) -> Effects {
+    pub fn effects(&self) -> Effects {
         if self.urgency == Urgency::DryRun { Effects::None } else { Effects::Real }
     }
 
     /// The present: the time of arrival, and what has passed since.
-    pub(super) fn present(&self) -> Timestamp {
+    pub fn present(&self) -> Timestamp {
         self.now.after(self.started.elapsed())
     }
 
@@ -180,18 +180,18 @@ impl RequestContext {
     ///
     /// # Errors
     /// [`Error::NotFound`]
-    pub(super) fn refuse_if_absent(&self, key: &Key) -> Result<(), Error> {
+    pub fn refuse_if_absent(&self, key: &Key) -> Result<(), Error> {
         self.config.not_found.get(key, self.now).map_or(Ok(()), |reason| Err(Error::NotFound(reason)))
     }
 
     /// Remembers for a while that upstream does not have a document, and returns the error.
-    pub(super) fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
+    pub fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
         self.config.not_found.insert(self.effects(), key, reason.clone(), self.now.after(lifetime), self.now);
         Error::NotFound(reason)
     }
 
     /// Asks upstream about an object with `ask`, and records the answer. Without effects, `replay` answers.
-    pub(super) async fn ask<T>(
+    pub async fn ask<T>(
         &self,
         key: &Key,
         patience: Duration,
@@ -211,7 +211,7 @@ impl RequestContext {
 
     /// Records upstream's answer about an object, with the time that this request has taken. A good answer that came
     /// within `patience` needs no record.
-    pub(super) fn record_answer<T>(&self, key: &Key, patience: Duration, result: &Result<T, Error>) {
+    pub fn record_answer<T>(&self, key: &Key, patience: Duration, result: &Result<T, Error>) {
         let (answers, took, now) = (&self.config.last_answers, self.started.elapsed(), self.present());
         self.effects().run(|| match result {
             Ok(_) => answers.record_success(key, took, patience, now),
@@ -227,7 +227,7 @@ impl RequestContext {
     }
 
     /// Permission to revalidate at these origins; `None` while the circuit breaker of one is open.
-    pub(super) fn permit_to_revalidate(&self, origins: &[Origin]) -> Option<RevalidationPermit> {
+    pub fn permit_to_revalidate(&self, origins: &[Origin]) -> Option<RevalidationPermit> {
         let (backoff, permit) = (&self.config.outbound.backoff, &self.revalidation_permit);
         match self.effects() {
             Effects::None => backoff.may_revalidate(origins, permit, self.now).then(|| permit.clone()),
@@ -236,7 +236,7 @@ impl RequestContext {
     }
 
     /// A request to an upstream on behalf of this one.
-    pub(super) fn upstream_request<'a>(
+    pub fn upstream_request<'a>(
         &'a self,
         subject: &'a str,
         url: &'a Url,
@@ -251,7 +251,7 @@ impl RequestContext {
 }
 
 /// The error for a request when too many others already wait.
-pub(super) fn too_many_waiting(subject: &str) -> Error {
+pub fn too_many_waiting(subject: &str) -> Error {
     let reason = "the limit of requests that wait for upstreams is reached".to_owned();
     Error::Busy { subject: subject.to_owned(), reason }
 }
@@ -266,7 +266,7 @@ impl Runtime {
     }
 
     /// A context for one step of a job or a plan, which prefers upstream's answer to the stored copy.
-    pub(super) fn step_context(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
+    pub fn step_context(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
         RequestContext { urgency, ..self.job_context(now) }
     }
 
@@ -300,7 +300,7 @@ impl Runtime {
     }
 
     /// A context for a flight: no client waits for it directly, and it ends by its own deadline.
-    pub(super) fn flight_context(&self, call: &RequestContext) -> RequestContext {
+    pub fn flight_context(&self, call: &RequestContext) -> RequestContext {
         let started = Instant::now();
         RequestContext {
             now: call.present(),
@@ -320,7 +320,7 @@ impl Runtime {
     ///
     /// # Errors
     /// [`Error::Busy`] where all places are taken.
-    pub(super) fn take_waiting_place(
+    pub fn take_waiting_place(
         &self,
         subject: &str,
         call: &RequestContext,
@@ -335,7 +335,7 @@ impl Runtime {
     }
 
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
-    pub(super) fn spend_revalidation_budget(
+    pub fn spend_revalidation_budget(
         &self,
         subject: &str,
         host: &Hostname,
@@ -353,7 +353,7 @@ impl Runtime {
     }
 
     /// Limits a flight of several requests to the deadline of one document.
-    pub(super) async fn with_deadline<T>(
+    pub async fn with_deadline<T>(
         self: &Arc<Self>,
         request: &DocumentRequest,
         call: &RequestContext,
@@ -396,13 +396,13 @@ pub struct WarmedDocument<T> {
 
 /// A request of a job to an upstream, for messages and for the upstream's limits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct JobRequest<'a> {
-    pub(super) runtime: &'a Runtime,
-    pub(super) subject: &'a str,
-    pub(super) host: &'a Hostname,
+pub struct JobRequest<'a> {
+    pub runtime: &'a Runtime,
+    pub subject: &'a str,
+    pub host: &'a Hostname,
     /// The origins that it leads to, as far as they are known.
-    pub(super) origins: &'a [Origin],
-    pub(super) call: &'a RequestContext,
+    pub origins: &'a [Origin],
+    pub call: &'a RequestContext,
 }
 
 impl JobRequest<'_> {
@@ -410,7 +410,7 @@ impl JobRequest<'_> {
     ///
     /// # Errors
     /// [`Error::HeldBack`] where upstream asked for a delay, [`Error::RevalidationSkipped`] where its budget is spent.
-    pub(super) fn charge(self, requests: u32) -> Result<(), Error> {
+    pub fn charge(self, requests: u32) -> Result<(), Error> {
         if requests == 0 || self.runtime.connectivity() == Connectivity::Offline {
             return Ok(());
         }
@@ -426,7 +426,7 @@ impl JobRequest<'_> {
     ///
     /// # Errors
     /// The error of the fetch. [`Error::HeldBack`] where upstream asked for a delay: the job tries again after it.
-    pub(super) fn document<T>(self, answer: Result<Answer<T>, Error>) -> Result<WarmedDocument<T>, Error> {
+    pub fn document<T>(self, answer: Result<Answer<T>, Error>) -> Result<WarmedDocument<T>, Error> {
         let Self { subject, host, origins, call, .. } = self;
         let answer = answer.map_err(|error| self.or_retry_later(error))?;
         if answer.outcome != Outcome::Stale {
@@ -447,7 +447,7 @@ impl JobRequest<'_> {
     }
 
     /// Returns the error of a fetch, or the time to try again if upstream asked for a delay.
-    pub(super) fn or_retry_later(self, error: Error) -> Error {
+    pub fn or_retry_later(self, error: Error) -> Error {
         let Error::Upstream(failed) = &error else { return error };
         // A redirect may have led to an origin that is not in the list.
         let last = Url::parse(&failed.origin).ok().map(|url| Origin::of(&url));

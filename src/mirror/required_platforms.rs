@@ -21,12 +21,12 @@ impl From<&[Platform]> for RequiredPlatforms {
 
 impl RequiredPlatforms {
     /// True if a version stored for these platforms is listed.
-    pub(in crate::mirror) fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
+    pub fn shows(&self, stored: &BTreeSet<Platform>) -> bool {
         !stored.is_empty() && self.0.is_subset(stored)
     }
 
     /// The stored versions of an address that are listed: of a module, all.
-    pub(in crate::mirror) fn shown<'a>(
+    pub fn shown<'a>(
         &'a self,
         address: &'a Address,
         stored: &'a StoredVersions,
@@ -36,7 +36,7 @@ impl RequiredPlatforms {
     }
 
     /// The stored versions of a provider that wait for required platforms, the newest first. Of a module, none.
-    pub(in crate::mirror) fn waiting<'a>(
+    pub fn waiting<'a>(
         &'a self,
         address: &'a Address,
         stored: &'a StoredVersions,

@@ -134,23 +134,23 @@ pub struct RuntimeConfig {
     pub required_platforms: RequiredPlatforms,
     pub(super) generation: ConfigGeneration,
     /// Cached 404s of upstreams. They end with a reload, because another URL or another credential may have the object.
-    pub(super) not_found: TtlCache<Key, String>,
+    pub not_found: TtlCache<Key, String>,
     /// The packages whose sets were revalidated in vain, for the lifetime of a 404.
-    pub(super) refetched_sets: TtlCache<Package, ()>,
+    pub refetched_sets: TtlCache<Package, ()>,
     /// The modules whose locations were revalidated in vain, for the lifetime of a 404.
-    pub(super) refetched_locations: TtlCache<ModulePackage, ()>,
+    pub refetched_locations: TtlCache<ModulePackage, ()>,
     /// The subdirectory of a module in the archive that a page led to, while that archive is being fetched.
-    pub(super) pending_subdirs: TtlCache<ModulePackage, Option<String>>,
+    pub pending_subdirs: TtlCache<ModulePackage, Option<String>>,
     /// The modules whose trees were rechecked a moment ago.
-    pub(super) recently_rechecked: TtlCache<ModulePackage, ()>,
+    pub recently_rechecked: TtlCache<ModulePackage, ()>,
     /// Upstream's last failures and late answers, for dry runs. They end with a reload, as cached 404s do.
-    pub(super) last_answers: LastAnswers,
+    pub last_answers: LastAnswers,
 }
 
 /// The number of a configuration, part of every flight's key. A request that joined a flight of another configuration
 /// would follow another upstream's document, and send it the credential meant for this one (promise 8).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(super) struct ConfigGeneration(u64);
+pub struct ConfigGeneration(u64);
 
 impl RuntimeConfig {
     /// The settings at the start.
@@ -193,7 +193,7 @@ impl RuntimeConfig {
     }
 
     /// Every spelling under which an address may be stored, since `fold_case` of a module may have changed.
-    pub(super) fn spellings(&self, address: &Address) -> BTreeSet<Address> {
+    pub fn spellings(&self, address: &Address) -> BTreeSet<Address> {
         let mut spellings = BTreeSet::from([address.clone(), self.canonical(address)]);
         if let Address::Module(module) = address {
             spellings.insert(Address::Module(module.folded()));
@@ -202,13 +202,13 @@ impl RuntimeConfig {
     }
 
     /// The canonical spelling of a module, which is its store key.
-    pub(super) fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
+    pub fn key_of(&self, address: &ModuleAddress) -> ModuleAddress {
         let folds = self.upstreams.get(&address.host).is_some_and(|upstream| upstream.settings.fold_case);
         if folds { address.folded() } else { address.clone() }
     }
 
     /// The canonical spelling of an address.
-    pub(super) fn canonical(&self, address: &Address) -> Address {
+    pub fn canonical(&self, address: &Address) -> Address {
         match address {
             Address::Module(module) => Address::Module(self.key_of(module)),
             Address::Provider(_) => address.clone(),
@@ -216,7 +216,7 @@ impl RuntimeConfig {
     }
 
     /// The canonical spelling of a version's module.
-    pub(super) fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
+    pub fn key_of_package(&self, package: &ModulePackage) -> ModulePackage {
         ModulePackage { module: self.key_of(&package.module), version: package.version.clone() }
     }
 }
@@ -236,7 +236,7 @@ impl Runtime {
 
     /// Returns true if a request's settings are still active. An answer under former ones removes nothing from the
     /// store.
-    pub(super) fn is_current_config(&self, call: &RequestContext) -> bool {
+    pub fn is_current_config(&self, call: &RequestContext) -> bool {
         self.config.load().generation == call.config.generation
     }
 
@@ -246,7 +246,7 @@ impl Runtime {
     }
 
     /// The package under its canonical spelling, which is its store key.
-    pub(super) fn canonical(&self, artifact: Artifact) -> Artifact {
+    pub fn canonical(&self, artifact: Artifact) -> Artifact {
         match artifact {
             Artifact::Module(package) => self.artifact_of(&package),
             Artifact::Provider(_) => artifact,
@@ -261,7 +261,7 @@ impl Runtime {
     }
 
     /// Forgets cached 404s and recent checks of the selected versions. `address` is the canonical spelling.
-    pub(super) fn forget_absences(&self, address: &Address, versions: &Versions) {
+    pub fn forget_absences(&self, address: &Address, versions: &Versions) {
         let config = self.config();
         config.not_found.remove_if(|key| key.is_document_of(address, |version| versions.include(version)));
         config.last_answers.forget_absences(address, versions);
@@ -284,7 +284,7 @@ const MAX_TTL_ENTRIES: usize = 10_000;
 
 /// A map whose values expire.
 #[derive(Debug)]
-pub(super) struct TtlCache<K, V>(Mutex<HashMap<K, TtlEntry<V>>>);
+pub struct TtlCache<K, V>(Mutex<HashMap<K, TtlEntry<V>>>);
 
 #[derive(Debug)]
 struct TtlEntry<V> {
@@ -307,14 +307,14 @@ impl<K, V> Default for TtlCache<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
-    pub(super) fn get(&self, key: &K, now: Timestamp) -> Option<V> {
+    pub fn get(&self, key: &K, now: Timestamp) -> Option<V> {
         let map = self.0.lock();
         map.get(key).filter(|entry| entry.holds(now)).map(|entry| entry.value.clone())
     }
 
     /// Stores a value until `until`. A full map takes no more, and the result is false: a client that requests ten
     /// thousand absent objects has them asked for upstream.
-    pub(super) fn insert(&self, effects: Effects, key: K, value: V, until: Timestamp, now: Timestamp) -> bool {
+    pub fn insert(&self, effects: Effects, key: K, value: V, until: Timestamp, now: Timestamp) -> bool {
         if effects == Effects::None {
             return true;
         }
@@ -329,17 +329,17 @@ impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
         has_room
     }
 
-    pub(super) fn remove(&self, key: &K) {
+    pub fn remove(&self, key: &K) {
         self.0.lock().remove(key);
     }
 
     /// The keys that are selected, of expired values too.
-    pub(super) fn keys_if(&self, is_selected: impl Fn(&K, &V) -> bool) -> Vec<K> {
+    pub fn keys_if(&self, is_selected: impl Fn(&K, &V) -> bool) -> Vec<K> {
         let map = self.0.lock();
         map.iter().filter(|(key, entry)| is_selected(key, &entry.value)).map(|(key, _)| key.clone()).collect()
     }
 
-    pub(super) fn remove_if(&self, is_selected: impl Fn(&K) -> bool) {
+    pub fn remove_if(&self, is_selected: impl Fn(&K) -> bool) {
         self.0.lock().retain(|key, _| !is_selected(key));
     }
 }

@@ -15,7 +15,7 @@ use crate::mirror::tasks::Tasks;
 
 /// The tasks in progress, by key; `V` is the handle for those who join.
 #[derive(Debug)]
-pub(super) struct SingleFlights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
+pub struct SingleFlights<K: Hash + Eq, V>(Arc<Mutex<HashMap<K, V>>>);
 
 impl<K: Hash + Eq, V> Default for SingleFlights<K, V> {
     fn default() -> Self {
@@ -25,7 +25,7 @@ impl<K: Hash + Eq, V> Default for SingleFlights<K, V> {
 
 /// Ends a flight on drop: the next request starts another.
 #[derive(Debug)]
-pub(super) struct FlightGuard<K: Hash + Eq, V> {
+pub struct FlightGuard<K: Hash + Eq, V> {
     key: K,
     flights: Arc<Mutex<HashMap<K, V>>>,
 }
@@ -42,7 +42,7 @@ impl<K: Hash + Eq + Clone, V: Clone> SingleFlights<K, V> {
     ///
     /// # Errors
     /// The error of `may_start`, which is not called where a flight can be joined.
-    pub(super) fn try_join<E, Run: FnOnce()>(
+    pub fn try_join<E, Run: FnOnce()>(
         &self,
         key: K,
         may_start: impl FnOnce() -> Result<(), E>,
@@ -65,7 +65,7 @@ impl<K: Hash + Eq + Clone, V: Clone> SingleFlights<K, V> {
 }
 
 /// A result that several callers wait for.
-pub(super) type SharedResult<T> = Shared<BoxFuture<'static, T>>;
+pub type SharedResult<T> = Shared<BoxFuture<'static, T>>;
 
 impl<K, T> SingleFlights<K, SharedResult<T>>
 where
@@ -74,7 +74,7 @@ where
 {
     /// Joins the work for `key`, or spawns it. All callers get `if_task_dies` if its task dies. Without effects the caller
     /// itself does the work.
-    pub(super) fn join_or_spawn<F>(
+    pub fn join_or_spawn<F>(
         &self,
         effects: Effects,
         tasks: &Tasks,
@@ -102,7 +102,7 @@ where
 
 /// Makes the result of `work` shareable. The closure spawns the work, and drops its argument, such as the guard of the
 /// flight, when the work is done and before the result is published. All callers get `if_task_dies` if the task dies.
-pub(super) fn shareable<T, F, L>(tasks: &Tasks, if_task_dies: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
+pub fn shareable<T, F, L>(tasks: &Tasks, if_task_dies: T, work: F) -> (SharedResult<T>, impl FnOnce(L))
 where
     T: Clone + Send + Sync + 'static,
     F: Future<Output = T> + Send + 'static,

@@ -13,14 +13,14 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Tracks flights, fills and their follow-up work.
 #[derive(Debug, Default)]
-pub(super) struct Tasks {
+pub struct Tasks {
     tracker: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Tasks {
     /// Runs `work` until it ends or the mirror closes; `None` in the latter case.
-    pub(super) fn spawn<F>(&self, work: F) -> JoinHandle<Option<F::Output>>
+    pub fn spawn<F>(&self, work: F) -> JoinHandle<Option<F::Output>>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
@@ -29,7 +29,7 @@ impl Tasks {
     }
 
     /// Runs `work` until it ends: a shutdown waits for it.
-    pub(super) fn spawn_to_end<F>(&self, work: F) -> JoinHandle<F::Output>
+    pub fn spawn_to_end<F>(&self, work: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
@@ -38,17 +38,17 @@ impl Tasks {
     }
 
     /// Runs file work on a blocking thread. It is never cut short: a shutdown waits for it.
-    pub(super) fn spawn_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    pub fn spawn_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         self.tracker.spawn_blocking(work)
     }
 
     /// Returns true once the mirror is closing. Long work must end early then.
-    pub(super) fn is_stopping(&self) -> bool {
+    pub fn is_stopping(&self) -> bool {
         self.stop.is_cancelled()
     }
 
     /// Stops everything. Returns true if it ended in time.
-    pub(super) async fn stop(&self) -> bool {
+    pub async fn stop(&self) -> bool {
         self.stop.cancel();
         self.tracker.close();
         tokio::time::timeout(SHUTDOWN_TIMEOUT, self.tracker.wait()).await.is_ok()
@@ -57,20 +57,16 @@ impl Tasks {
 
 /// A concurrency limit for CPU-heavy work. Waiting for a permit takes no thread.
 #[derive(Debug)]
-pub(super) struct WorkLimit(Arc<Semaphore>);
+pub struct WorkLimit(Arc<Semaphore>);
 
 impl WorkLimit {
-    pub(super) fn of(most: usize) -> Self {
+    pub fn of(most: usize) -> Self {
         Self(Arc::new(Semaphore::new(most)))
     }
 
     /// Waits for a permit, then runs `work` on a blocking thread; `None` if it panicked. A caller that stops waiting
     /// gives up its place in the queue. Work that has begun keeps its permit until it ends.
-    pub(super) async fn run<T: Send + 'static>(
-        &self,
-        tasks: &Tasks,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<T> {
+    pub async fn run<T: Send + 'static>(&self, tasks: &Tasks, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let permit = Arc::clone(&self.0).acquire_owned().await.ok()?;
         let working = tasks.spawn_blocking(move || {
             let _turn = permit;

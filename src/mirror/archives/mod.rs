@@ -92,7 +92,7 @@ pub struct Archives {
     pub reader: Arc<VerifiedReader>,
     fill_flights: SingleFlights<(Package, Digest, ProxyPath), watch::Receiver<FillProgress>>,
     /// The fills in progress that clients started, of modules too.
-    pub(in crate::mirror) started_fills: FillsByClient,
+    pub started_fills: FillsByClient,
     learned_lengths: TtlCache<(Package, Digest), u64>,
     pass_through_permits: Arc<Semaphore>,
 }
@@ -205,7 +205,7 @@ impl Archives {
     ///
     /// # Errors
     /// [`Error::TooManyUnattendedFills`] where this client has already started too many fills that nothing waits for.
-    pub(in crate::mirror) fn join_fill(
+    pub fn join_fill(
         self: &Arc<Self>,
         package: &Package,
         stored_set: &Arc<StoredProofSet>,

@@ -28,7 +28,7 @@ pub(super) const MAX_PASS_THROUGHS: usize = 16;
 
 impl Archives {
     /// Passes an archive through to one client. `reason` is the error that prevents storing it.
-    pub(in crate::mirror) async fn pass_through(
+    pub async fn pass_through(
         self: &Arc<Self>,
         package: &Package,
         set: &Arc<ProofSet>,

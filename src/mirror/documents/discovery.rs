@@ -61,7 +61,7 @@ impl StoredDocument {
     }
 
     /// Adds the services that `before` names or carries on and this document does not name.
-    pub(in crate::mirror) fn with_services_of(self, before: &Self) -> Self {
+    pub fn with_services_of(self, before: &Self) -> Self {
         let mut dropped = before.dropped_in(&self);
         dropped.extend(self.dropped_services());
         if dropped.is_empty() { self } else { self.with_dropped(&dropped) }
@@ -176,7 +176,7 @@ impl Documents {
 
     /// The freshness rule for something fetched from a service at `url`: stale at any age if the stored discovery
     /// document now names another location. An outdated discovery document is replaced by the next request for it.
-    pub(in crate::mirror) async fn rule_if_service_moved(
+    pub async fn rule_if_service_moved(
         self: &Arc<Self>,
         service: Service,
         url: &Url,
@@ -199,11 +199,7 @@ impl Documents {
 impl Library {
     /// Returns true if the stored discovery document was fetched from this upstream's `url`, and `coming` was not. That
     /// one would replace it, and would not be used while online.
-    pub(in crate::mirror) fn keeps_own_discovery(
-        &self,
-        key: &Key,
-        coming: &StoredDocument,
-    ) -> Result<bool, StoreError> {
+    pub fn keeps_own_discovery(&self, key: &Key, coming: &StoredDocument) -> Result<bool, StoreError> {
         let config = self.runtime.config();
         let Key::Document(DocumentKey::Discovery(host)) = key else { return Ok(false) };
         let upstream = config.upstreams.get(host);
@@ -218,7 +214,7 @@ impl Library {
 impl Documents {
     /// Returns the credential scope for files that a service of an upstream names. The service is looked up again,
     /// because it may have moved since it named them.
-    pub(in crate::mirror) async fn credentials_for(
+    pub async fn credentials_for(
         self: &Arc<Self>,
         service: Service,
         host: &Hostname,
@@ -231,7 +227,7 @@ impl Documents {
     }
 
     /// Returns the base URL of a service of an upstream, and the credential scope for it.
-    pub(in crate::mirror) async fn resolve_service(
+    pub async fn resolve_service(
         self: &Arc<Self>,
         service: Service,
         upstream: &Upstream,

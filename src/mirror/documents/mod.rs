@@ -212,7 +212,7 @@ impl Documents {
     }
 
     /// Returns a document: the stored copy while it is fresh or upstream does not answer, else what upstream answers.
-    pub(in crate::mirror) async fn get<K: DocumentKind>(
+    pub async fn get<K: DocumentKind>(
         self: &Arc<Self>,
         kind: &K,
         call: &RequestContext,
@@ -236,7 +236,7 @@ impl Documents {
 
     /// Fetches a document even if the stored copy is fresh, unless another flight has done so since the caller read
     /// `seen`.
-    pub(in crate::mirror) async fn fetch_now<K: DocumentKind>(
+    pub async fn fetch_now<K: DocumentKind>(
         self: &Arc<Self>,
         kind: &K,
         seen: Option<Confirmation>,

@@ -105,7 +105,7 @@ impl DocumentKind for ModulePackage {
 
 impl StoredDocument {
     /// Parses the document as the location of a version.
-    pub(in crate::mirror) fn as_location(&self, package: &ModulePackage) -> Result<LocationDocument, Error> {
+    pub fn as_location(&self, package: &ModulePackage) -> Result<LocationDocument, Error> {
         let asked = &self.metadata.asked;
         let unusable = |reason: &str| UpstreamError::unusable(location_label(package), origin(asked), reason);
         let text = std::str::from_utf8(&self.body).map_err(|_| unusable("a location that is not UTF-8"))?;

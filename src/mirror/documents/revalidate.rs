@@ -27,7 +27,7 @@ async fn await_flight<T: Clone>(call: &RequestContext, until: Instant, flight: S
 
 impl Documents {
     /// Answers from the stored copy or from a flight, as freshness decides. The caller records what is refused offline.
-    pub(in crate::mirror) async fn serve_or_fetch<T: Revalidatable + Clone + Send + Sync + 'static>(
+    pub async fn serve_or_fetch<T: Revalidatable + Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
         request: &DocumentRequest,
         call: &RequestContext,

@@ -184,10 +184,7 @@ impl Documents {
 impl Library {
     /// Reads the stored version list of an address in its canonical spelling. `None` if there is none, or if it cannot
     /// be parsed: callers then use what is stored, as without a list.
-    pub(in crate::mirror) async fn stored_version_list(
-        self: &Arc<Self>,
-        address: &Address,
-    ) -> Result<Option<VersionList>, Error> {
+    pub async fn stored_version_list(self: &Arc<Self>, address: &Address) -> Result<Option<VersionList>, Error> {
         let Some(stored) = self.stored_document(&Key::version_list(address)).await? else { return Ok(None) };
         let list = stored.value.versions(address.into()).await;
         let log = |reason: &String| tracing::error!(of = %address, reason, "a cached version list cannot be read");
@@ -252,7 +249,7 @@ impl ListingState {
 
 impl Documents {
     /// Looks a version up in the list of its provider or module.
-    pub(in crate::mirror) async fn listing_state(
+    pub async fn listing_state(
         self: &Arc<Self>,
         address: &Address,
         version: &Version,
@@ -268,7 +265,7 @@ impl Documents {
     ///
     /// # Errors
     /// [`Error::NotFound`], which is cached for `not_found_lifetime`.
-    pub(in crate::mirror) async fn must_be_listed(
+    pub async fn must_be_listed(
         self: &Arc<Self>,
         address: &Address,
         version: &Version,

@@ -97,7 +97,7 @@ impl RaisedAlarm {
 
 impl AlarmKind {
     /// The subject of an alarm of this kind about a version as a whole.
-    pub(in crate::mirror) fn of(self, version: &Version) -> AlarmSubject {
+    pub fn of(self, version: &Version) -> AlarmSubject {
         AlarmSubject { kind: self, version: version.clone(), part: AlarmPart::Version }
     }
 
@@ -416,7 +416,7 @@ fn parse(record: Vec<u8>) -> Option<AlarmsRecord> {
 impl Library {
     /// Raises an alarm, once for the same finding. When this returns, it is in the store, or in memory only if it could not
     /// be written.
-    pub(in crate::mirror) fn raise_alarm(
+    pub fn raise_alarm(
         &self,
         address: impl Into<Address>,
         subject: AlarmSubject,
@@ -499,33 +499,25 @@ impl Library {
 
     /// Resolves the alarms about the tree of a module version, because it is the first-seen one now. Returns their
     /// number. Writes to disk if there are any.
-    pub(in crate::mirror) fn resolve_tree_alarms(&self, ModulePackage { module, version }: &ModulePackage) -> usize {
+    pub fn resolve_tree_alarms(&self, ModulePackage { module, version }: &ModulePackage) -> usize {
         self.alarms.resolve(&module.into(), &AlarmEvent::TreeMatches { version }).len()
     }
 
     /// Resolves alarms like [`Self::resolve_tree_alarms`], for async code.
-    pub(in crate::mirror) async fn resolve_tree_alarms_async(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-    ) -> Result<usize, Error> {
+    pub async fn resolve_tree_alarms_async(self: &Arc<Self>, package: &ModulePackage) -> Result<usize, Error> {
         let package = package.clone();
         self.on_disk(move |library| Ok(library.resolve_tree_alarms(&package))).await
     }
 
     /// Resolves the alarms that only a purge of these versions resolves. Writes to disk.
-    pub(in crate::mirror) fn resolve_alarms_of_purged(
-        &self,
-        address: impl Into<Address>,
-        versions: &Versions,
-        left: &BTreeSet<Version>,
-    ) {
+    pub fn resolve_alarms_of_purged(&self, address: impl Into<Address>, versions: &Versions, left: &BTreeSet<Version>) {
         let address = address.into();
         let is_configured = self.runtime.config().upstream(address.host()).is_ok();
         self.alarms.resolve(&address, &AlarmEvent::Purged { versions, left, is_configured });
     }
 
     /// Raises an alarm for each stored version that upstream's list has dropped, and resolves those of all others.
-    pub(in crate::mirror) async fn update_dropped_alarms(
+    pub async fn update_dropped_alarms(
         self: &Arc<Self>,
         address: impl Into<Address>,
         dropped: Vec<Version>,

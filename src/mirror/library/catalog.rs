@@ -181,12 +181,12 @@ impl Library {
     }
 
     /// The packages of an address with a name. A pinned one may list no archive. Blocks.
-    pub(in crate::mirror) fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
+    pub fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
         self.store.records.named(address)
     }
 
     /// The versions of an address that this larder has and a list does not name. Blocks.
-    pub(in crate::mirror) fn stored_besides(
+    pub fn stored_besides(
         &self,
         names: Names<'_>,
         address: &Address,
@@ -211,35 +211,28 @@ impl Library {
     }
 
     /// The packages of all addresses with a name. Blocks.
-    pub(in crate::mirror) fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
+    pub fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
         self.store.records.all_named()
     }
 
     /// The addresses of a registry with a version list or a name. `service` is `providers` or `modules`. Blocks.
-    pub(in crate::mirror) fn addresses_of(
-        &self,
-        host: &Hostname,
-        service: &str,
-    ) -> Result<BTreeSet<Address>, StoreError> {
+    pub fn addresses_of(&self, host: &Hostname, service: &str) -> Result<BTreeSet<Address>, StoreError> {
         self.store.records.addresses_of(host, service)
     }
 
     /// The names that list an archive, in the index. Blocks.
-    pub(in crate::mirror) fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+    pub fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
         self.store.records.names_of(digest)
     }
 
     /// The values that `choose` returns for names, in the index. Blocks.
-    pub(in crate::mirror) fn names<T>(
-        &self,
-        choose: impl FnMut(Artifact, IndexedName) -> Option<T>,
-    ) -> Result<Vec<T>, StoreError> {
+    pub fn names<T>(&self, choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
         self.store.records.names(choose)
     }
 
     /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit`
     /// breaks. Blocks.
-    pub(in crate::mirror) fn names_after(
+    pub fn names_after(
         &self,
         host: Option<&Hostname>,
         after: Option<&NameCursor>,
@@ -252,7 +245,7 @@ impl Library {
     ///
     /// # Errors
     /// The index is incomplete, or a name cannot be read: it may list any archive, so none could be removed.
-    pub(in crate::mirror) fn lock_for_removal(&self) -> Result<Vec<MutexGuard<'_, ()>>, StoreError> {
+    pub fn lock_for_removal(&self) -> Result<Vec<MutexGuard<'_, ()>>, StoreError> {
         self.store.local.index.require_complete()?;
         match self.store.records.unreadable_name() {
             Some(unreadable) => Err(unreadable),
@@ -291,11 +284,7 @@ impl Library {
 
     /// True if this larder has an archive of a package: its name lists it. Its file may be missing on this machine, as
     /// [`Library::is_local`] says. Blocks.
-    pub(in crate::mirror) fn is_stored(
-        &self,
-        artifact: impl Into<Artifact>,
-        digest: &Digest,
-    ) -> Result<bool, StoreError> {
+    pub fn is_stored(&self, artifact: impl Into<Artifact>, digest: &Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name_record(artifact)?.get(digest).is_some())
     }
 }
@@ -367,7 +356,7 @@ impl StoredArchive {
     ///
     /// # Errors
     /// None: the file name is a constant.
-    pub(in crate::mirror) fn of_tree(
+    pub fn of_tree(
         tree: PackedTree,
         digest: Digest,
         fast: FastHash,

@@ -24,24 +24,19 @@ pub fn unless_damaged<T>(read: Result<T, StoreError>) -> Result<Option<T>, Store
 
 impl Library {
     /// The keys of all records. Blocks.
-    pub(in crate::mirror) fn all_records(&self) -> Result<Vec<Key>, StoreError> {
+    pub fn all_records(&self) -> Result<Vec<Key>, StoreError> {
         self.store.records.all()
     }
 
     /// True if a record is damaged. It is quarantined then, unless its existence matters. Blocks.
-    pub(in crate::mirror) fn is_record_damaged(&self, key: &Key) -> Result<bool, StoreError> {
+    pub fn is_record_damaged(&self, key: &Key) -> Result<bool, StoreError> {
         Ok(matches!(self.store.records.read_as(key, Some)?, ReadOutcome::Damaged))
     }
 
     /// Records that the file of an archive is missing or damaged; a damaged one is set aside. The archive stays on its
     /// names: they say what this larder has, and the next request fetches the file again. Does nothing if it was repaired
     /// meanwhile. Blocks.
-    pub(in crate::mirror) fn give_up_file(
-        &self,
-        digest: &Digest,
-        fast: FastHash,
-        found: DamageFinding,
-    ) -> Result<(), StoreError> {
+    pub fn give_up_file(&self, digest: &Digest, fast: FastHash, found: DamageFinding) -> Result<(), StoreError> {
         let _lock = self.catalog.digest_lock(digest).lock();
         match (found, self.store.local.archives.open(digest)?) {
             (DamageFinding::Missing, Some(_)) => return Ok(()),
@@ -60,7 +55,7 @@ impl Library {
 
     /// Sets a damaged archive aside, because a caller has another copy. Does nothing if it was replaced since it was
     /// opened. Blocks.
-    pub(in crate::mirror) fn set_aside(&self, digest: &Digest, opened: &Blob) -> Result<(), StoreError> {
+    pub fn set_aside(&self, digest: &Digest, opened: &Blob) -> Result<(), StoreError> {
         let _lock = self.catalog.digest_lock(digest).lock();
         if self.store.local.archives.quarantine_unless_replaced(digest, opened)? {
             self.forget_file(digest);
@@ -71,7 +66,7 @@ impl Library {
 
     /// Sets a wrong archive aside, or finds it missing. Returns the packages that have it; `None` where it was replaced or
     /// removed since it was opened.
-    pub(in crate::mirror) fn packages_without_file(
+    pub fn packages_without_file(
         &self,
         digest: Digest,
         opened: Option<&Blob>,
@@ -93,7 +88,7 @@ impl Library {
     }
 
     /// True if this machine has the file of an archive that a package got after this one: clients are sent that one. Blocks.
-    pub(in crate::mirror) fn is_superseded(&self, artifact: &Artifact, digest: &Digest) -> Result<bool, StoreError> {
+    pub fn is_superseded(&self, artifact: &Artifact, digest: &Digest) -> Result<bool, StoreError> {
         let name = self.catalog.name_record(artifact)?;
         for later in name.archives.iter().rev().take_while(|archive| archive.digest != *digest) {
             if self.is_local(&later.digest)? {
@@ -105,12 +100,7 @@ impl Library {
 
     /// Takes an archive off a name for this reason, unless its file is on this machine: nothing can bring it back, or nobody
     /// needs it.
-    pub(in crate::mirror) async fn drop_lost(
-        self: &Arc<Self>,
-        artifact: impl Into<Artifact>,
-        digest: Digest,
-        reason: &'static str,
-    ) {
+    pub async fn drop_lost(self: &Arc<Self>, artifact: impl Into<Artifact>, digest: Digest, reason: &'static str) {
         let artifact = artifact.into();
         let package = artifact.clone();
         let drop_lost = move |library: &Self| {

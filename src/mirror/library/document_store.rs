@@ -68,11 +68,7 @@ impl Library {
     /// Stores a document that was just fetched, and enforces the size limit. If the stored copy was confirmed later than
     /// this document, it stays, and is returned if it was requested at the same URL. Otherwise this document is
     /// returned. A failed write is only logged.
-    pub(in crate::mirror) async fn store_document(
-        self: &Arc<Self>,
-        key: Key,
-        document: StoredDocument,
-    ) -> DocumentFlightResult {
+    pub async fn store_document(self: &Arc<Self>, key: Key, document: StoredDocument) -> DocumentFlightResult {
         let coming = document.clone();
         let put = self.on_disk(move |library| {
             let now = coming.metadata.checked;
@@ -99,7 +95,7 @@ impl Library {
 
     /// Stores the document that `build` makes of the old and the new one. Returns the old one if it stays, because it was
     /// confirmed later.
-    pub(in crate::mirror) fn replace_document(
+    pub fn replace_document(
         &self,
         key: &Key,
         coming: StoredDocument,
@@ -137,7 +133,7 @@ impl Library {
 
     /// Replaces a document by the one that `decide` makes of the stored one, in one step; `None` leaves it. The time is
     /// that at which the versions are listed that a provider's list names anew. Returns true if it was replaced.
-    pub(in crate::mirror) fn change_document(
+    pub fn change_document(
         &self,
         key: &Key,
         durability: Durability,
@@ -168,42 +164,42 @@ impl Library {
     }
 
     /// Reads a stored document. Blocks.
-    pub(in crate::mirror) fn read_document(&self, key: &Key) -> Result<Option<StoredDocument>, StoreError> {
+    pub fn read_document(&self, key: &Key) -> Result<Option<StoredDocument>, StoreError> {
         Ok(self.store.records.get(key)?.and_then(StoredDocument::read))
     }
 
     /// True if there is a record of this key that can be read. Blocks.
-    pub(in crate::mirror) fn has_record(&self, key: &Key) -> Result<bool, StoreError> {
+    pub fn has_record(&self, key: &Key) -> Result<bool, StoreError> {
         Ok(self.store.records.get(key)?.is_some())
     }
 
     /// Makes a record durable that was written without a sync. Returns true if it exists. Blocks.
-    pub(in crate::mirror) fn sync_record(&self, key: &Key) -> Result<bool, StoreError> {
+    pub fn sync_record(&self, key: &Key) -> Result<bool, StoreError> {
         self.store.records.sync(key)
     }
 
     /// Records the use of a document.
-    pub(in crate::mirror) fn document_used(&self, key: &Key, now: Timestamp) {
+    pub fn document_used(&self, key: &Key, now: Timestamp) {
         self.store.local.index.document_used(key, now);
     }
 
     /// The size of a document in bytes; zero if there is none.
-    pub(in crate::mirror) fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
+    pub fn document_bytes(&self, key: &Key) -> Result<u64, StoreError> {
         self.store.local.index.document_bytes(key)
     }
 
     /// The proof sets or the locations of an address, each with its package. Blocks.
-    pub(in crate::mirror) fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
+    pub fn package_documents(&self, address: &Address) -> Result<Vec<(Artifact, Key)>, StoreError> {
         self.store.records.package_documents(address)
     }
 
     /// The documents about an address and none of its versions. Blocks.
-    pub(in crate::mirror) fn address_documents(&self, address: &Address) -> Result<Vec<Key>, StoreError> {
+    pub fn address_documents(&self, address: &Address) -> Result<Vec<Key>, StoreError> {
         self.store.records.address_documents(address)
     }
 
     /// The stored pages of a registry. Blocks.
-    pub(in crate::mirror) fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
+    pub fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
         self.store.records.pages_of(host)
     }
 

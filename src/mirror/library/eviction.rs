@@ -85,7 +85,7 @@ impl Library {
     }
 
     /// Removes a proof set, after recording its digests and keys in the first-seen record.
-    pub(in crate::mirror) fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
+    pub fn remove_set(&self, package: &Package) -> Result<(), StoreError> {
         self.histories.record_before_removal(package)?;
         self.store.records.remove(&Key::ProofSet(package.clone()), Durability::Lazy)
     }
@@ -189,7 +189,7 @@ impl Library {
 
     /// Frees space for `bytes` on a full disk, regardless of the size limit. Evicts nothing if they would not fit
     /// anyway.
-    pub(in crate::mirror) fn free_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+    pub fn free_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         let free = self.free_on_disk(bytes, full)?;
         let (archive_bytes, exempt) = (self.store.local.index.totals().archive_bytes, self.exempt_bytes()?);
         let limit = free.saturating_add(archive_bytes);
@@ -214,7 +214,7 @@ impl Library {
     ///
     /// # Errors
     /// [`StoreError::NoRoom`] where nothing is left to evict; `full` itself where the file exceeds the file size limit.
-    pub(in crate::mirror) fn free_more_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
+    pub fn free_more_disk_space(&self, bytes: u64, full: &StoreError) -> Result<(), StoreError> {
         if full.is_too_large() {
             return Err(full.clone());
         }

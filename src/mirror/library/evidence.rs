@@ -58,7 +58,7 @@ impl EvidenceFact {
 
 /// All facts of one decision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Evidence(pub(in crate::mirror) BTreeSet<EvidenceFact>);
+pub struct Evidence(pub BTreeSet<EvidenceFact>);
 
 impl Evidence {
     /// True if nothing is to be decided.

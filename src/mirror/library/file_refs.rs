@@ -85,7 +85,7 @@ impl ProofSet {
     }
 
     /// The bytes of one file of this set.
-    pub(in crate::mirror) fn proof_file(&self, file: ProofFile) -> ProofFileBytes {
+    pub fn proof_file(&self, file: ProofFile) -> ProofFileBytes {
         let (bytes, digest) = match file {
             ProofFile::Sums => (&self.sums, self.sums_digest()),
             ProofFile::Signature => (&self.signature, self.signature_digest()),

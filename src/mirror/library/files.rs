@@ -21,63 +21,63 @@ pub enum FileRemoval {
 
 impl Library {
     /// Opens the staging file of this name, with what an earlier download wrote. Blocks.
-    pub(in crate::mirror) fn stage(&self, name: &str) -> Result<Staged, StoreError> {
+    pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         self.store.local.archives.stage(name)
     }
 
     /// Opens an empty staging file of this name; what an earlier run left is discarded. Blocks.
-    pub(in crate::mirror) fn stage_anew(&self, name: &str) -> Result<Staged, StoreError> {
+    pub fn stage_anew(&self, name: &str) -> Result<Staged, StoreError> {
         self.store.local.archives.stage(name)?.discard()?;
         self.store.local.archives.stage(name)
     }
 
     /// A folder for temporary files, on the disk of the store. Blocks.
-    pub(in crate::mirror) fn scratch(&self) -> Result<Scratch, StoreError> {
+    pub fn scratch(&self) -> Result<Scratch, StoreError> {
         self.store.local.archives.scratch()
     }
 
     /// Opens an archive's file; `None` if it is not on this machine. Blocks.
-    pub(in crate::mirror) fn open_file(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
+    pub fn open_file(&self, digest: &Digest) -> Result<Option<Blob>, StoreError> {
         self.store.local.archives.open(digest)
     }
 
     /// True if an archive's file is on this machine. Blocks.
-    pub(in crate::mirror) fn is_local(&self, digest: &Digest) -> Result<bool, StoreError> {
+    pub fn is_local(&self, digest: &Digest) -> Result<bool, StoreError> {
         self.store.local.archives.contains(digest)
     }
 
     /// Every file of an archive, with its size in bytes, by a look at the folder. Blocks.
-    pub(in crate::mirror) fn files(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
+    pub fn files(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
         Ok(self.store.local.archives.all()?.into_iter().map(|(digest, size_bytes, _)| (digest, size_bytes)).collect())
     }
 
     /// Every file of an archive, the one with the oldest check first. Blocks.
-    pub(in crate::mirror) fn files_by_check(&self) -> Result<Vec<IndexedArchive>, StoreError> {
+    pub fn files_by_check(&self) -> Result<Vec<IndexedArchive>, StoreError> {
         self.store.local.index.archives_by_verification()
     }
 
     /// Visits every file of an archive, in no particular order. Blocks.
-    pub(in crate::mirror) fn each_file(&self, visit: impl FnMut(IndexedArchive)) -> Result<(), StoreError> {
+    pub fn each_file(&self, visit: impl FnMut(IndexedArchive)) -> Result<(), StoreError> {
         self.store.local.index.each_archive(visit)
     }
 
     /// The size of an archive's file, its last use and its last check; `None` if it is not on this machine. Blocks.
-    pub(in crate::mirror) fn file_use(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
+    pub fn file_use(&self, digest: &Digest) -> Result<Option<IndexedArchive>, StoreError> {
         self.store.local.index.archive(digest)
     }
 
     /// Records the use of an archive's file.
-    pub(in crate::mirror) fn file_used(&self, digest: &Digest, now: Timestamp) {
+    pub fn file_used(&self, digest: &Digest, now: Timestamp) {
         self.store.local.index.archive_used(digest, now);
     }
 
     /// Records that an archive's whole file was compared with its digest.
-    pub(in crate::mirror) fn file_checked(&self, digest: &Digest, now: Timestamp) {
+    pub fn file_checked(&self, digest: &Digest, now: Timestamp) {
         self.store.local.index.archive_verified(digest, now);
     }
 
     /// Removes an archive's file, unless a name lists it. Needs the complete index. Blocks.
-    pub(in crate::mirror) fn remove_file(&self, digest: &Digest) -> Result<FileRemoval, StoreError> {
+    pub fn remove_file(&self, digest: &Digest) -> Result<FileRemoval, StoreError> {
         let Some(blob) = self.store.local.archives.open(digest)? else { return Ok(FileRemoval::Absent) };
         if !self.store.records.names_of(digest)?.is_empty() {
             return Ok(FileRemoval::Named);

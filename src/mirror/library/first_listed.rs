@@ -157,7 +157,7 @@ pub fn record_times(
 
 impl Library {
     /// Removes a document. The times of a provider's versions go with its list, unless a version was verified.
-    pub(in crate::mirror) fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
+    pub fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
         let records = &self.store.records;
         let Some(provider) = provider_of_list(key) else { return records.remove(key, durability) };
         let removed = records.change(key, |step| {
@@ -201,7 +201,7 @@ impl Library {
     }
 
     /// Records the time of a version that was imported without signatures. Its digest is only the operator's word.
-    pub(in crate::mirror) fn record_import(
+    pub fn record_import(
         &self,
         provider: &ProviderAddress,
         version: &Version,

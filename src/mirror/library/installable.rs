@@ -18,7 +18,7 @@ use crate::verify::VerificationPolicy;
 
 impl Library {
     /// The versions of an address, in the canonical spelling, that can be installed from the store. Blocks.
-    pub(in crate::mirror) fn read_stored_versions(
+    pub fn read_stored_versions(
         &self,
         address: &Address,
         config: &RuntimeConfig,
@@ -48,7 +48,7 @@ impl Library {
 
     /// The stored versions of an address, in the canonical spelling, that larder does not list because they wait for
     /// sealed platforms, the newest first. None online, where every version is listed. Blocks.
-    pub(in crate::mirror) fn read_waiting_versions(
+    pub fn read_waiting_versions(
         &self,
         address: &Address,
         config: &RuntimeConfig,
@@ -62,7 +62,7 @@ impl Library {
     }
 
     /// The versions among the stored ones of an address that larder does not list, as [`Self::read_waiting_versions`].
-    pub(in crate::mirror) fn waiting_among(
+    pub fn waiting_among(
         &self,
         address: &Address,
         stored: &StoredVersions,
@@ -75,11 +75,7 @@ impl Library {
     }
 
     /// True if the package can be installed: its set and that set's archive are stored.
-    pub(in crate::mirror) fn holds_package(
-        &self,
-        package: &Package,
-        policy: VerificationPolicy,
-    ) -> Result<bool, StoreError> {
+    pub fn holds_package(&self, package: &Package, policy: VerificationPolicy) -> Result<bool, StoreError> {
         let Some(stored) = self.read_set(package)?.and_then(|stored| stored.meeting_policy(policy)) else {
             return Ok(false);
         };
@@ -87,10 +83,7 @@ impl Library {
     }
 
     /// Looks up the stored archive that one of our URLs names.
-    pub(in crate::mirror) async fn stored_archive_of_url(
-        self: &Arc<Self>,
-        wanted: &ArchiveRef,
-    ) -> Result<Option<StoredArchive>, Error> {
+    pub async fn stored_archive_of_url(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<StoredArchive>, Error> {
         let name = self.name_of(&wanted.package).await?;
         Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
     }
@@ -168,7 +161,7 @@ impl Library {
     }
 
     /// The selected packages whose sets are stored.
-    pub(in crate::mirror) async fn packages_with_sets_in(
+    pub async fn packages_with_sets_in(
         self: &Arc<Self>,
         selection: &Selection<ProviderAddress>,
     ) -> Result<Vec<Package>, Error> {
@@ -183,19 +176,13 @@ impl Library {
     }
 
     /// The current archive of a version, if one with the first-seen tree is stored.
-    pub(in crate::mirror) async fn stored_module(
-        self: &Arc<Self>,
-        key: &ModulePackage,
-    ) -> Result<Option<StoredArchive>, Error> {
+    pub async fn stored_module(self: &Arc<Self>, key: &ModulePackage) -> Result<Option<StoredArchive>, Error> {
         let owned_key = key.clone();
         self.on_disk(move |library| library.current_module_archive(&owned_key)).await
     }
 
     /// Reads the current archive of a version. Blocks.
-    pub(in crate::mirror) fn current_module_archive(
-        &self,
-        key: &ModulePackage,
-    ) -> Result<Option<StoredArchive>, StoreError> {
+    pub fn current_module_archive(&self, key: &ModulePackage) -> Result<Option<StoredArchive>, StoreError> {
         let name = default_if_store_unavailable(self.catalog.name_record(key))?;
         if name.archives.is_empty() {
             return Ok(None);
@@ -228,7 +215,7 @@ impl Library {
     }
 
     /// True if larder packed the archive from an unpacked import. No published archive has its digest.
-    pub(in crate::mirror) fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
+    pub fn is_repacked(&self, package: &Package, digest: Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name_record(package)?.is_repacked(&digest))
     }
 
@@ -238,10 +225,7 @@ impl Library {
     }
 
     /// Syncs the discovery document and the version list of a provider.
-    pub(in crate::mirror) async fn sync_provider_documents(
-        self: &Arc<Self>,
-        provider: &ProviderAddress,
-    ) -> Result<(), Error> {
+    pub async fn sync_provider_documents(self: &Arc<Self>, provider: &ProviderAddress) -> Result<(), Error> {
         let keys = [Key::discovery(&provider.host), Key::version_list(provider)];
         self.on_disk(move |library| keys.iter().try_for_each(|key| library.store.records.sync(key).map(drop))).await
     }

@@ -26,7 +26,7 @@ impl Library {
     ///
     /// `record_proof` writes the record that proves the archive. It returns false where a newer one is stored: then the
     /// archive gets no name, and the result is `None`.
-    pub(in crate::mirror) fn commit(
+    pub fn commit(
         &self,
         artifact: impl Into<Artifact>,
         archive: StoredArchive,
@@ -72,12 +72,7 @@ impl Library {
     }
 
     /// Syncs the proof set of a package, and writes `stored_set` where none is stored.
-    pub(in crate::mirror) fn sync_set(
-        &self,
-        package: &Package,
-        stored_set: &StoredProofSet,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
+    pub fn sync_set(&self, package: &Package, stored_set: &StoredProofSet, now: Timestamp) -> Result<(), StoreError> {
         let key = Key::ProofSet(package.clone());
         while !self.store.records.sync(&key)? {
             // Without evicting: this runs under a digest lock.
@@ -92,7 +87,7 @@ impl Library {
     }
 
     /// Adopts an archive whose bytes are already stored: under another name, or from before a crash.
-    pub(in crate::mirror) async fn adopt(
+    pub async fn adopt(
         self: &Arc<Self>,
         package: &Package,
         stored_set: &Arc<StoredProofSet>,
@@ -127,7 +122,7 @@ impl Library {
     }
 
     /// Computes both `h1:` of a stored archive. After a failure, the next start tries again.
-    pub(in crate::mirror) async fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
+    pub async fn complete_hashes_of(self: &Arc<Self>, package: Package, digest: Digest) {
         if let Err(error) = self.compute_hashes_queued(&package, digest).await {
             tracing::error!(%package, %error, "the h1 hashes of an archive could not be computed");
         }
@@ -154,7 +149,7 @@ impl Library {
     }
 
     /// Computes both `h1:` of a stored archive without a permit: for imports, of which one runs at a time.
-    pub(in crate::mirror) fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
+    pub fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
         let Some(blob) = self.store.local.archives.open(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
             Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
@@ -194,7 +189,7 @@ impl Library {
 
     /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
     /// updated (promise 9).
-    pub(in crate::mirror) fn commit_module(
+    pub fn commit_module(
         &self,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -237,7 +232,7 @@ impl Library {
     }
 
     /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
-    pub(in crate::mirror) async fn reserve_staging_space(
+    pub async fn reserve_staging_space(
         self: &Arc<Self>,
         reservation: &mut Reservation,
         mut staged: Staged,

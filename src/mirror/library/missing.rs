@@ -352,7 +352,7 @@ impl MissingLog {
 
 impl Library {
     /// Records a package as missing and returns the error for it (promise 12).
-    pub(in crate::mirror) async fn missing_error(
+    pub async fn missing_error(
         self: &Arc<Self>,
         missing: impl Into<MissingPackage>,
         subject: String,
@@ -364,7 +364,7 @@ impl Library {
     }
 
     /// Records the platforms that a stored version waits for as missing.
-    pub(in crate::mirror) fn record_waiting(self: &Arc<Self>, waiting: &WaitingVersion, call: &RequestContext) {
+    pub fn record_waiting(self: &Arc<Self>, waiting: &WaitingVersion, call: &RequestContext) {
         for platform in &waiting.waits_for {
             let (of, version) = (waiting.provider.clone(), Some(waiting.version.clone()));
             self.record_missing(MissingPackage::Provider { of, version, platform: Some(platform.clone()) }, call);
@@ -372,7 +372,7 @@ impl Library {
     }
 
     /// The error for something not stored while offline. If the store itself is gone, the error says that instead.
-    pub(in crate::mirror) async fn offline_error(self: &Arc<Self>, subject: String) -> Error {
+    pub async fn offline_error(self: &Arc<Self>, subject: String) -> Error {
         match self.on_disk(|library| library.store.local.check()).await {
             Ok(()) => Error::Offline(subject),
             Err(gone) => gone,
@@ -380,7 +380,7 @@ impl Library {
     }
 
     /// Records a request as missing if it failed because larder is offline.
-    pub(in crate::mirror) fn record_if_offline(
+    pub fn record_if_offline(
         self: &Arc<Self>,
         error: &Error,
         call: &RequestContext,
@@ -392,18 +392,14 @@ impl Library {
     }
 
     /// Records a request for a non-package, in words, for this run only.
-    pub(in crate::mirror) fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
+    pub fn record_text_if_offline(&self, error: &Error, call: &RequestContext) {
         if let (Error::Offline(subject), false) = (error, call.only_looks()) {
             self.missing.requests.lock().record_text(subject, call.client, call.now);
         }
     }
 
     /// Records a package as missing, unless the request only looks (a plan, a dry run): then no client was refused.
-    pub(in crate::mirror) fn record_missing(
-        self: &Arc<Self>,
-        missing: impl Into<MissingPackage>,
-        call: &RequestContext,
-    ) {
+    pub fn record_missing(self: &Arc<Self>, missing: impl Into<MissingPackage>, call: &RequestContext) {
         if call.only_looks() {
             return;
         }
@@ -424,7 +420,7 @@ impl Library {
     }
 
     /// Saves the record if such a change, or a greater one, is not in it. What others recorded meanwhile stays.
-    pub(in crate::mirror) fn save_missing(&self, at_least: Unsaved) -> Result<(), StoreError> {
+    pub fn save_missing(&self, at_least: Unsaved) -> Result<(), StoreError> {
         let _saving = self.missing.saving.lock();
         let earlier = {
             let mut requests = self.missing.requests.lock();
@@ -453,7 +449,7 @@ impl Library {
     }
 
     /// Marks the record as unsaved, because the file on disk is lost.
-    pub(in crate::mirror) fn mark_missing_unsaved(&self) {
+    pub fn mark_missing_unsaved(&self) {
         self.missing.requests.lock().unsaved = Unsaved::Packages;
     }
 
@@ -524,7 +520,7 @@ impl Library {
     }
 
     /// Lists the missing packages together with the missing non-packages.
-    pub(in crate::mirror) fn missing_in_words(&self) -> Vec<MissingRequest> {
+    pub fn missing_in_words(&self) -> Vec<MissingRequest> {
         let packages = self.missing_now();
         let packages = packages.into_iter().map(|(package, count)| MissingRequest::of((&package).into(), count));
         let requests = self.missing.requests.lock();

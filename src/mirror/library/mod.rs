@@ -85,7 +85,7 @@ impl Library {
     ///
     /// # Errors
     /// The stored alarms cannot be read.
-    pub(in crate::mirror) fn open(store: Arc<Store>, runtime: Arc<Runtime>) -> Result<Arc<Self>, StoreError> {
+    pub fn open(store: Arc<Store>, runtime: Arc<Runtime>) -> Result<Arc<Self>, StoreError> {
         Ok(Arc::new(Self {
             catalog: Catalog::new(Arc::clone(&store)),
             evictor: Arc::new(Evictor::new()),
@@ -104,7 +104,7 @@ impl Library {
     }
 
     /// Runs file work on a blocking thread.
-    pub(in crate::mirror) async fn on_disk<T: Send + 'static>(
+    pub async fn on_disk<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, Error> {
@@ -116,7 +116,7 @@ impl Library {
     }
 
     /// Runs file work once the index is complete.
-    pub(in crate::mirror) async fn on_complete_index<T: Send + 'static>(
+    pub async fn on_complete_index<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, Error> {
@@ -128,7 +128,7 @@ impl Library {
     ///
     /// # Errors
     /// The reason why it cannot be completed.
-    pub(in crate::mirror) async fn until_index_is_complete(&self) -> Result<(), StoreError> {
+    pub async fn until_index_is_complete(&self) -> Result<(), StoreError> {
         self.store.local.index.until_complete().await
     }
 

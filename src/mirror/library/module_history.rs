@@ -354,10 +354,7 @@ pub fn restore_first_seen(library: &Library, package: &ModulePackage, now: Times
 
 impl Library {
     /// The versions of a module with first-seen records. Blocks.
-    pub(in crate::mirror) fn module_packages_seen(
-        &self,
-        module: &ModuleAddress,
-    ) -> Result<Vec<ModulePackage>, StoreError> {
+    pub fn module_packages_seen(&self, module: &ModuleAddress) -> Result<Vec<ModulePackage>, StoreError> {
         self.store.records.module_packages_seen(module)
     }
 
@@ -366,7 +363,7 @@ impl Library {
     ///
     /// # Errors
     /// [`Error::Unaccepted`] unless the tree is the first-seen one.
-    pub(in crate::mirror) fn require_first_seen_tree(
+    pub fn require_first_seen_tree(
         &self,
         package: &ModulePackage,
         canonical: &ModulePackage,

@@ -33,9 +33,9 @@ pub struct ProofSet {
     pub(in crate::mirror) metadata: ProofSetMetadata,
     pub(in crate::mirror) body: Bytes,
     /// SHA256SUMS, byte for byte.
-    pub(in crate::mirror) sums: Bytes,
+    pub sums: Bytes,
     /// The signature, byte for byte; empty where the upstream has none and needs none.
-    pub(in crate::mirror) signature: Bytes,
+    pub signature: Bytes,
     /// The parsed download document.
     pub document: DownloadDocument,
     sums_digest: Digest,
@@ -117,19 +117,14 @@ impl ProofSet {
     }
 
     /// The entry for its archive, in the name of its package.
-    pub(in crate::mirror) fn named_archive(
-        &self,
-        fast: FastHash,
-        size_bytes: u64,
-        stored_at: Timestamp,
-    ) -> StoredArchive {
+    pub fn named_archive(&self, fast: FastHash, size_bytes: u64, stored_at: Timestamp) -> StoredArchive {
         let (document, proof) = (&self.document, self.proof().clone());
         let origin = origin(&document.archive_url);
         StoredArchive::new((document.shasum, fast), document.filename.clone(), size_bytes, proof, origin, stored_at)
     }
 
     /// True if it is the other one, byte for byte.
-    pub(in crate::mirror) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         self.has_same_files(other) && self.body == other.body
     }
 
@@ -248,7 +243,7 @@ impl StoredProofSet {
 
 impl Library {
     /// Reads the stored set, however it was verified.
-    pub(in crate::mirror) fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
+    pub fn read_set(&self, package: &Package) -> Result<Option<UsableProofSet>, StoreError> {
         let parse = |record| StoredProofSet::read(record, package);
         let read = self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?;
         let Some(stored_set) = read.intact() else { return Ok(None) };
@@ -262,7 +257,7 @@ impl Library {
     ///
     /// # Errors
     /// `decide` failed.
-    pub(in crate::mirror) fn change_set<T>(
+    pub fn change_set<T>(
         &self,
         package: &Package,
         durability: Durability,

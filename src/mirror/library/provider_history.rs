@@ -416,7 +416,7 @@ pub fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums
 
 impl Library {
     /// Admits a verified set, unless it contradicts an earlier one without the right to (promise 14).
-    pub(in crate::mirror) async fn admit(
+    pub async fn admit(
         self: &Arc<Self>,
         package: &Package,
         set: &ProofSet,
@@ -444,7 +444,7 @@ impl Library {
     ///
     /// # Errors
     /// The store failed. The set must not be trusted then.
-    pub(in crate::mirror) fn admit_blocking(
+    pub fn admit_blocking(
         &self,
         seen: &Observation<'_>,
         now: Timestamp,

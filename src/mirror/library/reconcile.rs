@@ -134,7 +134,7 @@ const REBUILD_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 impl Library {
     /// Rebuilds the index. Retries until it succeeds or the mirror is dropped.
-    pub(in crate::mirror) async fn rebuild_index(library: Weak<Self>) {
+    pub async fn rebuild_index(library: Weak<Self>) {
         while let Some(library) = library.upgrade() {
             let owned_library = Arc::clone(&library);
             match library.runtime.tasks.spawn_blocking(move || owned_library.reconcile_index()).await {

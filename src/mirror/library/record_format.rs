@@ -80,7 +80,7 @@ mod tests {
 
     const ABOUT: &str = r#"{"asked":"https://registry.example/x","url":"https://registry.example/x","validators":{},"sums_validators":{},"signature_validators":{"etag":"\"1\""},"fetched":1,"checked":2,"proof":{"how":"no-keys"}}"#;
 
-    pub(in crate::mirror) fn package() -> Package {
+    pub fn package() -> Package {
         let host = Hostname::parse("registry.example").unwrap();
         let [namespace, type_] = ["acme", "null"].map(|name| Name::parse(name).unwrap());
         let platform = Platform::parse("linux_amd64").unwrap();

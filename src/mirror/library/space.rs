@@ -122,11 +122,7 @@ impl Library {
     ///
     /// # Errors
     /// [`StoreError::NoRoom`] where it could never fit; then nothing is evicted for it.
-    pub(in crate::mirror) async fn reserve(
-        self: &Arc<Self>,
-        reservation: &mut Reservation,
-        bytes: u64,
-    ) -> Result<(), Error> {
+    pub async fn reserve(self: &Arc<Self>, reservation: &mut Reservation, bytes: u64) -> Result<(), Error> {
         let more = bytes.saturating_sub(reservation.bytes);
         if more == 0 {
             return Ok(());
@@ -163,14 +159,14 @@ impl Library {
     }
 
     /// Requests an eviction pass if a limit is exceeded.
-    pub(in crate::mirror) fn enforce_size_limit(&self) {
+    pub fn enforce_size_limit(&self) {
         if self.is_over(self.size_limit_bytes()) || self.pages_are_over() {
             self.evictor.request_pass();
         }
     }
 
     /// Requests an eviction pass if the upstream of a page has too many of them.
-    pub(in crate::mirror) fn enforce_page_limit(&self, key: &Key) {
+    pub fn enforce_page_limit(&self, key: &Key) {
         let is_within =
             |host| self.store.local.index.page_count(host).is_ok_and(|count| count <= self.runtime.limits.pages);
         // Pages that cannot be counted count as too many: the pass reports the reason.
@@ -188,7 +184,7 @@ impl Library {
     }
 
     /// The size limit in bytes. A share of the disk is as last computed.
-    pub(in crate::mirror) fn size_limit_bytes(&self) -> u64 {
+    pub fn size_limit_bytes(&self) -> u64 {
         match self.runtime.config.load().size_limit {
             SizeLimit::Bytes(bytes) => bytes,
             SizeLimit::ShareOfDisk => self.evictor.disk_share_bytes.load(Ordering::Relaxed),
@@ -196,7 +192,7 @@ impl Library {
     }
 
     /// Recomputes the size limit; for a share of the disk this reads the free disk space.
-    pub(in crate::mirror) fn refresh_size_limit(&self) -> u64 {
+    pub fn refresh_size_limit(&self) -> u64 {
         let share = self.runtime.config.load().size_limit;
         // Until the index is whole, its totals are too low.
         if share == SizeLimit::ShareOfDisk
@@ -214,17 +210,17 @@ impl Library {
     }
 
     /// Returns true if `bytes` more fit without an eviction.
-    pub(in crate::mirror) fn has_room_for(&self, bytes: u64) -> bool {
+    pub fn has_room_for(&self, bytes: u64) -> bool {
         self.used_bytes().saturating_add(bytes) <= self.size_limit_bytes()
     }
 
     /// The stored bytes and the bytes reserved for fills.
-    pub(in crate::mirror) fn used_bytes(&self) -> u64 {
+    pub fn used_bytes(&self) -> u64 {
         self.store.local.index.totals().bytes().saturating_add(self.evictor.reserved.load(Ordering::Relaxed))
     }
 
     /// The total bytes of archives that are exempt from eviction.
-    pub(in crate::mirror) fn exempt_bytes(&self) -> Result<u64, StoreError> {
+    pub fn exempt_bytes(&self) -> Result<u64, StoreError> {
         let index = &self.store.local.index;
         index.require_complete()?;
         let mut exempt = self.evictor.holds.lock().archives.clone();
@@ -268,7 +264,7 @@ impl Drop for EvictionHoldGuard {
 
 impl Library {
     /// Exempts the contents of a bundle from eviction until the guard is dropped.
-    pub(in crate::mirror) fn hold_entries(&self, manifest: &Manifest) -> EvictionHoldGuard {
+    pub fn hold_entries(&self, manifest: &Manifest) -> EvictionHoldGuard {
         let archives = manifest.entries.iter().filter_map(BundleEntry::package_archive);
         let named = HeldNames {
             archives: archives.map(|(_, archive)| archive.sha256).collect(),
@@ -280,7 +276,7 @@ impl Library {
     }
 
     /// The store key of the document, proof set or location of an entry.
-    pub(in crate::mirror) fn entry_key(&self, entry: &BundleEntry) -> Key {
+    pub fn entry_key(&self, entry: &BundleEntry) -> Key {
         match entry {
             BundleEntry::Discovery { host, .. } => Key::discovery(host),
             BundleEntry::ProviderVersions { provider, .. } => Key::version_list(provider),

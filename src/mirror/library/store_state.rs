@@ -102,7 +102,7 @@ impl Library {
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] if it is not.
-    pub(in crate::mirror) fn require_store(&self) -> Result<(), StoreError> {
+    pub fn require_store(&self) -> Result<(), StoreError> {
         self.store.local.check()
     }
 
@@ -119,54 +119,49 @@ impl Library {
     }
 
     /// The folder of the stored files, for messages.
-    pub(in crate::mirror) fn folder(&self) -> &Path {
+    pub fn folder(&self) -> &Path {
         self.store.local.root()
     }
 
     /// The current state of the disk. Blocks.
-    pub(in crate::mirror) fn disk_space(&self) -> Result<DiskSpace, StoreError> {
+    pub fn disk_space(&self) -> Result<DiskSpace, StoreError> {
         self.store.local.disk_space()
     }
 
     /// Numbers and bytes of what is stored. They lag behind until the index is complete.
-    pub(in crate::mirror) fn totals(&self) -> Totals {
+    pub fn totals(&self) -> Totals {
         self.store.local.index.totals()
     }
 
     /// The size of the index on disk, in bytes.
-    pub(in crate::mirror) fn index_bytes(&self) -> u64 {
+    pub fn index_bytes(&self) -> u64 {
         self.store.local.index.disk_bytes()
     }
 
     /// True if the index contains everything that is stored.
-    pub(in crate::mirror) fn index_is_complete(&self) -> bool {
+    pub fn index_is_complete(&self) -> bool {
         self.store.local.index.is_complete()
     }
 
     /// Stores the receipt of a bundle durably, and returns its path. Blocks.
-    pub(in crate::mirror) fn write_receipt(
-        &self,
-        time: Timestamp,
-        manifest: &Digest,
-        receipt: &[u8],
-    ) -> Result<PathBuf, StoreError> {
+    pub fn write_receipt(&self, time: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
         self.store.local.write_receipt(time, manifest, receipt)
     }
 
     /// The receipt of the bundle that was applied last. Blocks.
-    pub(in crate::mirror) fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
+    pub fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
         self.store.local.last_receipt()
     }
 
     /// Records that an object could not be stored.
-    pub(in crate::mirror) fn count_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
+    pub fn count_not_stored(&self, kind: ObjectKind, reason: &StoreError) {
         self.runtime.counters.count_not_stored(kind);
         let trouble = StoreFailure { why: reason.to_string(), to_do: reason.remedy().to_owned() };
         self.work.store_failures.lock().insert(kind, trouble);
     }
 
     /// Clears the failure of a kind, after an object was stored.
-    pub(in crate::mirror) fn count_stored(&self, kind: ObjectKind) {
+    pub fn count_stored(&self, kind: ObjectKind) {
         self.work.store_failures.lock().remove(&kind);
     }
 

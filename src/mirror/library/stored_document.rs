@@ -33,12 +33,12 @@ static LARGE_READS: Semaphore = Semaphore::const_new(4);
 pub struct StoredDocument {
     pub(in crate::mirror) metadata: DocumentMetadata,
     /// The bytes upstream sent.
-    pub(in crate::mirror) body: Bytes,
+    pub body: Bytes,
     /// Entries of an earlier copy that upstream has dropped: versions that are still stored (a JSON list), or services
     /// (a JSON object).
-    pub(in crate::mirror) dropped: Bytes,
+    pub dropped: Bytes,
     /// Memory reserved for the body, if it was just fetched.
-    pub(in crate::mirror) _room: MemoryGrant,
+    pub _room: MemoryGrant,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ impl StoredDocument {
     }
 
     /// Parses the document; a large one on a blocking thread, so that it delays no other task.
-    pub(in crate::mirror) async fn parse_as<T: Send + 'static>(
+    pub async fn parse_as<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Self) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
@@ -165,14 +165,14 @@ impl StoredDocument {
     }
 
     /// The versions that upstream has dropped from the list.
-    pub(in crate::mirror) fn dropped_versions(&self, service: Service) -> Vec<ListedVersion> {
+    pub fn dropped_versions(&self, service: Service) -> Vec<ListedVersion> {
         let mut list = VersionList::empty(service);
         list.add_new_versions(self.dropped());
         list.versions
     }
 
     /// Removes these versions, which upstream has dropped, from the list.
-    pub(in crate::mirror) fn without_dropped(self, versions: &Versions) -> Self {
+    pub fn without_dropped(self, versions: &Versions) -> Self {
         #[derive(Deserialize)]
         struct DroppedEntry {
             version: String,

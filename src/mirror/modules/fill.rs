@@ -41,7 +41,7 @@ impl Modules {
     /// # Errors
     /// [`Error::TooManyUnattendedFills`] if the client already started the maximum of fills that it does not wait for; otherwise
     /// the error of the fill.
-    pub(in crate::mirror) async fn module_fill(
+    pub async fn module_fill(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,
@@ -77,12 +77,7 @@ impl Modules {
 
     /// The error of a fill for a dry run: that of the last one, [`Error::Slow`] if that took longer than `patience`, and
     /// [`Error::WouldAsk`] if none is known.
-    pub(in crate::mirror) fn replay_fill(
-        &self,
-        package: &ModulePackage,
-        patience: Duration,
-        call: &RequestContext,
-    ) -> Error {
+    pub fn replay_fill(&self, package: &ModulePackage, patience: Duration, call: &RequestContext) -> Error {
         let subject = format!("the archive of {package}");
         let name = Key::Name(Artifact::Module(call.config.key_of_package(package)));
         let replayed = call.config.last_answers.replay(&name, &subject, patience, call.now);
@@ -90,7 +85,7 @@ impl Modules {
     }
 
     /// Fetches, packs and commits a version. On a full disk it evicts increasing amounts and retries.
-    pub(in crate::mirror) async fn fill_module(
+    pub async fn fill_module(
         self: &Arc<Self>,
         package: &ModulePackage,
         expectation: TreeExpectation,
@@ -246,7 +241,7 @@ pub enum RecheckMode {
 
 impl Modules {
     /// Starts a background check, unless one ran since upstream confirmed the location.
-    pub(in crate::mirror) fn recheck_if_due(
+    pub fn recheck_if_due(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -282,7 +277,7 @@ impl Modules {
     }
 
     /// Checks the version and records the result.
-    pub(in crate::mirror) async fn recheck(
+    pub async fn recheck(
         self: &Arc<Self>,
         package: &ModulePackage,
         location: &LocationDocument,
@@ -356,7 +351,7 @@ impl Modules {
     }
 
     /// Fetches the current tree and computes its digest, without storing anything.
-    pub(in crate::mirror) async fn observe(
+    pub async fn observe(
         self: &Arc<Self>,
         package: &ModulePackage,
         location: &LocationDocument,

@@ -192,7 +192,7 @@ impl Modules {
 
     /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
     /// for a client without a stored archive. `None` if no tree of the version was ever recorded.
-    pub(in crate::mirror) async fn check_external_move(
+    pub async fn check_external_move(
         self: &Arc<Self>,
         package: &ModulePackage,
         key: &ModulePackage,
@@ -355,7 +355,7 @@ impl Modules {
     ///
     /// # Errors
     /// The error of the fill, or of a mirror that is offline.
-    pub(in crate::mirror) async fn ensure_module_stored(
+    pub async fn ensure_module_stored(
         self: &Arc<Self>,
         package: &ModulePackage,
         call: &RequestContext,

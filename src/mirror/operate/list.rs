@@ -164,7 +164,7 @@ fn page(
 
 impl Library {
     /// Reads what is stored of a package; `None` if no archive of it is stored any more.
-    pub(in crate::mirror) fn stored_package(&self, artifact: &Artifact) -> Result<Option<StoredPackage>, StoreError> {
+    pub fn stored_package(&self, artifact: &Artifact) -> Result<Option<StoredPackage>, StoreError> {
         let name = self.catalog.name_record(artifact)?;
         let mut archives = Vec::with_capacity(name.archives.len());
         for archive in name.archives.into_iter().rev() {

@@ -61,7 +61,7 @@ pub enum RefreshOutcome {
 
 impl RefreshOutcome {
     /// The outcome of a flight; `is_as_before` compares its result with the stored copy.
-    pub(in crate::mirror) fn of<T>(flight: &FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
+    pub fn of<T>(flight: &FlightResult<T>, is_as_before: impl FnOnce(&T) -> bool) -> Self {
         match flight {
             Ok(fetched) if fetched.confirmed.gone => Self::Gone,
             Ok(fetched) if is_as_before(&fetched.value) => Self::Unchanged,

@@ -107,7 +107,7 @@ pub enum RepairOutcome {
 impl Operations {
     /// Re-hashes an archive at a limited rate, and repairs it if it is wrong. `None` if it matches its digest, or was
     /// removed meanwhile.
-    pub(in crate::mirror) async fn rehash(
+    pub async fn rehash(
         self: &Arc<Self>,
         digest: Digest,
         rate: &mut ReadRate,
@@ -218,7 +218,7 @@ impl Archives {
     ///
     /// # Errors
     /// The fetch failed, or the disk could not store it.
-    pub(in crate::mirror) async fn ensure_archive_stored(
+    pub async fn ensure_archive_stored(
         self: &Arc<Self>,
         wanted: &ArchiveRef,
         call: &RequestContext,

@@ -50,7 +50,7 @@ impl ProofSets {
     ///
     /// # Errors
     /// One that [`is_absent`] recognises, where upstream has no such package.
-    pub(in crate::mirror) async fn fetch_verified_set(
+    pub async fn fetch_verified_set(
         self: &Arc<Self>,
         package: &Package,
         basis: SetBasis<'_>,
@@ -64,7 +64,7 @@ impl ProofSets {
     ///
     /// # Errors
     /// [`Error::NotFound`] for a version that is not stored and that upstream's list does not name.
-    pub(in crate::mirror) async fn locate_set(
+    pub async fn locate_set(
         self: &Arc<Self>,
         package: &Package,
         basis: SetBasis<'_>,
@@ -96,7 +96,7 @@ impl ProofSets {
     ///
     /// # Errors
     /// Those of [`fetch_verified_set`](Self::fetch_verified_set).
-    pub(in crate::mirror) async fn fetch_located_set(
+    pub async fn fetch_located_set(
         self: &Arc<Self>,
         package: &Package,
         basis: SetBasis<'_>,

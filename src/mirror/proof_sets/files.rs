@@ -100,7 +100,7 @@ impl ProofSets {
 
     /// Fetches the proof set again, for a URL whose digest no stored set lists. Where the new set does not list it
     /// either, upstream is not asked again for a while.
-    pub(in crate::mirror) async fn refetch_set_listing(
+    pub async fn refetch_set_listing(
         self: &Arc<Self>,
         wanted: RequestedFile<'_>,
         seen: Option<Confirmation>,

@@ -112,11 +112,7 @@ impl ProofSets {
     }
 
     /// The request for the set of a package.
-    pub(in crate::mirror) fn set_request(
-        &self,
-        package: &Package,
-        call: &RequestContext,
-    ) -> Result<DocumentRequest, Error> {
+    pub fn set_request(&self, package: &Package, call: &RequestContext) -> Result<DocumentRequest, Error> {
         let upstream = Arc::clone(call.upstream(&package.provider.host)?);
         let rule = upstream.freshness_rule(|fresh| fresh.download);
         Ok(DocumentRequest { subject: describe_set(package), key: Key::ProofSet(package.clone()), upstream, rule })
@@ -144,7 +140,7 @@ impl ProofSets {
     }
 
     /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (promise 1).
-    pub(in crate::mirror) async fn usable_set(
+    pub async fn usable_set(
         self: &Arc<Self>,
         package: &Package,
         call: &RequestContext,
@@ -157,7 +153,7 @@ impl ProofSets {
     }
 
     /// Joins or starts the fetch of a package's set. `seen` is the confirmation of the copy that the caller read.
-    pub(in crate::mirror) fn join_set_flight(
+    pub fn join_set_flight(
         self: &Arc<Self>,
         package: &Package,
         seen: Option<Confirmation>,
@@ -221,7 +217,7 @@ impl ProofSets {
     }
 
     /// Judges a verified set as the answer to a client's request, and stores it unless it is refused.
-    pub(in crate::mirror) async fn judge_set(
+    pub async fn judge_set(
         self: &Arc<Self>,
         package: &Package,
         set: ProofSet,
@@ -287,7 +283,7 @@ impl ProofSets {
 
     /// Replaces a package's set by one that upstream confirmed at `checked`. The old set becomes the predecessor, unless
     /// it was imported without signatures.
-    pub(in crate::mirror) async fn store_set(
+    pub async fn store_set(
         self: &Arc<Self>,
         package: &Package,
         set: ProofSet,
@@ -308,7 +304,7 @@ impl ProofSets {
     }
 
     /// Makes the next request for a package's set revalidate it, unless it was replaced meanwhile.
-    pub(in crate::mirror) async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
+    pub async fn expire_set(self: &Arc<Self>, package: &Package, wrong: Digest) -> Result<(), Error> {
         let owned_package = package.clone();
         let expire = move |library: &Library| {
             let expired = library.change_set(&owned_package, Durability::Lazy, |_, stored| {
@@ -364,7 +360,7 @@ impl ProofSets {
     }
 
     /// Stores an unsigned set, unless a verified one is stored by now. Returns the set in place.
-    pub(in crate::mirror) async fn keep_unsigned(
+    pub async fn keep_unsigned(
         self: &Arc<Self>,
         package: &Package,
         set: ProofSet,
