@@ -11,8 +11,6 @@ pub mod checksums;
 pub mod package;
 pub mod signature;
 mod signing_key;
-#[cfg(test)]
-mod test_keys;
 
 pub use checksums::{BadChecksums, Checksums, platform_of};
 pub use package::{BadPackage, PackageHashes, PackageLimits, package_hashes};
@@ -232,6 +230,8 @@ impl<T> Verified<T> {
 
 #[cfg(test)]
 mod tests {
+    pub(super) mod keys;
+
     use super::*;
 
     const NAME: &str = "terraform-provider-x_1.0.0_linux_amd64.zip";
@@ -283,8 +283,8 @@ mod tests {
 
     #[test]
     fn a_signature_by_a_listed_key_is_accepted_as_proof() {
-        let key = test_keys::TestKey::new();
-        let (sums, keys) = (good_sums(), [key.public(&test_keys::Shape::default())]);
+        let key = keys::TestKey::new();
+        let (sums, keys) = (good_sums(), [key.public(&keys::Shape::default())]);
         let signature = key.sign(sums.as_bytes());
         for policy in [VerificationPolicy::Signature, VerificationPolicy::SignatureIfKeys] {
             let verified = verify_proof_set(policy, sums.as_bytes(), &signature, &keys, NAME, &Digest::of(b"zip"));

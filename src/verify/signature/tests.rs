@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::verify::test_keys::{RSA, Shape, TestKey, flags};
+use crate::verify::tests::keys::{RSA, Shape, TestKey, flags};
 
 const SUMS: &[u8] = b"00  one.zip\n";
 const DOCS_KEY: &str = include_str!("../../../tests/fixtures/registry-docs-key.asc");

@@ -12,24 +12,24 @@ use pgp::ser::Serialize;
 use pgp::types::{Duration, Fingerprint, KeyDetails, Password, SignedUser, SigningKey, Tag, Timestamp};
 
 /// The creation time of every test key, in epoch seconds.
-pub(super) const KEY_CREATED: u32 = 1_700_000_000;
+pub(in crate::verify) const KEY_CREATED: u32 = 1_700_000_000;
 
 /// The creation time of every test signature, in epoch seconds.
-pub(super) const SIGNED_AT: u32 = KEY_CREATED + 1_000_000;
+pub(in crate::verify) const SIGNED_AT: u32 = KEY_CREATED + 1_000_000;
 
 /// An RSA key, generated once. Only RSA test keys can sign with SHA-1.
-pub(super) static RSA: LazyLock<TestKey> = LazyLock::new(|| TestKey::generate(KeyType::Rsa(2048)));
+pub(in crate::verify) static RSA: LazyLock<TestKey> = LazyLock::new(|| TestKey::generate(KeyType::Rsa(2048)));
 
 /// Properties of a test key. The default is a plain good key.
-pub(super) struct Shape {
-    pub(super) self_digest: HashAlgorithm,
-    pub(super) primary_flags: Option<KeyFlags>,
-    pub(super) subkey_flags: Option<KeyFlags>,
-    pub(super) expires_after: Option<u32>,
-    pub(super) is_revoked: bool,
-    pub(super) is_subkey_revoked: bool,
-    pub(super) has_back_signature: bool,
-    pub(super) has_user_id: bool,
+pub(in crate::verify) struct Shape {
+    pub(in crate::verify) self_digest: HashAlgorithm,
+    pub(in crate::verify) primary_flags: Option<KeyFlags>,
+    pub(in crate::verify) subkey_flags: Option<KeyFlags>,
+    pub(in crate::verify) expires_after: Option<u32>,
+    pub(in crate::verify) is_revoked: bool,
+    pub(in crate::verify) is_subkey_revoked: bool,
+    pub(in crate::verify) has_back_signature: bool,
+    pub(in crate::verify) has_user_id: bool,
 }
 
 impl Default for Shape {
@@ -48,12 +48,12 @@ impl Default for Shape {
 }
 
 /// A key pair with a signing subkey.
-pub(super) struct TestKey {
-    pub(super) secret: SignedSecretKey,
+pub(in crate::verify) struct TestKey {
+    pub(in crate::verify) secret: SignedSecretKey,
 }
 
 impl TestKey {
-    pub(super) fn new() -> Self {
+    pub(in crate::verify) fn new() -> Self {
         Self::generate(KeyType::Ed25519Legacy)
     }
 
@@ -77,16 +77,16 @@ impl TestKey {
         Self { secret: parameters.build().unwrap().generate(rand::thread_rng()).unwrap() }
     }
 
-    pub(super) fn fingerprint(&self) -> String {
+    pub(in crate::verify) fn fingerprint(&self) -> String {
         hex::encode_upper(self.secret.primary_key.fingerprint().as_bytes())
     }
 
-    pub(super) fn subkey_fingerprint(&self) -> String {
+    pub(in crate::verify) fn subkey_fingerprint(&self) -> String {
         hex::encode_upper(self.secret.secret_subkeys[0].key.fingerprint().as_bytes())
     }
 
     /// The armoured public key, with self-signatures as the shape says.
-    pub(super) fn public(&self, shape: &Shape) -> String {
+    pub(in crate::verify) fn public(&self, shape: &Shape) -> String {
         let primary = &self.secret.primary_key;
         let subkey = &self.secret.secret_subkeys[0].key;
         let public = primary.public_key();
@@ -125,38 +125,38 @@ impl TestKey {
     }
 
     /// The binary signature of the primary key over a document.
-    pub(super) fn sign(&self, document: &[u8]) -> Vec<u8> {
+    pub(in crate::verify) fn sign(&self, document: &[u8]) -> Vec<u8> {
         self.sign_with(document, HashAlgorithm::Sha256)
     }
 
-    pub(super) fn sign_with(&self, document: &[u8], digest: HashAlgorithm) -> Vec<u8> {
+    pub(in crate::verify) fn sign_with(&self, document: &[u8], digest: HashAlgorithm) -> Vec<u8> {
         signature(&self.secret.primary_key, document, digest).to_bytes().unwrap()
     }
 
-    pub(super) fn sign_by_subkey(&self, document: &[u8]) -> Vec<u8> {
+    pub(in crate::verify) fn sign_by_subkey(&self, document: &[u8]) -> Vec<u8> {
         signature(&self.secret.secret_subkeys[0].key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
     }
 
     /// A correct signature by this key that names other keys as its issuers.
-    pub(super) fn sign_in_the_name_of(&self, document: &[u8], issuers: &[Self]) -> Vec<u8> {
+    pub(in crate::verify) fn sign_in_the_name_of(&self, document: &[u8], issuers: &[Self]) -> Vec<u8> {
         let issuers = issuers.iter().map(|key| key.secret.primary_key.fingerprint()).collect();
         signature_in_the_name_of(issuers, &self.secret.primary_key, document, HashAlgorithm::Sha256).to_bytes().unwrap()
     }
 
-    pub(super) fn sign_armored(&self, document: &[u8]) -> Vec<u8> {
+    pub(in crate::verify) fn sign_armored(&self, document: &[u8]) -> Vec<u8> {
         signature(&self.secret.primary_key, document, HashAlgorithm::Sha256)
             .to_armored_bytes(ArmorOptions::default())
             .unwrap()
     }
 
-    pub(super) fn sign_text(&self, document: &[u8]) -> Vec<u8> {
+    pub(in crate::verify) fn sign_text(&self, document: &[u8]) -> Vec<u8> {
         let (rng, key, password) = (rand::thread_rng(), &self.secret.primary_key, &Password::empty());
         let signature = DetachedSignature::sign_text_data(rng, key, password, HashAlgorithm::Sha256, document);
         signature.unwrap().to_bytes().unwrap()
     }
 }
 
-pub(super) fn flags(sign: bool) -> KeyFlags {
+pub(in crate::verify) fn flags(sign: bool) -> KeyFlags {
     let mut flags = KeyFlags::default();
     flags.set_certify(true);
     flags.set_sign(sign);
