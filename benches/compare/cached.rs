@@ -12,14 +12,14 @@ use crate::report::{ResultTable, Target, cell};
 use crate::servers::{ARCHIVES, ComparedServers};
 
 /// One measured row.
-struct Row {
-    name: String,
-    resource: Resource,
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) resource: Resource,
     gzip: bool,
     protocol: ClientProtocol,
     connections: usize,
     counted: CountedUnit,
-    log: Log,
+    pub(crate) log: Log,
     /// Minimum ratios of larder's rate to the rate of another server.
     targets: Vec<(ServerName, f64)>,
 }
@@ -80,6 +80,11 @@ fn archive_rows() -> Vec<Row> {
     rows
 }
 
+/// All rows.
+pub(crate) fn rows() -> Vec<Row> {
+    document_rows().into_iter().chain(archive_rows()).collect()
+}
+
 /// Measures the selected rows, with one table for each kind.
 pub(crate) fn tables(bench: &Bench) -> anyhow::Result<Vec<ResultTable>> {
     let selected = |rows: Vec<Row>| -> Vec<Row> { rows.into_iter().filter(|row| bench.wants(&row.name)).collect() };
@@ -114,7 +119,8 @@ pub(crate) fn tables(bench: &Bench) -> anyhow::Result<Vec<ResultTable>> {
     Ok(tables)
 }
 
-fn measure(bench: &Bench, row: &Row, server: &ComparedServer) -> anyhow::Result<Sample> {
+/// Samples one server for one round.
+pub(crate) fn measure(bench: &Bench, row: &Row, server: &ComparedServer) -> anyhow::Result<Sample> {
     let path = server.path(row.resource)?;
     let seconds = bench.options.seconds;
     if let (Some(wrk), CountedUnit::Answers, false) = (&bench.wrk, row.counted, row.protocol.is_tls()) {

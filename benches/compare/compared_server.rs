@@ -12,6 +12,8 @@ use crate::process::processor_time;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerName {
     Larder,
+    /// The larder of another binary.
+    Beside,
     Nginx,
     /// A minimal server on hyper.
     Hyper,
@@ -21,6 +23,7 @@ impl ServerName {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Larder => "larder",
+            Self::Beside => "the other larder",
             Self::Nginx => "nginx",
             Self::Hyper => "hyper",
         }

@@ -25,6 +25,7 @@ mod report;
 mod scale;
 mod servers;
 mod tls;
+mod turns;
 mod upstream;
 mod warm;
 
@@ -49,7 +50,7 @@ struct Options {
     /// Only rows with this in their name; may be given more than once
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
-    /// Another larder binary: each table is measured with it, too, right after it was measured with this one
+    /// Another larder binary: cached content is measured with both in turns, and each table with it, too, right after this one
     #[arg(long, value_name = "BINARY")]
     beside: Option<PathBuf>,
     /// Rounds of each measurement
@@ -188,7 +189,13 @@ fn main() -> anyhow::Result<()> {
     }
     let mut tables = Vec::new();
     let own_binary = bench.binary.clone();
-    for (subject, measure) in PARTS {
+    if let Some(other) = bench.options.beside.clone() {
+        let turns = turns::table(&mut bench, &other);
+        tables.extend(bench.or_report("both binaries in turns", turns)?.filter(|table| !table.is_empty()));
+    }
+    // Where two binaries are compared, they have taken turns for the cached content.
+    let parts = if bench.options.beside.is_some() { &PARTS[1..] } else { &PARTS[..] };
+    for (subject, measure) in parts {
         tables.extend(bench.or_report(subject, measure(&bench))?.into_iter().flatten());
         if let Some(other) = bench.options.beside.clone() {
             bench.binary.clone_from(&other);

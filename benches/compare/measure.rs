@@ -51,3 +51,23 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
         length => f64::midpoint(values[length / 2 - 1], values[length / 2]),
     }
 }
+
+/// The narrowest interval of two of the values, as far from both ends, that has their true median with at least 90 %: by the
+/// binomial distribution of the values below it. The whole range where there are too few values.
+pub(crate) fn median_interval(values: &[f64]) -> (f64, f64) {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let Some(last) = values.len().checked_sub(1) else { return (f64::NAN, f64::NAN) };
+    let (mut cut, mut outside, mut probability) = (0, 0.0, 0.5_f64.powi(values.len() as i32));
+    loop {
+        // The probability that so few values, or fewer, lie on one side.
+        outside += probability;
+        if 2.0 * outside > 0.1 || 2 * (cut + 1) > last {
+            break;
+        }
+        probability *= (values.len() - cut) as f64 / (cut + 1) as f64;
+        cut += 1;
+    }
+    let cut = cut.saturating_sub(1);
+    (values[cut], values[last - cut])
+}

@@ -31,14 +31,10 @@ pub(crate) struct ComparedServers {
 impl ComparedServers {
     /// Starts all servers, and warms them for these resources.
     pub(crate) fn start(bench: &Bench, resources: &HashSet<Resource>, log: Log) -> anyhow::Result<Self> {
-        publish(bench, resources)?;
         let Bench { upstream, certificate, .. } = bench;
-        let larders = vec![Larder::start(bench, None, log)?, Larder::start(bench, Some(certificate), log)?];
-        let (addresses, processes) = addresses_and_processes(&larders);
-        let Addresses { plain, tls, .. } = addresses;
-        bench.block_on(larder_paths(bench, &format!("https://{tls}"), resources))?;
-        let paths = bench.block_on(larder_paths(bench, &format!("http://{plain}"), resources))?;
-        let mut servers = vec![ComparedServer { name: ServerName::Larder, addresses, paths: paths.clone(), processes }];
+        let (larders, larder) = start_larders(bench, resources, log)?;
+        let (paths, plain) = (larder.paths.clone(), larder.addresses.plain);
+        let mut servers = vec![larder];
 
         let nginx = bench.nginx.as_ref();
         let nginx = nginx.map(|program| Nginx::start(program, upstream, certificate, log)).transpose()?;
@@ -65,6 +61,21 @@ impl ComparedServers {
         }
         Ok(())
     }
+}
+
+/// Starts a larder without TLS and one with it, warm for these resources.
+pub(crate) fn start_larders(
+    bench: &Bench,
+    resources: &HashSet<Resource>,
+    log: Log,
+) -> anyhow::Result<(Vec<Larder>, ComparedServer)> {
+    publish(bench, resources)?;
+    let larders = vec![Larder::start(bench, None, log)?, Larder::start(bench, Some(&bench.certificate), log)?];
+    let (addresses, processes) = addresses_and_processes(&larders);
+    let Addresses { plain, tls } = addresses;
+    bench.block_on(larder_paths(bench, &format!("https://{tls}"), resources))?;
+    let paths = bench.block_on(larder_paths(bench, &format!("http://{plain}"), resources))?;
+    Ok((larders, ComparedServer { name: ServerName::Larder, addresses, paths, processes }))
 }
 
 /// Addresses and processes of the two larders, of which the first has no TLS.
