@@ -78,13 +78,13 @@ pub struct Receipt {
     pub manifest: Digest,
     /// The version of larder that made the bundle.
     pub larder: String,
-    /// The creation time of the bundle in epoch seconds.
+    /// The creation time of the bundle.
     pub created: Timestamp,
     /// The key that the signature names, if any.
     pub signed_by: Option<String>,
     /// True if that key is trusted here and the signature was verified.
     pub trusted: bool,
-    /// The time when applying finished, in epoch seconds.
+    /// The time when applying finished.
     pub applied: Timestamp,
     /// True if nothing was refused, the bundle was read to its end, and the receipt was written.
     pub ok: bool,

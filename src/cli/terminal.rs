@@ -221,11 +221,19 @@ pub(super) async fn through_pipe<T: Send + 'static>(
     }
 }
 
+/// Draws in a second, at most: so many that all lines of a report change together.
+const REDRAW_HZ: u8 = 100;
+
 /// The bars on the terminal: on standard error, below all other output of this process.
-static BARS: LazyLock<MultiProgress> = LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
+static BARS: LazyLock<MultiProgress> =
+    LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(REDRAW_HZ)));
 
 /// Writes while the bars are hidden. `write` must not call this function again: it holds a lock.
 pub(super) fn with_bars_hidden<T>(write: impl FnOnce() -> T) -> T {
+    // A terminal that is gone has no bars any more, and `suspend` panics there.
+    if BARS.clear().is_err() {
+        BARS.set_draw_target(ProgressDrawTarget::hidden());
+    }
     BARS.suspend(write)
 }
 

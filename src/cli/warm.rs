@@ -166,13 +166,13 @@ impl WatchedJob<'_> {
 }
 
 /// The last line: the share of all bytes, and a text.
-const TOTAL_LINE: &str = "  [{bar:20}]  {wide_msg}";
+const TOTAL_LINE: &str = "  [{wide_bar}]  {msg}";
 /// The line of an archive that arrives: its name, the share of its bytes, a text about them, and its speed.
-const ARCHIVE_LINE: &str = "  {wide_msg}  [{bar:12}]  {prefix:>24}  {speed:>12}";
-/// The columns of that line without the name.
-const ARCHIVE_WIDTH: usize = 2 + 2 + 14 + 2 + 24 + 2 + 12;
+const ARCHIVE_LINE: &str = "  {prefix}  [{wide_bar}]  {msg:>21}  {speed:>12}";
+/// The columns of that line without the name, with the shortest bar.
+const ARCHIVE_WIDTH: usize = 2 + 2 + 6 + 2 + 21 + 2 + 12;
 /// Fewer columns leave no room for a name: then only the last line is drawn.
-const MIN_NAME_WIDTH: usize = 12;
+const MIN_NAME_WIDTH: usize = 24;
 /// Maximum number of archives with a line.
 const MAX_LINES: usize = 8;
 const STATE_WIDTH: usize = 9;
@@ -198,7 +198,7 @@ impl WarmDisplay {
             prints_lines: output == WarmOutput::Lines,
             reported: HashSet::new(),
             archives: BTreeMap::new(),
-            total: TerminalBar::of_template(if bar_line_width() < 79 { "  {wide_msg}" } else { TOTAL_LINE }, Some(0)),
+            total: TerminalBar::of_template(TOTAL_LINE, Some(0)),
             arrived: ProgressBar::hidden(),
             first: HashMap::new(),
         }
@@ -215,28 +215,39 @@ impl WarmDisplay {
     }
 
     fn draw(&mut self, job: &Job, width: usize) {
-        let name_width = width.saturating_sub(ARCHIVE_WIDTH);
-        let most = if name_width < MIN_NAME_WIDTH { 0 } else { MAX_LINES };
+        let most = if width < ARCHIVE_WIDTH + MIN_NAME_WIDTH { 0 } else { MAX_LINES };
         let is_in_flight = |item: &JobItem| matches!(item.state, ItemState::Resolving | ItemState::Fetching);
         let in_flight = job.items.iter().enumerate().filter(|(_, item)| is_in_flight(item)).take(most);
-        let shown: BTreeMap<usize, &JobItem> = in_flight.collect();
-        self.archives.retain(|number, _| shown.contains_key(number));
-        for (number, item) in shown {
-            let line = self.archives.entry(number).or_insert_with(|| {
-                let line = self.total.above(ARCHIVE_LINE, item.size_bytes);
-                resume(&line, item.bytes);
-                line
-            });
-            line.0.set_message(shorten_start(&full_name(item, &self.host), name_width));
-            line.0.set_prefix(amount(item));
-            line.0.set_length(item.size_bytes.unwrap_or(u64::MAX));
+        let shown: Vec<_> = in_flight.map(|(number, item)| (number, item, full_name(item, &self.host))).collect();
+        let longest_name = shown.iter().map(|(.., name)| name.chars().count()).max().unwrap_or_default();
+        let name_width = longest_name.min(width.saturating_sub(ARCHIVE_WIDTH));
+        self.archives.retain(|number, _| shown.iter().any(|(shown, ..)| shown == number));
+        for (number, item, name) in shown {
+            let line = self.archives.entry(number).or_insert_with(|| self.total.above(ARCHIVE_LINE, item.size_bytes));
+            let (name, amount) = (format!("{:name_width$}", shorten_start(&name, name_width)), amount(item));
+            if line.0.prefix() != name {
+                line.0.set_prefix(name);
+            }
+            if line.0.message() != amount {
+                line.0.set_message(amount);
+            }
+            if let Some(size) = item.size_bytes.filter(|size| line.0.length() != Some(*size)) {
+                line.0.set_length(size);
+            }
+            let begins = line.0.position() == 0;
             line.0.set_position(item.bytes);
+            if begins && item.bytes > 0 {
+                // The bytes at first sight may have been there before, as of a download that is resumed: they are no speed.
+                line.0.tick();
+                line.0.reset_eta();
+            }
         }
         let arrived = self.arrived(job);
         self.arrived.set_position(arrived);
         let total = JobProgress::of(job);
         let (share, whole) = total.share();
-        self.total.0.set_message(total.text(self.arrived.per_sec() as u64));
+        let text = total.text(self.arrived.per_sec() as u64);
+        self.total.0.set_message(text.chars().take(width.saturating_sub(6)).collect::<String>());
         self.total.0.set_length(whole);
         self.total.0.set_position(share);
     }
@@ -254,18 +265,17 @@ impl WarmDisplay {
     }
 }
 
-/// Lets a bar begin at a position, which is then no speed.
-fn resume(line: &TerminalBar, position: u64) {
-    line.0.set_position(position);
-    line.0.tick();
-    line.0.reset_eta();
-}
-
-/// The bytes of an archive for people: `1.2 MiB of 3.4 MiB`.
+/// The bytes of an archive for people: `1.2 of 3.4 MiB`.
 fn amount(item: &JobItem) -> String {
     match (&item.state, item.size_bytes) {
         (ItemState::Resolving, _) => "resolving".to_owned(),
-        (_, Some(size)) => format!("{} of {}", ByteSize(item.bytes), ByteSize(size)),
+        (_, Some(size)) => {
+            let (arrived, whole) = (ByteSize(item.bytes).to_string(), ByteSize(size).to_string());
+            match (arrived.rsplit_once(' '), whole.rsplit_once(' ')) {
+                (Some((number, unit)), Some((_, whole_unit))) if unit == whole_unit => format!("{number} of {whole}"),
+                _ => format!("{arrived} of {whole}"),
+            }
+        }
         (_, None) if item.bytes == 0 => "fetching".to_owned(),
         (_, None) => ByteSize(item.bytes).to_string(),
     }
@@ -476,21 +486,24 @@ mod tests {
         // A cancelled archive arrives no more.
         job.items[0].state = ItemState::Cancelled;
         assert_eq!(display.arrived(&job), 1024);
+        // The line of an archive begins with its first bytes.
+        display.draw(&job, 120);
+        assert_eq!(display.archives[&1].0.per_sec() as u64, 0);
     }
 
     #[test]
     fn each_archive_in_flight_has_a_line_with_its_name_and_its_bytes() {
         let (mut display, mut job) = (display(), busy_job());
         let lines = |display: &WarmDisplay| -> Vec<(String, String, u64)> {
-            let line = |line: &TerminalBar| (line.0.message(), line.0.prefix(), line.0.position());
+            let line = |line: &TerminalBar| (line.0.prefix(), line.0.message(), line.0.position());
             display.archives.values().map(line).collect()
         };
-        display.draw(&job, ARCHIVE_WIDTH + 34);
+        display.draw(&job, 79);
         let expected = [
-            ("hashicorp/aws 5.31.0 (linux_amd64)", "45.0 MiB of 120.0 MiB", 45 * MIB),
-            ("…-name 12.34.56-rc.1 (linux_amd64)", "700.0 KiB of 2.0 GiB", 700 * 1024),
-            ("acme/null (linux_amd64)", "resolving", 0),
-            ("acme/a 1.0.0 (linux_amd64)", "1.0 MiB", MIB),
+            ("…hicorp/aws 5.31.0 (linux_amd64)", "45.0 of 120.0 MiB", 45 * MIB),
+            ("…ame 12.34.56-rc.1 (linux_amd64)", "700.0 KiB of 2.0 GiB", 700 * 1024),
+            ("acme/null (linux_amd64)         ", "resolving", 0),
+            ("acme/a 1.0.0 (linux_amd64)      ", "1.0 MiB", MIB),
         ];
         assert_eq!(lines(&display), expected.map(|(name, bytes, at)| (name.to_owned(), bytes.to_owned(), at)));
         assert_eq!(display.archives[&0].0.length(), Some(120 * MIB));
@@ -498,13 +511,15 @@ mod tests {
         for width in ARCHIVE_WIDTH + MIN_NAME_WIDTH..160 {
             display.draw(&job, width);
             let longest = lines(&display).iter().map(|(name, bytes, _)| (name.chars().count(), bytes.len())).max();
-            assert!(longest.is_some_and(|(name, bytes)| name + ARCHIVE_WIDTH <= width && bytes <= 24), "{width}");
+            assert!(longest.is_some_and(|(name, bytes)| name + ARCHIVE_WIDTH <= width && bytes <= 21), "{width}");
         }
         job.items[0].state = ItemState::Fetched;
         display.draw(&job, 120);
         assert_eq!(display.archives.keys().collect::<Vec<_>>(), [&1, &2, &3]);
         display.draw(&job, 50);
         assert!(display.archives.is_empty(), "a narrow terminal has the total only");
+        display.draw(&job, 30);
+        assert!(display.total.0.message().chars().count() <= 24, "{}", display.total.0.message());
     }
 
     #[test]

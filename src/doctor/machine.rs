@@ -183,6 +183,7 @@ async fn check_answering(
     let place = larder.server().map(|server| format!("at {server}")).unwrap_or_default();
     let ready = in_probe_time(larder.get("/readyz")).await;
     let status = in_probe_time(larder.get(STATUS)).await;
+    let status = status.map(|answer| answer.and_then(|body| larder.parse::<StatusReport>(&body)));
     let mut running = RunningLarder { state: LarderState::Up, larder: Some(larder), ..RunningLarder::default() };
     match ready {
         Some(Ok(_)) => {}
@@ -195,11 +196,10 @@ async fn check_answering(
             return (running, check.advise("larder hangs, or its machine is overloaded; see its log"));
         }
     }
-    let report = match status.map(|answer| answer.map(|body| serde_json::from_slice::<StatusReport>(&body))) {
-        Some(Ok(Ok(report))) => report.mirror,
-        Some(Ok(Err(_))) => {
-            let finding = format!("the larder {place} has another version than this command, {own_version}");
-            return (running, Check::warn(RUNNING, finding).advise(OTHER_VERSION_ADVICE));
+    let report = match status {
+        Some(Ok(report)) => report.mirror,
+        Some(Err(error @ AdminClientError::OtherVersion { .. })) => {
+            return (running, Check::warn(RUNNING, error.to_string()).advise(OTHER_VERSION_ADVICE));
         }
         Some(Err(error)) => return (running, Check::fail(RUNNING, error.to_string())),
         None => {

@@ -222,22 +222,18 @@ impl MainListener {
 /// A request that does not name exactly one host: 400, because a proxy in front may have used another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum BadHost {
-    /// RFC 9112 3.2, RFC 9113 8.3.1.
+    /// RFC 9112 3.2.
     #[error("the request has no Host: every request but one of HTTP/1.0 must name one")]
     Missing,
     /// RFC 9112 3.2.
     #[error("the request has more than one Host: it must name exactly one")]
     Several,
-    /// RFC 9113 8.3.1.
-    #[error("the Host of the request contradicts its :authority: they must name the same host and port")]
-    Contradiction,
 }
 
-/// The host that the client addressed: the authority in HTTP/2 or of a whole URL in the request line, else the Host
-/// header.
+/// The host that the client addressed: that of a whole URL in the request line, else the Host header.
 ///
 /// # Errors
-/// [`BadHost`] if the request names none, two, or one that contradicts its authority.
+/// [`BadHost`] if the request names none or two.
 fn host_of<B>(request: &Request<B>) -> Result<Option<&str>, BadHost> {
     let mut headers = request.headers().get_all(header::HOST).iter();
     let (header, second_header) = (headers.next(), headers.next());
@@ -246,21 +242,10 @@ fn host_of<B>(request: &Request<B>) -> Result<Option<&str>, BadHost> {
     }
     let header = header.map(|host| host.to_str().ok());
     let authority = request.uri().authority().map(http::uri::Authority::as_str);
-    match (request.version(), authority, header) {
-        (Version::HTTP_11, _, None) | (Version::HTTP_2, None, None) => Err(BadHost::Missing),
-        (Version::HTTP_2, Some(authority), Some(header))
-            if !header.is_some_and(|header| is_same_host(authority, header, request.uri().scheme_str())) =>
-        {
-            Err(BadHost::Contradiction)
-        }
-        (_, authority, header) => Ok(authority.or(header.flatten())),
+    if request.version() == Version::HTTP_11 && header.is_none() {
+        return Err(BadHost::Missing);
     }
-}
-
-fn is_same_host(authority: &str, header: &str, scheme: Option<&str>) -> bool {
-    let default_port = if scheme == Some("https") { ":443" } else { ":80" };
-    let [authority, header] = [authority, header].map(|host| host.strip_suffix(default_port).unwrap_or(host));
-    authority.eq_ignore_ascii_case(header)
+    Ok(authority.or(header.flatten()))
 }
 
 /// HEAD: the headers of the GET with its true length, and no body (retries of clients).

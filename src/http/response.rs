@@ -382,7 +382,7 @@ pub(super) fn of_type(body: Body, content_type: &'static str) -> Response<Body> 
     with_headers(StatusCode::OK, body, [(header::CONTENT_TYPE, HeaderValue::from_static(content_type))])
 }
 
-/// Responds with a value as JSON, times also in RFC 3339.
+/// Responds with a value as JSON.
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     let body = answer_json::to_vec(value).unwrap_or_else(|_| b"{\"errors\":[]}".to_vec());
     with_headers(status, Body::full(Bytes::from(body)), [(header::CONTENT_TYPE, JSON)])

@@ -13,6 +13,7 @@ use crate::clock::Timestamp;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Job<T = Vec<JobItem>> {
     /// The ID in `/admin/v1/jobs/ID`.
+    #[cfg_attr(test, schemars(regex(pattern = "^[0-9a-f]{16}$")))]
     pub id: String,
     /// State of the job.
     pub state: JobState,

@@ -23,6 +23,7 @@ const MAX_ACCEPTED: usize = 256;
 #[serde(deny_unknown_fields)]
 pub struct BundleRequest {
     /// The job whose packages go into the bundle.
+    #[cfg_attr(test, schemars(regex(pattern = "^[0-9a-f]{16}$")))]
     pub job: String,
     /// An inventory whose packages are left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,8 +31,7 @@ pub struct BundleRequest {
     /// Accept a bundle of the stored packages where the job lacks some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// Creation time of an earlier bundle, in seconds since 1970, to make the same bytes again. The present time by
-    /// default.
+    /// Creation time of an earlier bundle, to make the same bytes again. The present time by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
 }
@@ -98,6 +98,7 @@ pub fn query_of(unsigned: bool, accept: &[String]) -> String {
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
     /// The job whose packages are exported.
+    #[cfg_attr(test, schemars(regex(pattern = "^[0-9a-f]{16}$")))]
     pub job: String,
     /// Allow a tree without the packages that the job could not fetch.
     #[serde(default)]

@@ -50,7 +50,8 @@ impl Operation {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetAddresses {
-    /// The addresses.
+    /// `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]` or `[HOST/]NAMESPACE/NAME/SYSTEM[@CONSTRAINT]`, each.
+    #[cfg_attr(test, schemars(length(min = 1, max = 256)))]
     pub what: Vec<String>,
 }
 
@@ -88,7 +89,8 @@ impl TargetAddresses {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AcceptRequest {
-    /// The addresses.
+    /// `[HOST/]NAMESPACE/TYPE[@CONSTRAINT]` or `[HOST/]NAMESPACE/NAME/SYSTEM[@CONSTRAINT]`, each.
+    #[cfg_attr(test, schemars(length(min = 1, max = 256)))]
     pub what: Vec<String>,
     /// The evidence that a person has seen. Nothing else is accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

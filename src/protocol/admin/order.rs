@@ -24,6 +24,7 @@ const SHAPE: &str = r#"{"what":["NAMESPACE/TYPE@CONSTRAINT"],"platforms":["OS_AR
 pub struct OrderRequest {
     /// Addresses with constraints.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(test, schemars(length(max = 4096)))]
     pub what: Vec<AddressRequest>,
     /// Lock files.
     #[serde(skip_serializing_if = "Vec::is_empty")]

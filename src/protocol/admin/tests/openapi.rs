@@ -118,7 +118,7 @@ impl Components {
         json!({ JSON: { "schema": Value::from(self.requests.subschema_for::<T>()) } })
     }
 
-    /// What is both sent and read is described as it is sent, but an order: its sender may leave out everything.
+    /// What is both sent and read is described as it is read: its sender may leave out more.
     fn schemas(&mut self) -> Map<String, Value> {
         let mut schemas = self.answers.take_definitions(true);
         schemas.extend(self.requests.take_definitions(true));
@@ -181,6 +181,11 @@ impl Request {
     fn tar(mut self) -> Self {
         self.errors.push(415);
         Self { body: Some(json!({ "required": true, "content": binary(TAR) })), ..self }
+    }
+
+    fn body_is(mut self, description: &str) -> Self {
+        self.body.iter_mut().for_each(|body| body["description"] = description.into());
+        self
     }
 
     fn query(self, query: Vec<Value>) -> Self {
@@ -284,6 +289,8 @@ fn requests(c: &mut Components) -> Vec<Request> {
                           accepted, and the answer names it";
     const EVENTS: &str = "`job` first, and whenever something else than an item changes; `item` for each change; `end`. \
                           A comment every 15 s.";
+    const ORDER: &str = "An order, a `.terraform.lock.hcl`, or a tar of configurations (`tar -h`). The query is for the \
+                         last two.";
     const OF_ADDRESSES: &str = "The result of each address. `ok` is true if all succeeded.";
     let order_query = || {
         vec![
@@ -422,12 +429,14 @@ fn requests(c: &mut Components) -> Vec<Request> {
             .answers(200, "Each archive with its state.", c.answer::<Plan>())
             .fails(&[503])
             .command(order_body(c))
+            .body_is(ORDER)
             .query(order_query()),
         Request::of("POST", "/admin/v1/warm", "warm")
             .about("Content", "Start a job that fetches what an order needs")
             .answers(202, "The job has started.", c.answer::<Job>())
             .fails(&[500, 503])
             .command(order_body(c))
+            .body_is(ORDER)
             .query(order_query()),
         Request::of("GET", "/admin/v1/missing", "missing")
             .about("Air gap", "What was asked for while offline and is not stored")
