@@ -49,7 +49,7 @@ impl ProofSets {
     /// Fetches and verifies a set. Does not compare it with earlier sets of the version.
     ///
     /// # Errors
-    /// One that [`is_absent`] recognises, where upstream has no such package.
+    /// One that `is_absent` recognises, where upstream has no such package.
     pub async fn fetch_verified_set(
         self: &Arc<Self>,
         package: &Package,
