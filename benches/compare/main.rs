@@ -50,7 +50,7 @@ struct Options {
     /// Only rows with this in their name; may be given more than once
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
-    /// Another larder binary: cached content is measured with both in turns, and each table with it, too, right after this one
+    /// Another larder binary: both take turns for cached content, and every other table is measured with each
     #[arg(long, value_name = "BINARY")]
     beside: Option<PathBuf>,
     /// Rounds of each measurement

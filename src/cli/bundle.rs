@@ -245,7 +245,8 @@ impl Create {
             let output = serde_json::json!({
                 "out": self.out.display().to_string(), "bytes": bytes, "manifest": opened.digest,
                 "entries": manifest.entries.len(), "archives": archives, "archives_left_out": left_out,
-                "since": manifest.since, "signed_by": key, "created": manifest.created.date_time(), "parts": parts, "bytes_there_already": reused,
+                "since": manifest.since, "signed_by": key, "created": manifest.created.date_time(),
+                "parts": parts, "bytes_there_already": reused,
                 "written_again": rewritten,
             });
             print_json(&output);

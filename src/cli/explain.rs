@@ -59,7 +59,7 @@ impl Explain {
     }
 }
 
-/// What needs a person, in JSON.
+/// The alarms and the failed requests, in JSON.
 #[derive(Serialize)]
 struct Findings<'a> {
     alarms: &'a [Alarm],

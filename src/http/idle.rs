@@ -40,8 +40,6 @@ pub(super) enum CloseReason {
 
 #[derive(Debug)]
 struct State {
-    /// False during the TLS handshake.
-    has_begun: bool,
     in_flight: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
@@ -54,14 +52,13 @@ impl Activity {
     /// `outsider_deadline` the connection is an outsider's, which must send its only request by then.
     pub(super) fn new(idle_timeout: Duration, head_timeout: Duration, outsider_deadline: Option<Instant>) -> Arc<Self> {
         let idle_since = Instant::now();
-        let state = State { has_begun: false, in_flight: 0, idle_since, head_since: None, outsider_deadline };
+        let state = State { in_flight: 0, idle_since, head_since: None, outsider_deadline };
         Arc::new(Self { state: Mutex::new(state), outsider_request: Notify::new(), idle_timeout, head_timeout })
     }
 
     /// Starts HTTP: the first request head is expected now.
     pub(super) fn begin(&self) {
         let mut state = self.state.lock();
-        state.has_begun = true;
         state.idle_since = Instant::now();
         state.head_since = Some(state.idle_since);
     }
@@ -114,7 +111,7 @@ impl Activity {
             return;
         }
         let mut state = self.state.lock();
-        if state.has_begun && state.in_flight == 0 && state.head_since.is_none() {
+        if state.in_flight == 0 && state.head_since.is_none() {
             state.head_since = Some(Instant::now());
         }
     }

@@ -1,5 +1,5 @@
 //! The effects of a request: what it counts, records, remembers and starts. A look at the answer that a client would get
-//! has none. What has an effect asks for [`Effects`], so that a caller cannot forget them.
+//! has none. Caches that remember and flights that start work take [`Effects`], so that no caller can forget them.
 
 /// The effects of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Effects {
 }
 
 impl Effects {
-    /// Does what has an effect: counts, records or logs.
+    /// Counts, records or logs, unless there are no effects.
     pub fn run(self, effect: impl FnOnce()) {
         if self == Self::Real {
             effect();

@@ -1,4 +1,5 @@
-//! Makes `docs/openapi.json`: the schemas of the types that larder reads and answers with, and the paths of a table.
+//! Makes `docs/openapi.json`: the schemas of the types that larder reads and answers with, and the requests of a table, with
+//! the lines of the routes about them.
 //! `LARDER_WRITE_OPENAPI=1 cargo test --lib openapi` writes it.
 
 use std::borrow::Cow;
@@ -22,7 +23,7 @@ use crate::protocol::admin::bundle::{BundleRequest, ExportRequest};
 use crate::protocol::admin::explain::ExplainReport;
 use crate::protocol::admin::operation::{AcceptRequest, OperationReport, TargetAddresses};
 use crate::protocol::admin::order::OrderRequest;
-use crate::protocol::admin::{DESCRIPTION, StatusReport};
+use crate::protocol::admin::{DESCRIPTION, PATHS, StatusReport};
 use crate::protocol::run::RunReport;
 
 const ABOUT: &str = "Answers of the admin listener, by default on 127.0.0.1:8081. HEAD is answered wherever GET is. \
@@ -118,7 +119,7 @@ impl Components {
         json!({ JSON: { "schema": Value::from(self.requests.subschema_for::<T>()) } })
     }
 
-    /// What is both sent and read is described as it is read: its sender may leave out more.
+    /// A type that is both sent and read has the form in which it is read: its sender may leave out more.
     fn schemas(&mut self) -> Map<String, Value> {
         let mut schemas = self.answers.take_definitions(true);
         schemas.extend(self.requests.take_definitions(true));
@@ -132,7 +133,8 @@ struct Request {
     path: &'static str,
     id: &'static str,
     tag: &'static str,
-    summary: &'static str,
+    /// The line of the routes about it.
+    summary: String,
     query: Vec<Value>,
     body: Option<Value>,
     /// The status of success, its description, and its content.
@@ -142,23 +144,12 @@ struct Request {
 }
 
 impl Request {
-    fn of(method: &'static str, path: &'static str, id: &'static str) -> Self {
-        let answer = (200, "", Value::Null);
-        Self {
-            method,
-            path,
-            id,
-            tag: "",
-            summary: "",
-            query: Vec::new(),
-            body: None,
-            answer,
-            errors: vec![400, 401, 403],
-        }
-    }
-
-    fn about(self, tag: &'static str, summary: &'static str) -> Self {
-        Self { tag, summary, ..self }
+    fn of(tag: &'static str, method: &'static str, path: &'static str, id: &'static str) -> Self {
+        let row = PATHS.iter().find(|row| row.path == path).expect("the routes have every path");
+        let (_, text) = row.methods.iter().find(|(of, _)| of.name() == method).expect("the routes have every method");
+        let summary = format!("{}{}", text[..1].to_uppercase(), &text[1..]);
+        let (errors, answer) = (vec![400, 401, 403], (200, "", Value::Null));
+        Self { method, path, id, tag, summary, query: Vec::new(), body: None, answer, errors }
     }
 
     fn answers(self, status: u16, description: &'static str, content: Value) -> Self {
@@ -285,8 +276,8 @@ fn responses() -> Value {
 
 /// Every request of the admin listener but those of the status page, which is for browsers.
 fn requests(c: &mut Components) -> Vec<Request> {
-    const ACCEPT: &str = "Trust changed bytes, keys or trees that a person has seen. Without their evidence nothing is \
-                          accepted, and the answer names it";
+    const OF_ACCEPT: &str = "The result of each address. Without the evidence that a person has seen nothing is accepted, \
+                             and the answer names it.";
     const EVENTS: &str = "`job` first, and whenever something else than an item changes; `item` for each change; `end`. \
                           A comment every 15 s.";
     const ORDER: &str = "An order, a `.terraform.lock.hcl`, or a tar of configurations (`tar -h`). The query is for the \
@@ -359,138 +350,110 @@ fn requests(c: &mut Components) -> Vec<Request> {
         json!({ "type": "array", "items": text(), "maxItems": 256 }),
     );
     let metrics = json!({ "application/openmetrics-text": { "schema": text() } });
-    let probe = |path, id, summary, text| {
-        let request = Request::of("GET", path, id).about("Maintain", summary).answers(200, text, plain());
-        Request { errors: vec![400], ..request }
+    let probe = |path, id, text| Request {
+        errors: vec![400],
+        ..Request::of("Maintain", "GET", path, id).answers(200, text, plain())
     };
     vec![
-        Request::of("GET", "/admin/v1", "index").about("Look", "What the admin listener answers").answers(
-            200,
-            "Every path and method.",
-            index,
-        ),
-        Request::of("GET", "/admin/v1/openapi.json", "openapi").about("Look", "This description").answers(
+        Request::of("Look", "GET", "/admin/v1", "index").answers(200, "Every path and method.", index),
+        Request::of("Look", "GET", "/admin/v1/openapi.json", "openapi").answers(
             200,
             "An OpenAPI 3.1 document.",
             any_object,
         ),
-        Request::of("GET", "/admin/v1/status", "status")
-            .about("Look", "What is stored, served, saved, missing and refused; alarms")
+        Request::of("Look", "GET", "/admin/v1/status", "status")
             .answers(200, "As `larder status --json`.", c.answer::<StatusReport>())
             .fails(&[500]),
-        Request::of("GET", "/admin/v1/client-config", "clientConfig")
-            .about("Look", "The CLI configuration to paste")
+        Request::of("Look", "GET", "/admin/v1/client-config", "clientConfig")
             .answers(200, "Lines for a CLI configuration file.", plain())
             .fails(&[500])
             .query(mirror_query),
-        Request::of("GET", "/admin/v1/list", "list")
-            .about("Look", "A page of what is stored, by address and version")
+        Request::of("Look", "GET", "/admin/v1/list", "list")
             .answers(200, "A page.", c.answer::<StoredPage>())
             .fails(&[500, 503])
             .query(list_query),
-        Request::of("GET", "/admin/v1/explain", "explain")
-            .about("Look", "What a client gets for an address or a URL, and why; asks no upstream")
-            .answers(200, "The explanation.", c.answer::<ExplainReport>())
+        Request::of("Look", "GET", "/admin/v1/explain", "explain")
+            .answers(200, "The explanation. No upstream is asked for it.", c.answer::<ExplainReport>())
             .fails(&[500, 503])
             .query(explain_query),
-        Request::of("GET", "/admin/v1/runs/{id}", "run")
-            .about("Look", "What the client of one `larder run` was sent")
+        Request::of("Look", "GET", "/admin/v1/runs/{id}", "run")
             .answers(200, "The files; none for a run without requests.", c.answer::<RunReport>())
             .fails(&[404]),
-        Request::of("GET", "/admin/v1/runs/{id}/client-config", "runClientConfig")
-            .about("Look", "The CLI configuration for the client of one `larder run`")
+        Request::of("Look", "GET", "/admin/v1/runs/{id}/client-config", "runClientConfig")
             .answers(200, "Lines for a CLI configuration file.", plain())
             .fails(&[404, 409, 500])
             .query(vec![parameter("network", network, text())]),
-        Request::of("POST", "/admin/v1/refresh", "refresh")
-            .about("Content", "Revalidate stored documents now, whatever their age")
+        Request::of("Content", "POST", "/admin/v1/refresh", "refresh")
             .answers(200, OF_ADDRESSES, c.answer::<OperationReport<RefreshResult>>())
             .command(c.body::<TargetAddresses>()),
-        Request::of("POST", "/admin/v1/purge", "purge")
-            .about("Content", "Remove documents and archives")
+        Request::of("Content", "POST", "/admin/v1/purge", "purge")
             .answers(200, OF_ADDRESSES, c.answer::<OperationReport<PurgeResult>>())
             .command(c.body::<TargetAddresses>()),
-        Request::of("POST", "/admin/v1/accept", "accept")
-            .about("Content", ACCEPT)
-            .answers(200, OF_ADDRESSES, c.answer::<OperationReport<AcceptResult>>())
+        Request::of("Content", "POST", "/admin/v1/accept", "accept")
+            .answers(200, OF_ACCEPT, c.answer::<OperationReport<AcceptResult>>())
             .command(c.body::<AcceptRequest>()),
-        Request::of("POST", "/admin/v1/pin", "pin")
-            .about("Content", "Never evict packages, or those of a job")
+        Request::of("Content", "POST", "/admin/v1/pin", "pin")
             .answers(200, OF_ADDRESSES, c.answer::<OperationReport<PinResult>>())
             .fails(&[404])
             .command(id_or_addresses(c)),
-        Request::of("POST", "/admin/v1/unpin", "unpin")
-            .about("Content", "Allow eviction again")
+        Request::of("Content", "POST", "/admin/v1/unpin", "unpin")
             .answers(200, OF_ADDRESSES, c.answer::<OperationReport<PinResult>>())
             .fails(&[404])
             .command(id_or_addresses(c)),
-        Request::of("POST", "/admin/v1/plan", "plan")
-            .about("Content", "What an order needs, and what of that is stored")
+        Request::of("Content", "POST", "/admin/v1/plan", "plan")
             .answers(200, "Each archive with its state.", c.answer::<Plan>())
             .fails(&[503])
             .command(order_body(c))
             .body_is(ORDER)
             .query(order_query()),
-        Request::of("POST", "/admin/v1/warm", "warm")
-            .about("Content", "Start a job that fetches what an order needs")
+        Request::of("Content", "POST", "/admin/v1/warm", "warm")
             .answers(202, "The job has started.", c.answer::<Job>())
             .fails(&[500, 503])
             .command(order_body(c))
             .body_is(ORDER)
             .query(order_query()),
-        Request::of("GET", "/admin/v1/missing", "missing")
-            .about("Air gap", "What was asked for while offline and is not stored")
+        Request::of("Air gap", "GET", "/admin/v1/missing", "missing")
             .answers(200, "An order, for `plan` and `warm` of a connected larder.", c.answer::<OrderRequest>())
             .fails(&[500, 503]),
-        Request::of("DELETE", "/admin/v1/missing", "forgetMissing")
-            .about("Air gap", "Empty that list")
+        Request::of("Air gap", "DELETE", "/admin/v1/missing", "forgetMissing")
             .answers(200, "The empty order.", c.answer::<OrderRequest>())
             .fails(&[500, 503]),
-        Request::of("GET", "/admin/v1/jobs", "jobs").about("Jobs", "All jobs, with counts of their items").answers(
+        Request::of("Jobs", "GET", "/admin/v1/jobs", "jobs").answers(
             200,
             "At most 16, newest first.",
             c.answer::<JobList>(),
         ),
-        Request::of("GET", "/admin/v1/jobs/{id}", "job")
-            .about("Jobs", "One job, with each item")
+        Request::of("Jobs", "GET", "/admin/v1/jobs/{id}", "job")
             .answers(200, "The job.", c.answer::<Job>())
             .fails(&[404]),
-        Request::of("DELETE", "/admin/v1/jobs/{id}", "cancelJob")
-            .about("Jobs", "Cancel a job; running downloads finish")
+        Request::of("Jobs", "DELETE", "/admin/v1/jobs/{id}", "cancelJob")
             .answers(200, "The job as it is now.", c.answer::<Job>())
             .fails(&[404]),
-        Request::of("GET", "/admin/v1/jobs/{id}/events", "jobEvents")
-            .about("Jobs", "The changes of a job, as server-sent events")
+        Request::of("Jobs", "GET", "/admin/v1/jobs/{id}/events", "jobEvents")
             .answers(200, EVENTS, events)
             .fails(&[404]),
-        Request::of("POST", "/admin/v1/bundle", "bundle")
-            .about("Air gap", "A bundle of a job's packages")
+        Request::of("Air gap", "POST", "/admin/v1/bundle", "bundle")
             .answers(200, "A tar.", binary(TAR))
             .fails(&[404, 409, 500, 503])
             .command(c.body::<BundleRequest>()),
-        Request::of("POST", "/admin/v1/bundle/apply", "applyBundle")
-            .about("Air gap", "Import a bundle")
+        Request::of("Air gap", "POST", "/admin/v1/bundle/apply", "applyBundle")
             .answers(200, "A line for each step.", c.lines::<ApplyEvent>())
             .fails(&[409, 500, 503, 507])
             .tar()
             .query(vec![unsigned("Also an unsigned bundle, or one signed by a key that is not trusted."), accept]),
-        Request::of("GET", "/admin/v1/inventory", "inventory")
-            .about("Air gap", "What is stored, for the next delta")
+        Request::of("Air gap", "GET", "/admin/v1/inventory", "inventory")
             .answers(200, "The inventory.", c.answer::<Inventory>())
             .fails(&[500, 503]),
-        Request::of("POST", "/admin/v1/export", "export")
-            .about("Air gap", "A provider tree of a job's packages")
+        Request::of("Air gap", "POST", "/admin/v1/export", "export")
             .answers(200, "A tar.", binary(TAR))
             .fails(&[404, 409, 503])
             .command(c.body::<ExportRequest>()),
-        Request::of("POST", "/admin/v1/import", "import")
-            .about("Air gap", "Import a provider tree")
+        Request::of("Air gap", "POST", "/admin/v1/import", "import")
             .answers(200, "A line for each file, and one at the end.", c.lines::<ImportStep>())
             .fails(&[500, 503])
             .tar()
             .query(vec![unsigned("Also packages that nothing proves.")]),
-        Request::of("POST", "/admin/v1/verify", "verify")
-            .about("Maintain", "Re-hash everything stored")
+        Request::of("Maintain", "POST", "/admin/v1/verify", "verify")
             .answers(
                 200,
                 "A line for each step, until everything is read or the client leaves.",
@@ -498,12 +461,9 @@ fn requests(c: &mut Components) -> Vec<Request> {
             )
             .fails(&[503])
             .command(no_options),
-        Request::of("GET", "/metrics", "metrics")
-            .about("Maintain", "Metrics for Prometheus")
-            .answers(200, "OpenMetrics text.", metrics)
-            .fails(&[500]),
-        probe("/healthz", "healthz", "This process runs", "`ok`"),
-        probe("/readyz", "readyz", "The store is open", "`ready`"),
+        Request::of("Maintain", "GET", "/metrics", "metrics").answers(200, "OpenMetrics text.", metrics).fails(&[500]),
+        probe("/healthz", "healthz", "`ok`"),
+        probe("/readyz", "readyz", "`ready`"),
     ]
 }
 
