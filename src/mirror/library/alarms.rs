@@ -73,13 +73,16 @@ pub struct NewAlarm {
 }
 
 /// An alarm with the facts of its evidence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct RaisedAlarm {
     alarm: Alarm,
     facts: BTreeSet<EvidenceFact>,
+    /// False for one that could not be written: people see it all the same, and the next change of its address writes it.
+    is_written: bool,
 }
 
 impl RaisedAlarm {
+    /// An alarm that is not written yet.
     fn of(address: &Address, NewAlarm { subject, finding, time }: NewAlarm) -> (AlarmSubject, Self) {
         let AlarmFinding { detail, facts } = finding;
         let alarm = Alarm {
@@ -91,7 +94,11 @@ impl RaisedAlarm {
             resolve: None,
             evidence: None,
         };
-        (subject, Self { alarm, facts })
+        (subject, Self { alarm, facts, is_written: false })
+    }
+
+    fn is_same_finding(&self, other: &Self) -> bool {
+        self.alarm.detail == other.alarm.detail && self.facts == other.facts
     }
 }
 
@@ -119,12 +126,10 @@ impl AlarmKind {
 #[derive(Debug)]
 pub struct Alarms {
     store: Arc<Store>,
-    /// A cache of the records. Never locked during disk I/O.
+    /// A cache of the records, and the alarms that could not be written. Never locked during disk I/O.
     known: Mutex<BTreeMap<Address, AlarmsOfAddress>>,
     /// Locked while a record is read for the cache, so that no older reading replaces a newer one.
     reading: Striped<Mutex<()>>,
-    /// Alarms that could not be written: people see them all the same. The next change of their address writes them, too.
-    unwritten: Mutex<BTreeMap<Address, BTreeMap<AlarmSubject, RaisedAlarm>>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -161,10 +166,10 @@ impl AlarmEntry {
             (None, Some(key)) => AlarmPart::Key(key),
             (None, None) => AlarmPart::Version,
         };
-        Some((AlarmSubject { kind: alarm.kind, version, part }, RaisedAlarm { alarm, facts }))
+        Some((AlarmSubject { kind: alarm.kind, version, part }, RaisedAlarm { alarm, facts, is_written: true }))
     }
 
-    fn written(subject: &AlarmSubject, RaisedAlarm { alarm, facts }: &RaisedAlarm) -> Option<Box<RawValue>> {
+    fn written(subject: &AlarmSubject, RaisedAlarm { alarm, facts, .. }: &RaisedAlarm) -> Option<Box<RawValue>> {
         let (platform, key) = match &subject.part {
             AlarmPart::Version => (None, None),
             AlarmPart::Platform(platform) => (Some(platform.clone()), None),
@@ -175,15 +180,29 @@ impl AlarmEntry {
 }
 
 impl AlarmsOfAddress {
-    fn read(record: AlarmsRecord) -> Self {
+    fn read(record: Option<AlarmsRecord>) -> Self {
         let mut read = Self::default();
-        for raw in record.alarms {
+        for raw in record.map(|record| record.alarms).unwrap_or_default() {
             match AlarmEntry::read(&raw) {
                 Some((subject, alarm)) => drop(read.alarms.insert(subject, alarm)),
                 None => read.unreadable.push(raw),
             }
         }
         read
+    }
+
+    /// Takes over the alarms that could not be written, but for those that the record has meanwhile.
+    fn take_unwritten(&mut self, known: Option<&Self>) {
+        let unwritten = known.into_iter().flat_map(|known| &known.alarms).filter(|(_, alarm)| !alarm.is_written);
+        for (subject, alarm) in unwritten {
+            if !self.alarms.get(subject).is_some_and(|written| written.is_same_finding(alarm)) {
+                self.alarms.insert(subject.clone(), alarm.clone());
+            }
+        }
+    }
+
+    fn are_all_written(&self) -> bool {
+        self.alarms.values().all(|alarm| alarm.is_written)
     }
 
     /// Replaces the record by these alarms; removes it if there are none.
@@ -219,9 +238,7 @@ impl AlarmsOfAddress {
         let kind = subject.kind;
         let mut of_this_kind = self.alarms.keys().filter(|raised| raised.kind == kind);
         match self.alarms.get(&subject) {
-            Some(before) if before.alarm.detail == raised.alarm.detail && before.facts == raised.facts => {
-                return RaiseOutcome::Unchanged;
-            }
+            Some(before) if before.is_same_finding(&raised) => return RaiseOutcome::Unchanged,
             // One is enough for the provider, whatever the version.
             _ if kind == AlarmKind::SignatureLost
                 && of_this_kind.clone().any(|raised| raised.version != subject.version) =>
@@ -257,7 +274,7 @@ impl Alarms {
     /// The store failed.
     pub fn load(store: Arc<Store>) -> Result<Self, StoreError> {
         let addresses = store.records.addresses_with_alarms()?;
-        let alarms = Self { store, known: Mutex::default(), reading: Striped::default(), unwritten: Mutex::default() };
+        let alarms = Self { store, known: Mutex::default(), reading: Striped::default() };
         for address in addresses {
             alarms.read_again(&address)?;
         }
@@ -268,11 +285,12 @@ impl Alarms {
     fn read_again(&self, address: &Address) -> Result<(), StoreError> {
         let _reading = self.reading.of(address).lock();
         let record = self.store.records.read_as(&Key::Alarms(address.clone()), parse)?.intact();
-        let read = record.map(AlarmsOfAddress::read).unwrap_or_default();
+        let mut read = AlarmsOfAddress::read(record);
         if !read.unreadable.is_empty() {
             tracing::error!(%address, alarms = read.unreadable.len(), "alarms cannot be read (damaged, or written by a newer larder); they are left unchanged");
         }
         let mut known = self.known.lock();
+        read.take_unwritten(known.get(address));
         if read.alarms.is_empty() {
             known.remove(address)
         } else {
@@ -282,38 +300,36 @@ impl Alarms {
     }
 
     /// Adds alarms to a step, before its other changes: a crash may leave an alarm without the record of its cause, and never
-    /// the other way round.
+    /// the other way round. Returns the outcome of each.
     fn raise_in(
         &self,
         step: &mut RecordStep<'_>,
         address: &Address,
-        new: &[NewAlarm],
-    ) -> Result<Vec<(AlarmSubject, RaiseOutcome)>, StoreError> {
-        if new.is_empty() && !self.unwritten.lock().contains_key(address) {
+        new: &[(AlarmSubject, RaisedAlarm)],
+    ) -> Result<Vec<RaiseOutcome>, StoreError> {
+        if new.is_empty() && self.are_all_written(address) {
             return Ok(Vec::new());
         }
-        let (mut alarms, are_all_written) = self.read_in(step, address)?;
-        let mut outcomes = Vec::with_capacity(new.len());
-        for alarm in new {
-            let (subject, raised) = RaisedAlarm::of(address, alarm.clone());
-            outcomes.push((subject.clone(), alarms.set(subject, raised)));
-        }
-        if !are_all_written || outcomes.iter().any(|(_, outcome)| *outcome == RaiseOutcome::New) {
+        let mut alarms = self.read_in(step, address)?;
+        let are_all_written = alarms.are_all_written();
+        let outcomes: Vec<_> =
+            new.iter().map(|(subject, raised)| alarms.set(subject.clone(), raised.clone())).collect();
+        if !are_all_written || outcomes.contains(&RaiseOutcome::New) {
             alarms.put_in(step, address);
             step.make_first(&Key::Alarms(address.clone()));
         }
         Ok(outcomes)
     }
 
-    /// The alarms of an address as a step reads them, with those that could not be written before. True if there are none of
-    /// these.
-    fn read_in(&self, step: &RecordStep<'_>, address: &Address) -> Result<(AlarmsOfAddress, bool), StoreError> {
-        let record = step.read_as(&Key::Alarms(address.clone()), parse)?.intact();
-        let mut alarms = record.map(AlarmsOfAddress::read).unwrap_or_default();
-        let unwritten = self.unwritten.lock().get(address).cloned().unwrap_or_default();
-        let are_all_written = unwritten.is_empty();
-        alarms.alarms.extend(unwritten);
-        Ok((alarms, are_all_written))
+    /// The alarms of an address as a step reads them, with those that could not be written before.
+    fn read_in(&self, step: &RecordStep<'_>, address: &Address) -> Result<AlarmsOfAddress, StoreError> {
+        let mut alarms = AlarmsOfAddress::read(step.read_as(&Key::Alarms(address.clone()), parse)?.intact());
+        alarms.take_unwritten(self.known.lock().get(address));
+        Ok(alarms)
+    }
+
+    fn are_all_written(&self, address: &Address) -> bool {
+        self.known.lock().get(address).is_none_or(AlarmsOfAddress::are_all_written)
     }
 
     /// Resolves the alarms that an event resolves, and returns their subjects. Where the record cannot be written, they stay.
@@ -326,7 +342,7 @@ impl Alarms {
             return Vec::new();
         }
         let resolved = self.store.records.change(&Key::Alarms(address.clone()), |step| {
-            let (mut alarms, _) = self.read_in(step, address)?;
+            let mut alarms = self.read_in(step, address)?;
             let resolved: Vec<AlarmSubject> = alarms.alarms.keys().filter(|of| is_resolved(of)).cloned().collect();
             if !resolved.is_empty() {
                 alarms.alarms.retain(|subject, _| !is_resolved(subject));
@@ -336,7 +352,9 @@ impl Alarms {
         });
         match resolved {
             Ok(resolved) => {
-                self.keep_unwritten(address, |subject, _| !is_resolved(subject));
+                if let Some(known) = self.known.lock().get_mut(address) {
+                    known.alarms.retain(|subject, _| !is_resolved(subject));
+                }
                 self.are_written(address);
                 resolved
             }
@@ -347,46 +365,26 @@ impl Alarms {
         }
     }
 
-    /// Reads the record of an address again after a step wrote it, and forgets which alarms could not be written before.
+    /// Reads the record of an address again after a step wrote it.
     fn are_written(&self, address: &Address) {
         if let Err(error) = self.read_again(address) {
             tracing::error!(%address, %error, to_do = error.remedy(), "the alarms of an address could not be read back");
-        }
-        let written = self.known.lock().get(address).cloned().unwrap_or_default().alarms;
-        self.keep_unwritten(address, |subject, alarm| written.get(subject) != Some(alarm));
-    }
-
-    fn keep_unwritten(&self, address: &Address, is_kept: impl Fn(&AlarmSubject, &RaisedAlarm) -> bool) {
-        let mut unwritten = self.unwritten.lock();
-        if let Some(of_address) = unwritten.get_mut(address) {
-            of_address.retain(|subject, alarm| is_kept(subject, alarm));
-            if of_address.is_empty() {
-                unwritten.remove(address);
-            }
         }
     }
 
     /// The subjects of the alarms of an address that match.
     pub fn subjects(&self, address: &Address, is_meant: impl Fn(&AlarmSubject) -> bool) -> Vec<AlarmSubject> {
-        let mut subjects = BTreeSet::new();
-        if let Some(known) = self.known.lock().get(address) {
-            subjects.extend(known.alarms.keys().filter(|subject| is_meant(subject)).cloned());
-        }
-        if let Some(unwritten) = self.unwritten.lock().get(address) {
-            subjects.extend(unwritten.keys().filter(|subject| is_meant(subject)).cloned());
-        }
-        subjects.into_iter().collect()
+        let known = self.known.lock();
+        let subjects = known.get(address).into_iter().flat_map(|known| known.alarms.keys());
+        subjects.filter(|subject| is_meant(subject)).cloned().collect()
     }
 
     /// All alarms, each with the command that resolves it while larder has this connectivity. A finding for several
     /// platforms of a version is one alarm: one event, and one decision.
     pub fn all(&self, link: Connectivity) -> Vec<Alarm> {
-        let mut raised = self.known.lock().clone();
-        for (address, unwritten) in &*self.unwritten.lock() {
-            raised.entry(address.clone()).or_default().alarms.extend(unwritten.clone());
-        }
+        let known = self.known.lock().clone();
         let mut all = Vec::new();
-        for (address, entry) in &raised {
+        for (address, entry) in &known {
             let alarms: Vec<(&AlarmSubject, &Alarm)> =
                 entry.alarms.iter().map(|(subject, raised)| (subject, &raised.alarm)).collect();
             for event in alarms.chunk_by(|(one, _), (other, _)| one.is_same_event(other)) {
@@ -404,11 +402,6 @@ impl Alarms {
     }
 }
 
-/// The outcome of raising alarms whose record cannot be read.
-fn all_new(alarms: &[NewAlarm]) -> Vec<(AlarmSubject, RaiseOutcome)> {
-    alarms.iter().map(|alarm| (alarm.subject.clone(), RaiseOutcome::New)).collect()
-}
-
 fn parse(record: Vec<u8>) -> Option<AlarmsRecord> {
     serde_json::from_slice(&record).ok()
 }
@@ -423,16 +416,17 @@ impl Library {
         finding: impl Into<AlarmFinding>,
         time: Timestamp,
     ) {
-        self.raise_alarms(&address.into(), &[NewAlarm { subject, finding: finding.into(), time }]);
+        self.raise_alarms(&address.into(), vec![NewAlarm { subject, finding: finding.into(), time }]);
     }
 
-    fn raise_alarms(&self, address: &Address, new: &[NewAlarm]) {
+    fn raise_alarms(&self, address: &Address, new: Vec<NewAlarm>) {
         let raised = self.change_with_alarms(address, &Key::Alarms(address.clone()), |_, alarms| {
-            alarms.extend_from_slice(new);
+            alarms.extend_from_slice(&new);
             Ok(())
         });
         if let Err(error) = raised {
-            self.alarms_written(address, new, &all_new(new), Err(&error));
+            let new = new.into_iter().map(|alarm| RaisedAlarm::of(address, alarm)).collect();
+            self.are_raised(address, new, &[], Err(&error));
         }
     }
 
@@ -450,6 +444,7 @@ impl Library {
         let ((decided, new, raised), written) = self.store.records.try_change(key, |step| {
             let mut new = Vec::new();
             let decided = decide(step, &mut new)?;
+            let new: Vec<_> = new.into_iter().map(|alarm| RaisedAlarm::of(address, alarm)).collect();
             let raised = self.alarms.raise_in(step, address, &new);
             if raised.is_err() {
                 // Nothing is recorded whose alarm cannot be.
@@ -459,41 +454,44 @@ impl Library {
         })?;
         let (outcomes, written) = match raised {
             Ok(outcomes) => (outcomes, written),
-            Err(error) => (all_new(&new), Err(error)),
+            Err(error) => (Vec::new(), Err(error)),
         };
-        self.alarms_written(address, &new, &outcomes, written.as_ref().copied());
+        self.are_raised(address, new, &outcomes, written.as_ref().copied());
         Ok((decided, written))
     }
 
-    /// Counts alarms that were raised. They are in the store, or in memory only where the step failed.
-    fn alarms_written(
+    /// Counts alarms that were raised. They are in the store, or in memory only where the step failed. An alarm without an
+    /// outcome is new: its record could not be read.
+    fn are_raised(
         &self,
         address: &Address,
-        new: &[NewAlarm],
-        outcomes: &[(AlarmSubject, RaiseOutcome)],
+        new: Vec<(AlarmSubject, RaisedAlarm)>,
+        outcomes: &[RaiseOutcome],
         written: Result<(), &StoreError>,
     ) {
-        for (subject, outcome) in outcomes {
-            let AlarmSubject { kind, version, .. } = subject;
+        let has_new = !new.is_empty();
+        let outcomes = outcomes.iter().copied().chain(std::iter::repeat(RaiseOutcome::New));
+        let mut unwritten = Vec::new();
+        for ((subject, raised), outcome) in new.into_iter().zip(outcomes) {
+            let AlarmSubject { kind, version, .. } = &subject;
             match outcome {
-                RaiseOutcome::New => self.runtime.counters.alarm(*kind),
+                RaiseOutcome::New => {
+                    self.runtime.counters.alarm(*kind);
+                    unwritten.push((subject, raised));
+                }
                 RaiseOutcome::Unchanged => {}
                 RaiseOutcome::TooMany => {
                     tracing::error!(%address, %version, kind = kind.name(), "there are too many alarms of this kind about it: this one is only logged");
                 }
             }
         }
-        let is_new = |of: &AlarmSubject| outcomes.contains(&(of.clone(), RaiseOutcome::New));
         match written {
-            Ok(()) if new.is_empty() && !self.alarms.unwritten.lock().contains_key(address) => {}
-            Ok(()) => self.alarms.are_written(address),
-            Err(error) if new.iter().any(|alarm| is_new(&alarm.subject)) => {
+            Ok(()) if has_new || !self.alarms.are_all_written(address) => self.alarms.are_written(address),
+            Err(error) if !unwritten.is_empty() => {
                 tracing::error!(%address, %error, to_do = error.remedy(), "an alarm could not be written: it is in memory only");
-                let unwritten = new.iter().filter(|alarm| is_new(&alarm.subject));
-                let unwritten = unwritten.map(|alarm| RaisedAlarm::of(address, alarm.clone()));
-                self.alarms.unwritten.lock().entry(address.clone()).or_default().extend(unwritten);
+                self.alarms.known.lock().entry(address.clone()).or_default().alarms.extend(unwritten);
             }
-            Err(_) => {}
+            Ok(()) | Err(_) => {}
         }
     }
 
@@ -536,7 +534,7 @@ impl Library {
                 finding: "upstream lists it no more; it is stored, and stays listed here (keep_gone)".into(),
                 time,
             });
-            library.raise_alarms(&address, &new.collect::<Vec<_>>());
+            library.raise_alarms(&address, new.collect());
             Ok(())
         })
         .await
@@ -727,7 +725,8 @@ mod tests {
 
     fn raise(alarms: &Alarms, version: &str) -> Result<(), StoreError> {
         let key = Key::Alarms(address());
-        alarms.store.records.change(&key, |step| alarms.raise_in(step, &address(), &[alarm(version)]))?;
+        let new = [RaisedAlarm::of(&address(), alarm(version))];
+        alarms.store.records.change(&key, |step| alarms.raise_in(step, &address(), &new))?;
         alarms.are_written(&address());
         Ok(())
     }
@@ -761,10 +760,10 @@ mod tests {
         let store = Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap());
         let alarms = Alarms::load(Arc::clone(&store)).unwrap();
         let unwritten = RaisedAlarm::of(&address(), alarm("1.0.0"));
-        alarms.unwritten.lock().entry(address()).or_default().extend([unwritten]);
+        alarms.known.lock().entry(address()).or_default().alarms.extend([unwritten]);
         assert_eq!(versions(&alarms), ["1.0.0"]);
         raise(&alarms, "1.0.0").unwrap();
-        assert!(alarms.unwritten.lock().is_empty());
+        assert!(alarms.are_all_written(&address()));
         assert_eq!(versions(&Alarms::load(store).unwrap()), ["1.0.0"]);
     }
 
@@ -784,7 +783,7 @@ mod tests {
         }
         let changed = store.records.change(&key, |step| {
             step.put_json(&cause, &1, Durability::Synced);
-            alarms.raise_in(step, &address(), &[alarm("1.0.0")])
+            alarms.raise_in(step, &address(), &[RaisedAlarm::of(&address(), alarm("1.0.0"))])
         });
         assert!(changed.is_err());
         assert_eq!(versions(&Alarms::load(store).unwrap()), ["1.0.0"]);
