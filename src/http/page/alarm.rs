@@ -10,20 +10,20 @@ use crate::protocol::admin::Operation;
 use crate::wording::escape_invisible;
 
 /// The fixed texts of a kind of alarm.
-struct AlarmText {
-    heading: &'static str,
-    happened: &'static str,
-    matters: &'static str,
-    clients_get: &'static str,
+pub(super) struct AlarmText {
+    pub(super) heading: &'static str,
+    pub(super) happened: &'static str,
+    pub(super) matters: &'static str,
+    pub(super) clients_get: &'static str,
     choices: &'static [ChoiceText],
 }
 
 /// One thing that can be done.
-struct ChoiceText {
+pub(super) struct ChoiceText {
     /// When this is the right choice.
-    when: &'static str,
+    pub(super) when: &'static str,
     /// The effect.
-    effect: &'static str,
+    pub(super) effect: &'static str,
     /// Its command; `None` for something that happens elsewhere, or for waiting.
     operation: Option<Operation>,
 }
@@ -200,14 +200,9 @@ fn explanation(kind: AlarmKind) -> AlarmText {
 
 /// An alarm on the page.
 pub(super) struct AlarmView {
-    /// Position on the page, from 1.
-    pub(super) number: usize,
     pub(super) name: String,
     pub(super) is_refusal: bool,
-    pub(super) heading: &'static str,
-    pub(super) happened: &'static str,
-    pub(super) matters: &'static str,
-    pub(super) clients_get: &'static str,
+    pub(super) text: AlarmText,
     /// Each fact for itself.
     pub(super) evidence: Vec<String>,
     pub(super) since: Moment,
@@ -216,8 +211,7 @@ pub(super) struct AlarmView {
 
 /// Something that can be done about an alarm.
 pub(super) struct Choice {
-    pub(super) when: &'static str,
-    pub(super) effect: &'static str,
+    pub(super) text: &'static ChoiceText,
     /// The command; empty if there is none.
     pub(super) command: String,
     /// The text of the button; empty if there is none.
@@ -229,16 +223,17 @@ pub(super) struct Choice {
 }
 
 impl AlarmView {
-    /// An alarm as it is shown. Offline, `accept` comes with a bundle, and a button cannot bring one.
-    pub(super) fn of(number: usize, alarm: &Alarm, default_host: &Hostname, offline: bool, now: Timestamp) -> Self {
-        let Alarm { kind, address, version, detail, since, resolve, evidence } = alarm;
-        let AlarmText { heading, happened, matters, clients_get, choices } = explanation(*kind);
+    pub(super) fn has_button(&self) -> bool {
+        self.choices.iter().any(|choice| !choice.button.is_empty())
+    }
 
-        let name = format!("{} {version}", without_host(address, default_host));
-        let choices = choices.iter().map(|text| {
+    /// An alarm as it is shown. Offline, `accept` comes with a bundle, and a button cannot bring one.
+    pub(super) fn of(alarm: &Alarm, default_host: &Hostname, offline: bool, now: Timestamp) -> Self {
+        let Alarm { kind, address, version, detail, since, resolve, evidence } = alarm;
+        let text = explanation(*kind);
+        let choices = text.choices.iter().map(|text| {
             let nothing = Choice {
-                when: text.when,
-                effect: text.effect,
+                text,
                 command: String::new(),
                 button: String::new(),
                 value: String::new(),
@@ -272,13 +267,8 @@ impl AlarmView {
             }
         });
         Self {
-            number,
-            name: escape_invisible(&name),
+            name: escape_invisible(&format!("{} {version}", without_host(address, default_host))),
             is_refusal: kind.refuses(),
-            heading,
-            happened,
-            matters,
-            clients_get,
             evidence: detail
                 .split("; ")
                 .map(escape_invisible)
@@ -286,6 +276,7 @@ impl AlarmView {
                 .collect(),
             since: Moment::ago(*since, now),
             choices: choices.collect(),
+            text,
         }
     }
 }

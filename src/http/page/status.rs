@@ -101,34 +101,49 @@ fn sum(spans: &[(Timestamp, Traffic)]) -> Traffic {
 #[template(path = "status.html")]
 struct StatusPage<'a> {
     frame: Frame,
-    version: &'a str,
-    offline: bool,
+    mirror: &'a Status,
     running: Option<String>,
     now: Moment,
     verdict: Verdict,
     tiles: Vec<Tile>,
-    alarms: Vec<AlarmView>,
-    alarm_count: String,
-    more_alarms: usize,
-    has_buttons: bool,
+    alarms: Listed<AlarmView>,
     token_file: String,
-    has_traffic: bool,
+    /// Empty without traffic in the last day.
     traffic: Vec<TrafficView>,
     jobs: Vec<JobView>,
-    warm_ups: Vec<WarmUpView>,
-    more_warm_ups: usize,
-    upstreams: Vec<UpstreamView>,
-    more_upstreams: usize,
-    failures: Vec<FailureView>,
-    failure_count: String,
-    more_failures: usize,
-    missing: Vec<MissingView>,
-    missing_count: String,
-    more_missing: usize,
-    content_trouble: Option<String>,
+    warm_ups: Listed<WarmUpView>,
+    upstreams: Listed<UpstreamView>,
+    failures: Listed<FailureView>,
+    missing: Listed<MissingView>,
+    archives: Result<Content, &'a str>,
+    store: Vec<Fact>,
+}
+
+/// The first entries of a list.
+struct Listed<T> {
+    shown: Vec<T>,
+    /// The number of all entries.
+    all: usize,
+}
+
+impl<T> Listed<T> {
+    fn first<'a, S>(limit: usize, entries: &'a [S], view: impl FnMut(&'a S) -> T) -> Self {
+        Self { shown: entries.iter().take(limit).map(view).collect(), all: entries.len() }
+    }
+
+    fn more(&self) -> usize {
+        self.all - self.shown.len()
+    }
+
+    fn count(&self) -> String {
+        grouped(self.all as u64)
+    }
+}
+
+/// Archives that stand out.
+struct Content {
     largest: Vec<ArchiveView>,
     oldest: Vec<ArchiveView>,
-    store: Vec<Fact>,
 }
 
 /// The first thing that a person reads.
@@ -169,14 +184,9 @@ struct JobView {
     done: u64,
     all: u64,
     counts: String,
-    errors: Vec<ErrorView>,
+    errors: Vec<String>,
     more_errors: usize,
     started: Moment,
-}
-
-struct ErrorView {
-    package: String,
-    reason: String,
 }
 
 struct WarmUpView {
@@ -258,56 +268,39 @@ struct ArchiveView {
 pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
     let StatusData { report, jobs, traffic, archives, default_host, base, now } = data;
     let StatusReport { mirror, since_start, warm_ups, .. } = report;
-    let frame = Frame::of_admin(SCRIPT);
+    let (host, now) = (default_host, *now);
     // Refusals first, and the newest first of each.
     let mut alarms: Vec<&Alarm> = mirror.alarms.iter().collect();
     alarms.sort_by_key(|alarm| (!alarm.kind.refuses(), std::cmp::Reverse(alarm.since)));
-    let shown_alarms = (1..).zip(alarms.iter().take(MAX_ALARMS));
-    let shown_alarms =
-        shown_alarms.map(|(number, alarm)| AlarmView::of(number, alarm, default_host, mirror.offline, *now));
-    let shown_alarms: Vec<AlarmView> = shown_alarms.collect();
-    let has_button = |alarm: &AlarmView| alarm.choices.iter().any(|choice| !choice.button.is_empty());
     let archive_views =
-        |archives: &[StoredArchiveNames]| archives.iter().map(|one| ArchiveView::of(one, default_host, *now)).collect();
-    let (largest, oldest, content_trouble) = match archives {
-        Ok(NotableArchives { largest, oldest }) => (archive_views(largest), archive_views(oldest), None),
-        Err(trouble) => (Vec::new(), Vec::new(), Some(trouble.clone())),
-    };
+        |archives: &[StoredArchiveNames]| archives.iter().map(|archive| ArchiveView::of(archive, host, now)).collect();
     let upstreams = since_start.as_ref().map_or(&[][..], |since| &since.upstreams);
     let failures = since_start.as_ref().map_or(&[][..], |since| &since.failures);
-    let missing = mirror.missing.iter().map(|request| MissingView::of(request, default_host, *now));
+    let traffic_of_day = traffic.as_ref().filter(|traffic| !traffic.of_last_day().is_empty());
     let template = StatusPage {
-        frame,
-        version: &mirror.version,
-        offline: mirror.offline,
+        frame: Frame::of_admin(SCRIPT),
+        mirror,
         running: since_start.as_ref().map(|since| format_seconds(since.seconds)),
-        now: Moment::ago(*now, *now),
+        now: Moment::ago(now, now),
         verdict: Verdict::of(report, base),
         tiles: tiles(report, traffic.as_ref()),
-        alarm_count: grouped(alarms.len() as u64),
-        more_alarms: alarms.len().saturating_sub(MAX_ALARMS),
-        has_buttons: shown_alarms.iter().any(has_button),
-        alarms: shown_alarms,
+        alarms: Listed::first(MAX_ALARMS, &alarms, |alarm| AlarmView::of(alarm, host, mirror.offline, now)),
         token_file: token_file(&mirror.store),
-        has_traffic: traffic.as_ref().is_some_and(|traffic| !traffic.of_last_day().is_empty()),
-        traffic: traffic.as_ref().map(|traffic| traffic.views(*now)).unwrap_or_default(),
-        jobs: jobs.iter().map(|job| JobView::of(job, default_host, *now)).collect(),
-        warm_ups: warm_ups.iter().take(MAX_LISTED).map(|warm_up| WarmUpView::of(warm_up, *now)).collect(),
-        more_warm_ups: warm_ups.len().saturating_sub(MAX_LISTED),
-        upstreams: upstreams.iter().take(MAX_LISTED).map(UpstreamView::of).collect(),
-        more_upstreams: upstreams.len().saturating_sub(MAX_LISTED),
-        failures: failures.iter().take(MAX_LISTED).map(|failure| FailureView::of(failure, *now)).collect(),
-        failure_count: grouped(failures.len() as u64),
-        more_failures: failures.len().saturating_sub(MAX_LISTED),
-        missing: missing.take(MAX_LISTED).collect(),
-        missing_count: grouped(mirror.missing.len() as u64),
-        more_missing: mirror.missing.len().saturating_sub(MAX_LISTED),
-        content_trouble,
-        largest,
-        oldest,
+        traffic: traffic_of_day.map(|traffic| traffic.views(now)).unwrap_or_default(),
+        jobs: jobs.iter().map(|job| JobView::of(job, host, now)).collect(),
+        warm_ups: Listed::first(MAX_LISTED, warm_ups, |warm_up| WarmUpView::of(warm_up, now)),
+        upstreams: Listed::first(MAX_LISTED, upstreams, UpstreamView::of),
+        failures: Listed::first(MAX_LISTED, failures, |failure| FailureView::of(failure, now)),
+        missing: Listed::first(MAX_LISTED, &mirror.missing, |request| MissingView::of(request, host, now)),
+        archives: match archives {
+            Ok(NotableArchives { largest, oldest }) => {
+                Ok(Content { largest: archive_views(largest), oldest: archive_views(oldest) })
+            }
+            Err(trouble) => Err(trouble),
+        },
         store: store_facts(mirror),
     };
-    page(StatusCode::OK, frame, &template)
+    page(StatusCode::OK, template.frame, &template)
 }
 
 /// Makes a foreign text fit to be shown: every character visible, and not too many of them.
@@ -420,10 +413,9 @@ impl JobView {
         }
         let names = ordered.iter().take(MAX_ORDERED).map(|name| shown(without_host(name, default_host)));
         let names = names.collect::<Vec<_>>().join(", ");
-        let errors = failures.iter().map(|(package, reason)| ErrorView {
-            package: shown(&package.without(default_host).to_string()),
-            reason: shown(reason),
-        });
+        let error = |(package, reason): &(PackageRef, String)| {
+            format!("{}: {}", shown(&package.without(default_host).to_string()), shown(reason))
+        };
         Self {
             id: id.clone(),
             ordered: names,
@@ -435,7 +427,7 @@ impl JobView {
             done,
             all: items.all.max(1),
             counts,
-            errors: errors.collect(),
+            errors: failures.iter().map(error).collect(),
             more_errors: usize::try_from(items.failed).unwrap_or(usize::MAX).saturating_sub(failures.len()),
             started: Moment::ago(*started, now),
         }
