@@ -129,8 +129,7 @@ pub async fn find_despite_problems(config: &Config) -> Result<Option<(RunningLar
         default_host: Option<Hostname>,
     }
     let Some(found) = find(config).await? else { return Ok(None) };
-    let status = found.admin.get(STATUS).await?;
-    let in_use: ConfigInUse = found.admin.parse(&status)?;
+    let in_use: ConfigInUse = found.admin.get(STATUS).await?;
     let is_same = in_use.config_file.zip(config.file()).is_some_and(|(used, given)| is_same_file(&used, &given));
     let is_named = config.admin.asked.is_some() || config.store.named_by == StoreNaming::CommandLine;
     if !is_named && (!is_same || in_use.store_named_by != StoreNaming::Configuration) {

@@ -2,8 +2,6 @@
 //! within this process. A command sends the same requests to either and prints the same answers.
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
-use serde::de::DeserializeOwned;
 
 use super::terminal::plural;
 use super::{CommonOptions, block_on, print_error};
@@ -82,9 +80,9 @@ pub(super) async fn with_larder<T>(
 
 /// Asks the running larder, else a service within this process, for a value. If no larder runs, the
 /// store must exist.
-pub(super) fn ask<T: DeserializeOwned>(
+pub(super) fn ask<T>(
     config: &Config,
-    request: impl AsyncFnOnce(&AdminClient) -> Result<Bytes, AdminClientError>,
+    request: impl AsyncFnOnce(&AdminClient) -> Result<T, AdminClientError>,
 ) -> anyhow::Result<T> {
-    block_on(with_larder(config, StoreNeed::Existing, async |larder| Ok(larder.parse(&request(larder).await?)?)))
+    block_on(with_larder(config, StoreNeed::Existing, async |larder| Ok(request(larder).await?)))
 }

@@ -14,6 +14,7 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 use secrecy::ExposeSecret;
+use serde_json::value::RawValue;
 
 use self::files::{BundleDestination, BundleOutput, BundleSource, WrittenBundle};
 use super::admin_service::{StoreNeed, config_to_ask, running_larder, with_larder};
@@ -103,7 +104,7 @@ const RELOAD_ADVICE: &str = "reload it first (systemctl reload larder, or kill -
 /// The keys of the running larder, else those of the configuration.
 async fn active_keys(config: &Config) -> anyhow::Result<BundleKeyIds> {
     match running_larder(config).await? {
-        Some(larder) => Ok(larder.parse::<StatusReport>(&larder.get(STATUS).await?)?.bundle_keys),
+        Some(larder) => Ok(larder.get::<StatusReport>(STATUS).await?.bundle_keys),
         None => Ok(config.bundle.ids()),
     }
 }
@@ -141,8 +142,8 @@ pub(super) fn print_inventory(common: &CommonOptions) -> anyhow::Result<()> {
     let config = config_to_ask(common)?;
     let answer =
         with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_large_answer(INVENTORY).await?));
-    let inventory = block_on(answer)?;
-    print_line(String::from_utf8_lossy(&inventory).trim_end());
+    let inventory: Box<RawValue> = block_on(answer)?;
+    print_line(inventory.get());
     Ok(())
 }
 

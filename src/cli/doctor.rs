@@ -165,8 +165,9 @@ impl ClientConfig {
                 let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
                 return anyhow::Ok(client_config::ClientConfig::for_hosts(&hosts, &base, client_route).await?);
             }
-            let answer = with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get(path).await?)).await?;
-            Ok(client_config::ClientConfig::read(&String::from_utf8_lossy(&answer)))
+            let answer =
+                with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_text(path).await?)).await?;
+            Ok(client_config::ClientConfig::read(&answer))
         })?;
         print_paste(common, &paste);
         Ok(())

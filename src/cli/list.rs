@@ -39,7 +39,7 @@ impl List {
             let mut after: Option<String> = None;
             loop {
                 let path = list_path(self.address.as_deref(), after.as_deref());
-                let page: StoredPage = larder.parse(&larder.get_large_answer(&path).await?)?;
+                let page: StoredPage = larder.get_large_answer(&path).await?;
                 printer.waiting.extend(page.waiting);
                 page.packages.into_iter().for_each(|package| printer.add(package));
                 match page.next {

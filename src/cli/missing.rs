@@ -21,13 +21,13 @@ impl MissingCommand {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
         let config = config_to_ask(common)?;
         let (order, requests) = block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
-            let answer = if self.forget { larder.delete(MISSING).await } else { larder.get(MISSING).await };
-            let order: OrderRequest = larder.parse(&answer?)?;
+            let order = if self.forget { larder.delete(MISSING).await } else { larder.get(MISSING).await };
+            let order: OrderRequest = order?;
             if common.json || self.forget {
                 return Ok((order, Vec::new()));
             }
             // The order goes outside, so it names no clients.
-            let status: StatusReport = larder.parse(&larder.get(STATUS).await?)?;
+            let status: StatusReport = larder.get(STATUS).await?;
             Ok((order, status.mirror.missing))
         }))?;
         match (common.json, self.forget) {

@@ -92,8 +92,7 @@ impl Accept {
         let mut request = AcceptRequest { what: self.target.addresses, evidence: self.evidence };
         block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
             loop {
-                let answer = larder.post(Operation::Accept.path(), &request).await?;
-                let report: OperationReport<AcceptResult> = larder.parse(&answer)?;
+                let report: OperationReport<AcceptResult> = larder.post(Operation::Accept.path(), &request).await?;
                 let is_accepted = print_result(&report, common.json, |items| accepted_lines(items, &host))?;
                 let undecided: Vec<EvidenceName> = undecided_evidence(&report).cloned().collect();
                 if undecided.is_empty() {

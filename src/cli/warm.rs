@@ -78,7 +78,7 @@ pub(super) async fn warm_and<T>(
             print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
         }
         let job = tokio::select! {
-            started = larder.post(WARM, order) => larder.parse(&started?)?,
+            started = larder.post(WARM, order) => started?,
             () = interrupts.next() => return Err(interrupted(larder)),
         };
         let watched = WatchedJob { larder, host: config.default_host(), job, began: Instant::now() };
@@ -120,7 +120,7 @@ impl WatchedJob<'_> {
             Err(AdminClientError::NotRunning(_)) => {
                 bail!("larder has stopped; fetched archives stay, and the job continues when larder is back")
             }
-            answer => Ok(self.larder.parse(&answer?)?),
+            answer => Ok(answer?),
         }
     }
 
@@ -141,9 +141,9 @@ impl WatchedJob<'_> {
                     if std::mem::replace(&mut is_stopped, true) {
                         return Err(interrupted(self.larder));
                     }
-                    // The next report shows the cancelled state.
-                    if let Err(error) = self.larder.delete(&self.path()).await {
-                        print_error(&format!("job {} could not be stopped: {error}", self.job.id));
+                    match self.larder.delete(&self.path()).await {
+                        Ok(job) => self.job = job,
+                        Err(error) => print_error(&format!("job {} could not be stopped: {error}", self.job.id)),
                     }
                 }
             }

@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::Bytes;
 use bytesize::ByteSize;
 use parking_lot::Mutex;
 use secrecy::SecretString;
@@ -181,9 +180,8 @@ async fn check_answering(
     let larder = found.admin;
     let own_version = env!("CARGO_PKG_VERSION");
     let place = larder.server().map(|server| format!("at {server}")).unwrap_or_default();
-    let ready = in_probe_time(larder.get("/readyz")).await;
-    let status = in_probe_time(larder.get(STATUS)).await;
-    let status = status.map(|answer| answer.and_then(|body| larder.parse::<StatusReport>(&body)));
+    let ready = in_probe_time(larder.get_text("/readyz")).await;
+    let status = in_probe_time(larder.get::<StatusReport>(STATUS)).await;
     let mut running = RunningLarder { state: LarderState::Up, larder: Some(larder), ..RunningLarder::default() };
     match ready {
         Some(Ok(_)) => {}
@@ -311,10 +309,10 @@ fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString
 }
 
 /// Asks for a sign of life.
-async fn ask_unproven(address: SocketAddr) -> Result<Bytes, AdminClientError> {
+async fn ask_unproven(address: SocketAddr) -> Result<String, AdminClientError> {
     let client = AdminClient::unproven(address);
     let reason = || format!("no answer within {} s", PROBE_TIMEOUT.as_secs());
-    in_probe_time(client.get("/healthz")).await.unwrap_or_else(|| Err(client.failed(reason())))
+    in_probe_time(client.get_text("/healthz")).await.unwrap_or_else(|| Err(client.failed(reason())))
 }
 
 /// The answer of a server; `None` where there is none in time.

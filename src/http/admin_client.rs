@@ -127,14 +127,18 @@ pub enum AdminServer {
 /// The content type and the body of a request.
 type RequestBody = Option<(&'static str, Body)>;
 
+/// The version of the larder that answers; `None` for an older one, which does not name it.
+type AnswerVersion = Option<String>;
+
+/// An answer, and the version of the larder that sent it.
+type Answer = (AnswerVersion, Response<Incoming>);
+
 /// An admin service to send requests to.
 #[derive(Debug)]
 pub struct AdminClient {
     way: Way,
     /// A connection without a request yet.
     connected: Mutex<Option<Connection>>,
-    /// The version of the larder that answered last.
-    version: Mutex<Option<String>>,
     /// The longest pause between two steps of a command.
     step_timeout: Duration,
 }
@@ -177,7 +181,7 @@ impl AdminClient {
     }
 
     fn of(way: Way, step_timeout: Duration) -> Self {
-        Self { way, connected: Mutex::default(), version: Mutex::default(), step_timeout }
+        Self { way, connected: Mutex::default(), step_timeout }
     }
 
     /// Returns true for a client of a service within this process.
@@ -197,50 +201,62 @@ impl AdminClient {
         Ok(())
     }
 
-    /// Gets `path`.
-    pub async fn get(&self, path: &str) -> Result<Bytes, AdminClientError> {
+    /// Gets the JSON at `path`.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.request(Method::GET, path, None, REQUEST_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
-    /// Gets an answer that lists the whole store, with larger limits of size and time.
-    pub async fn get_large_answer(&self, path: &str) -> Result<Bytes, AdminClientError> {
+    /// Gets JSON that lists the whole store, with larger limits of size and time.
+    pub async fn get_large_answer<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.request(Method::GET, path, None, COMMAND_TIMEOUT, MAX_LARGE_ANSWER_BYTES).await
     }
 
+    /// Gets the text at `path`.
+    pub async fn get_text(&self, path: &str) -> Result<String, AdminClientError> {
+        let answer = async {
+            let (_, response) = self.exchange(Method::GET, path, None).await?;
+            self.read_body(response, MAX_ANSWER_BYTES).await
+        };
+        Ok(String::from_utf8_lossy(&self.within(REQUEST_TIMEOUT, answer).await?).into_owned())
+    }
+
     /// Sends DELETE to `path`.
-    pub async fn delete(&self, path: &str) -> Result<Bytes, AdminClientError> {
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, AdminClientError> {
         self.request(Method::DELETE, path, None, REQUEST_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
     /// Posts a command in JSON.
-    pub async fn post(&self, path: &str, request: &impl Serialize) -> Result<Bytes, AdminClientError> {
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, request: &impl Serialize) -> Result<T, AdminClientError> {
         self.request(Method::POST, path, self.to_json(request)?, COMMAND_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
-    async fn request(
+    async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: RequestBody,
         limit: Duration,
         max_bytes: usize,
-    ) -> Result<Bytes, AdminClientError> {
-        let answer = async { self.read_body(self.exchange(method, path, body).await?, max_bytes).await };
+    ) -> Result<T, AdminClientError> {
+        let answer = async {
+            let (version, response) = self.exchange(method, path, body).await?;
+            self.parse(&version, &self.read_body(response, max_bytes).await?)
+        };
         self.within(limit, answer).await
     }
 
     /// Posts a command that reports its progress; calls `on_step` with each step.
     ///
     /// # Errors
-    /// The failure of [`Self::parse`] after the last step if one did not parse.
+    /// A step that cannot be read, after the last step.
     pub async fn post_steps<S: DeserializeOwned>(
         &self,
         path: &str,
         on_step: impl FnMut(S),
     ) -> Result<(), AdminClientError> {
         let request = self.exchange(Method::POST, path, self.to_json(&json!({}))?);
-        let response = self.within(REQUEST_TIMEOUT, request).await?;
-        self.read_steps(response.into_body(), on_step).await
+        let answer = self.within(REQUEST_TIMEOUT, request).await?;
+        self.read_steps(answer, on_step).await
     }
 
     /// Uploads everything that `source` yields. Calls `on_step` with each step of the answer, even during the upload.
@@ -270,7 +286,7 @@ impl AdminClient {
         });
         let body = Some((content_type, Body::stream(receiver.stream(), None)));
         let result = match self.exchange(Method::POST, path, body).await {
-            Ok(response) => self.read_steps(response.into_body(), on_step).await,
+            Ok(answer) => self.read_steps(answer, on_step).await,
             Err(error) => Err(error),
         };
         match result {
@@ -294,7 +310,7 @@ impl AdminClient {
         mut output: impl Write + Send + 'static,
     ) -> Result<(), AdminClientError> {
         let request = self.exchange(Method::POST, path, self.to_json(request)?);
-        let mut body = self.within(COMMAND_TIMEOUT, request).await?.into_body();
+        let mut body = self.within(COMMAND_TIMEOUT, request).await?.1.into_body();
         let (sender, mut receiver) = pipe();
         let writer_task = spawn_blocking(move || io::copy(&mut receiver, &mut output).and_then(|_| output.flush()));
         let received = sender.send_body(&mut body, self.limit(IDLE_TIMEOUT), "the answer", LATE).await;
@@ -308,20 +324,20 @@ impl AdminClient {
         Ok(Some(("application/json", Body::full(body.into()))))
     }
 
-    /// Calls `on_step` with each line of a body.
+    /// Calls `on_step` with each line of an answer.
     async fn read_steps<S: DeserializeOwned>(
         &self,
-        body: Incoming,
+        (version, response): Answer,
         mut on_step: impl FnMut(S),
     ) -> Result<(), AdminClientError> {
-        let body = StreamReader::new(body.into_data_stream().map_err(io::Error::other));
+        let body = StreamReader::new(response.into_body().into_data_stream().map_err(io::Error::other));
         let mut lines = FramedRead::new(body, LinesCodec::new_with_max_length(MAX_LINE_BYTES));
         let mut result = Ok(());
         loop {
             let reason = match timeout(self.step_timeout, lines.next()).await {
                 Ok(None) => return result,
                 Ok(Some(Ok(line))) => {
-                    match self.parse(line.as_bytes()) {
+                    match self.parse(&version, line.as_bytes()) {
                         Ok(step) => on_step(step),
                         Err(error) => result = Err(error),
                     }
@@ -342,12 +358,12 @@ impl AdminClient {
     /// # Errors
     /// [`AdminClientError::OtherVersion`] if the larder that answered has another version than this command, else
     /// [`AdminClientError::Failed`].
-    pub fn parse<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T, AdminClientError> {
-        serde_json::from_slice(answer).map_err(|error| match self.version.lock().clone() {
+    fn parse<T: DeserializeOwned>(&self, version: &AnswerVersion, answer: &[u8]) -> Result<T, AdminClientError> {
+        serde_json::from_slice(answer).map_err(|error| match version {
             Some(version) if version == OWN_VERSION => self.failed(format!("the answer cannot be read: {error}")),
             version => {
-                let older = "an older version, which it does not name";
-                let version = version.map_or_else(|| older.to_owned(), |version| format!("version {version}"));
+                let older = "an older version, which it does not name".to_owned();
+                let version = version.as_ref().map_or(older, |version| format!("version {version}"));
                 AdminClientError::OtherVersion { server: self.server(), version }
             }
         })
@@ -385,12 +401,7 @@ impl AdminClient {
     ///
     /// # Errors
     /// The server is not larder, or answers with an error status.
-    async fn exchange(
-        &self,
-        method: Method,
-        path: &str,
-        body: RequestBody,
-    ) -> Result<Response<Incoming>, AdminClientError> {
+    async fn exchange(&self, method: Method, path: &str, body: RequestBody) -> Result<Answer, AdminClientError> {
         let connected = self.connected.lock().take();
         let stream = match connected {
             Some(stream) => stream,
@@ -415,12 +426,12 @@ impl AdminClient {
         let response = sender.send_request(request).await.map_err(|e| self.failed(e))?;
         let status = response.status();
         let version = response.headers().get(LARDER_VERSION).and_then(|version| version.to_str().ok());
-        *self.version.lock() = version.map(str::to_owned);
+        let version = version.map(str::to_owned);
         match self.server() {
             Some(server) if response.headers().get(header::SERVER) != Some(&SERVER) => {
                 Err(AdminClientError::NotLarder { server, status })
             }
-            _ if status.is_success() => Ok(response),
+            _ if status.is_success() => Ok((version, response)),
             _ => Err(self.refusal(status, &self.read_body(response, MAX_ANSWER_BYTES).await?)),
         }
     }

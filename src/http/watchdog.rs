@@ -116,7 +116,7 @@ pub struct ListenerTarget<'a> {
 /// sign of death. A runtime that hangs is noticed by the caller, which runs on it and would hang too.
 pub async fn check_listeners(main: ListenerTarget<'_>, admin: ListenerTarget<'_>) -> Result<(), LivenessError> {
     if admin.can_be_checked().await {
-        AdminClient::unproven(admin.address).get("/healthz").await?;
+        AdminClient::unproven(admin.address).get_text("/healthz").await?;
     }
     if main.can_be_checked().await {
         send_liveness_bytes(main.address).await.map_err(|error| LivenessError::Main(main.address, error))?;

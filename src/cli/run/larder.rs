@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use bytes::Bytes;
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -184,15 +183,14 @@ impl LarderOfRun {
     /// The `host` blocks for the client. They have the id of this run in their URLs, unless larder ends TLS.
     pub(super) async fn host_blocks(&self) -> anyhow::Result<String> {
         let network = Place::here().network_id();
-        let answer = self.get(&format!("{RUNS}/{}/client-config?{RUN_NETWORK}={network}", self.id)).await?;
-        Ok(String::from_utf8_lossy(&answer).into_owned())
+        Ok(self.get_text(&format!("{RUNS}/{}/client-config?{RUN_NETWORK}={network}", self.id)).await?)
     }
 
     /// Asks the larder. Where another run ends meanwhile, the larder after it answers.
-    async fn get(&self, path: &str) -> Result<Bytes, AdminClientError> {
+    async fn get_text(&self, path: &str) -> Result<String, AdminClientError> {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
-            match self.admin.get(path).await {
+            match self.admin.get_text(path).await {
                 Err(AdminClientError::Failed { .. } | AdminClientError::NotRunning(_))
                     if matches!(self.source, LarderSource::Followed { .. }) && Instant::now() < deadline =>
                 {
@@ -209,8 +207,7 @@ impl LarderOfRun {
         match self.source {
             LarderSource::Own(larder) => (Some(larder.report(self.id).await), Some(larder)),
             LarderSource::Service => {
-                let answer =
-                    self.admin.get(&format!("{RUNS}/{}", self.id)).await.and_then(|answer| self.admin.parse(&answer));
+                let answer = self.admin.get(&format!("{RUNS}/{}", self.id)).await;
                 (answer.inspect_err(|error| tracing::debug!(%error, "the run was not counted")).ok(), None)
             }
             LarderSource::Followed { leave, following } => {
@@ -311,7 +308,7 @@ async fn is_being_continued(store: &Path) -> bool {
 /// The running larder and its status.
 async fn find(config: &Config) -> Result<Option<FoundLarder>, NotReached> {
     let Some(RunningLarder { admin, note }) = running_larder::find(config).await? else { return Ok(None) };
-    let is_offline = admin.parse::<StatusOfRunning>(&admin.get(STATUS).await?)?.offline;
+    let is_offline = admin.get::<StatusOfRunning>(STATUS).await?.offline;
     let noted = note.as_ref().and_then(OwnerNote::listeners);
     if let Some(note) = &note
         && !matches!(Store::use_of(&config.store.path), StoreUse::Noted(now) if now == *note)

@@ -145,9 +145,9 @@ impl ClientChecks<'_> {
     /// The client configuration that a user should write.
     async fn lines_to_paste(&self) -> String {
         if let Some(larder) = &self.running.larder
-            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, larder.get(CLIENT_CONFIG)).await
+            && let Ok(Ok(lines)) = timeout(PROBE_TIMEOUT, larder.get_text(CLIENT_CONFIG)).await
         {
-            return ClientConfig::read(&String::from_utf8_lossy(&lines)).lines;
+            return ClientConfig::read(&lines).lines;
         }
         let hosts: Vec<&Hostname> = self.config.upstreams.iter().map(|upstream| &upstream.host).collect();
         ClientConfig::for_hosts(&hosts, &self.base(), ClientRoute::HostOverride).await.unwrap_or_default().lines
