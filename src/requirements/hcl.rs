@@ -3,6 +3,8 @@
 //! know each file's meaning.
 
 mod comments;
+mod scanner;
+mod work;
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -21,8 +23,8 @@ pub const MAX_FILE_BYTES: usize = 1 << 20;
 const DUPLICATE_KEY_MESSAGE: &str = "redefined object key";
 /// The maximum number of repeated keys in a file: each costs another pass of the parser.
 const MAX_DUPLICATE_KEYS: usize = 256;
-/// The maximum number of bytes parsed in all passes.
-const MAX_PARSED_BYTES: usize = 8 << 20;
+/// The maximum number of bytes parsed in all passes, those counted twice that the parser may read twice.
+const MAX_PARSED_BYTES: u64 = 8 << 20;
 
 /// Reasons why HCL is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -61,6 +63,13 @@ impl LineIndex {
 }
 
 impl BadHcl {
+    fn at(text: &str, offset: usize, reason: &str) -> Self {
+        let preceding = text.get(..offset).unwrap_or_default();
+        let line = preceding.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        let column = preceding.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        Self::Syntax { line, column, reason: reason.to_owned() }
+    }
+
     /// The line of the error; 1 for the whole file.
     pub(super) fn line(&self) -> usize {
         match self {
@@ -80,21 +89,28 @@ pub fn parse(file: &[u8]) -> Result<(Body, Cow<'_, str>), BadHcl> {
         return Err(BadHcl::TooLarge(file.len()));
     }
     let mut text = text_of(file)?;
-    let mut remaining_passes = (MAX_PARSED_BYTES / file.len().max(1)).min(MAX_DUPLICATE_KEYS);
-    loop {
+    let mut budget = MAX_PARSED_BYTES;
+    let mut repeated_key = None;
+    for further_passes in (0..=MAX_DUPLICATE_KEYS).rev() {
+        if let Err(offset) = work::spend(&text, &mut budget) {
+            let too_deep = || BadHcl::at(&text, offset, "too many operators and brackets are nested in each other");
+            return Err(repeated_key.unwrap_or_else(too_deep));
+        }
         let error = match hcl_edit::parser::parse_body(&text) {
             Ok(body) => return Ok((body, text)),
             Err(error) => error,
         };
-        let (location, reason) = (error.location(), error.message());
-        if remaining_passes == 0 || !reason.contains(DUPLICATE_KEY_MESSAGE) || !text.is_char_boundary(location.offset())
-        {
-            return Err(BadHcl::Syntax { line: location.line(), column: location.column(), reason: reason.to_owned() });
+        let (location, reason) = (error.location(), error.message().to_owned());
+        let is_repeated = reason.contains(DUPLICATE_KEY_MESSAGE) && text.is_char_boundary(location.offset());
+        let refused = BadHcl::Syntax { line: location.line(), column: location.column(), reason };
+        if !is_repeated || further_passes == 0 {
+            return Err(refused);
         }
+        repeated_key = Some(refused);
         // A key may be any expression, so a minus in front makes the key differ.
         text.to_mut().insert(location.offset(), '-');
-        remaining_passes -= 1;
     }
+    Err(BadHcl::at(&text, 0, DUPLICATE_KEY_MESSAGE))
 }
 
 /// The key of a repeated member, without the minus that [`parse`] adds; any other key unchanged.
@@ -129,13 +145,6 @@ struct Hcl1Reader<'a> {
 type ParseResult<T> = Result<T, &'static str>;
 
 impl<'a> Hcl1Reader<'a> {
-    fn error_here(&self, reason: &'static str) -> BadHcl {
-        let preceding = self.text.get(..self.token_start).unwrap_or_default();
-        let line = preceding.bytes().filter(|byte| *byte == b'\n').count() + 1;
-        let column = preceding.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        BadHcl::Syntax { line, column, reason: reason.to_owned() }
-    }
-
     /// Parses members up to `end`, or to the end of the file.
     fn body(&mut self, end: Option<char>, depth: usize) -> ParseResult<Hcl1Node> {
         if depth > MAX_HCL1_DEPTH {
@@ -370,7 +379,7 @@ impl Hcl1Node {
         if file.trim_ascii_start().first() != Some(&b'{') {
             let text = std::str::from_utf8(file).map_err(|_| BadHcl::NotUtf8)?;
             let mut reader = Hcl1Reader { text, rest: text, token_start: 0 };
-            return reader.body(None, 0).map_err(|reason| reader.error_here(reason));
+            return reader.body(None, 0).map_err(|reason| BadHcl::at(text, reader.token_start, reason));
         }
         let value: Value = serde_json::from_slice(file).map_err(|error| BadHcl::Syntax {
             line: error.line(),
@@ -536,6 +545,37 @@ mod tests {
         for opened in ["[", "{a=", "(", "!", "-", "a{", "\"${", "f(", "a?a:", "[for a in "] {
             assert!(parse(format!("a = {}", opened.repeat(20_000)).as_bytes()).is_err(), "{opened}");
             assert!(parse(opened.repeat(20_000).as_bytes()).is_err(), "{opened}");
+        }
+    }
+
+    /// hcl-edit 0.10 reads the last operand of a chain twice where it has an error: a minute at twenty levels.
+    #[test]
+    fn what_keeps_the_parser_busy_is_refused_and_what_people_write_is_not() {
+        for unit in ["n%u/{\nA = n\ns = ", "1+1+(", "a.b[!", "a-b-+1%{", "\"${a+b+", "x =\n1 +\n1 + {\n", "f(1 + 1 - ["]
+        {
+            let text = format!("a = {}", unit.repeat(60));
+            let BadHcl::Syntax { reason, .. } = parse(text.as_bytes()).unwrap_err() else { panic!("{unit}") };
+            assert!(reason.contains("nested in each other"), "{unit}: {reason}");
+        }
+        let deep = |unit: &str, inner: &str, end: &str| format!("a = {}{inner}{}\n", unit.repeat(30), end.repeat(30));
+        for text in [
+            deep("{ my-long-name = ", "1", " }"),
+            deep("{\n  a = b == c\n  d = e + f + g\n  \"x-y-z\" = ", "1", "\n}"),
+            deep("[", "1 + 2 + 3", "]"),
+            deep("f(a-b, ", "1", ")"),
+            format!("a = <<EOT\n{}\nEOT\n", "{ \"a-b+c*d\": [".repeat(100)),
+            format!("a = {}1{}\n", "(1 + 2 + ".repeat(10), ")".repeat(10)),
+            format!("a = {}1{}\n", "a.b.c[".repeat(10), "]".repeat(10)),
+            "a = b == c && d || !e ? \"${f + g + h}-${i[j[0]]}\" : [for k in l : k if k != m && k != n]\n".repeat(2000)
+                [..]
+                .replace("a =", "x =")
+                .lines()
+                .enumerate()
+                .map(|(number, line)| format!("a{number}{}\n", &line[1..]))
+                .collect(),
+        ] {
+            let parsed = parse(text.as_bytes());
+            assert!(parsed.is_ok(), "{:?}: {:.100}", parsed.err(), text);
         }
     }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::BadHcl;
+use super::scanner::{Lexeme, Scanner};
 
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
@@ -28,96 +29,17 @@ pub(in crate::requirements) fn text_of(file: &[u8]) -> Result<Cow<'_, str>, BadH
     String::from_utf8(bytes).map(Cow::Owned).map_err(|_| BadHcl::NotUtf8)
 }
 
-/// The syntax that the scanner is in.
-enum Syntax {
-    /// Outside of texts. In a template the brace that closes none ends it.
-    Code { open_braces: usize },
-    /// Between quotes.
-    Quoted,
-    /// In a text that this line ends.
-    Heredoc { end: Vec<u8> },
-}
-
 /// Blanks the bytes in comments that the parser does not take. Comments in templates count, too; what looks like one in a text
 /// does not.
 fn blank_comments(bytes: &mut [u8]) {
-    let mut outer = Vec::new();
-    let mut syntax = Syntax::Code { open_braces: 0 };
+    let mut scanner = Scanner::default();
     let mut at = 0;
     while at < bytes.len() {
-        let rest = &bytes[at..];
-        let starts_template = matches!(rest, [b'$' | b'%', b'{', ..]);
-        match &mut syntax {
-            Syntax::Code { open_braces } => match rest {
-                [b'#', ..] | [b'/', b'/', ..] | [b'/', b'*', ..] => {
-                    let end = at + comment_length(rest);
-                    blank(&mut bytes[at..end]);
-                    at = end;
-                }
-                [b'"', ..] => {
-                    outer.push(std::mem::replace(&mut syntax, Syntax::Quoted));
-                    at += 1;
-                }
-                [b'<', b'<', after @ ..] => {
-                    let line = after.split(|byte| *byte == b'\n').next().unwrap_or_default();
-                    let end = line.strip_prefix(b"-").unwrap_or(line).trim_ascii();
-                    at += 2 + line.len();
-                    if end.first().is_some_and(|byte| byte.is_ascii_alphabetic() || *byte == b'_') {
-                        let heredoc = Syntax::Heredoc { end: end.to_vec() };
-                        outer.push(std::mem::replace(&mut syntax, heredoc));
-                    }
-                }
-                [b'{', ..] => {
-                    *open_braces += 1;
-                    at += 1;
-                }
-                [b'}', ..] => {
-                    at += 1;
-                    match open_braces.checked_sub(1) {
-                        Some(fewer) => *open_braces = fewer,
-                        None => syntax = outer.pop().unwrap_or(Syntax::Code { open_braces: 0 }),
-                    }
-                }
-                _ => at += 1,
-            },
-            Syntax::Quoted => match rest {
-                // A backslash before a quote, and the doubled sign that starts no template.
-                [b'\\', _, ..] | [b'$', b'$', ..] | [b'%', b'%', ..] => at += 2,
-                [b'"', ..] => {
-                    syntax = outer.pop().unwrap_or(Syntax::Code { open_braces: 0 });
-                    at += 1;
-                }
-                _ if starts_template => {
-                    outer.push(std::mem::replace(&mut syntax, Syntax::Code { open_braces: 0 }));
-                    at += 2;
-                }
-                _ => at += 1,
-            },
-            Syntax::Heredoc { end } => match rest {
-                [b'\n', after @ ..] => {
-                    let line = after.split(|byte| *byte == b'\n').next().unwrap_or_default();
-                    at += 1;
-                    if line.trim_ascii() == end.as_slice() {
-                        at += line.len();
-                        syntax = outer.pop().unwrap_or(Syntax::Code { open_braces: 0 });
-                    }
-                }
-                [b'$', b'$', ..] | [b'%', b'%', ..] => at += 2,
-                _ if starts_template => {
-                    outer.push(std::mem::replace(&mut syntax, Syntax::Code { open_braces: 0 }));
-                    at += 2;
-                }
-                _ => at += 1,
-            },
+        let (lexeme, length) = scanner.next(&bytes[at..]);
+        if lexeme == Lexeme::Comment {
+            blank(&mut bytes[at..at + length]);
         }
-    }
-}
-
-/// The length of the comment that the bytes begin with, without its line end.
-fn comment_length(bytes: &[u8]) -> usize {
-    match bytes.strip_prefix(b"/*") {
-        Some(after) => after.windows(2).position(|pair| pair == b"*/").map_or(bytes.len(), |end| 2 + end + 2),
-        None => bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len()),
+        at += length;
     }
 }
 
