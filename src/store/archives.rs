@@ -64,7 +64,7 @@ impl OpenedArchives {
     /// The file at `path`, if it is open already. A file that was put in its place is another one.
     fn get(&self, digest: &Digest, path: &Path) -> Option<Arc<File>> {
         let opened = self.files.lock().get(digest)?.upgrade()?;
-        let is_in_place = disk::identity(&opened).ok()? == disk::identity_of(path).ok()?;
+        let is_in_place = disk::identity_of(path).ok()? == Some(disk::identity(&opened).ok()?);
         is_in_place.then_some(opened)
     }
 

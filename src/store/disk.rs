@@ -105,9 +105,13 @@ pub(super) enum LockKind {
     Shared,
 }
 
-/// Returns true for a missing file, also where a parent is a file.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+/// The result of an operation on a path; `None` if nothing exists there, also where a parent is a file.
+fn if_exists<T>(result: io::Result<T>, doing: &'static str, path: &Path) -> Result<Option<T>, StoreError> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(StoreError::io(doing, path, e)),
+    }
 }
 
 /// Device and inode: the identity of a file whatever its path.
@@ -117,17 +121,15 @@ pub(super) fn identity(file: &File) -> io::Result<Identity> {
     file.metadata().map(|meta| (meta.dev(), meta.ino()))
 }
 
-pub(super) fn identity_of(path: &Path) -> io::Result<Identity> {
-    fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
+/// The identity of the file at a path; `None` if it does not exist.
+pub(super) fn identity_of(path: &Path) -> Result<Option<Identity>, StoreError> {
+    let found = if_exists(fs::metadata(path), "look at", path)?;
+    Ok(found.map(|meta| (meta.dev(), meta.ino())))
 }
 
 /// Opens a file for reading; `None` if it does not exist.
 pub(super) fn open(path: &Path) -> Result<Option<File>, StoreError> {
-    match File::open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(e) if is_absent(&e) => Ok(None),
-        Err(e) => Err(StoreError::io("open", path, e)),
-    }
+    if_exists(File::open(path), "open", path)
 }
 
 /// Opens a file for reading and writing; creates it if absent.
@@ -194,11 +196,7 @@ pub(super) fn disk_space(path: &Path) -> Result<DiskSpace, StoreError> {
 
 /// Reads a whole file; `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(e) if is_absent(&e) => Ok(None),
-        Err(e) => Err(StoreError::io("read", path, e)),
-    }
+    if_exists(fs::read(path), "read", path)
 }
 
 /// Removes a file; a missing file is not an error.
@@ -257,11 +255,7 @@ pub(super) fn probe_writing(path: &Path) -> Result<(), StoreError> {
 
 /// The names in a folder, sorted; empty if there is no folder.
 pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) if is_absent(&e) => return Ok(vec![]),
-        Err(e) => return Err(StoreError::io("list", folder, e)),
-    };
+    let Some(entries) = if_exists(fs::read_dir(folder), "list", folder)? else { return Ok(vec![]) };
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| StoreError::io("list", folder, e))?;
@@ -319,14 +313,8 @@ pub(super) fn file_metadata(path: &Path) -> Result<Option<(u64, Timestamp)>, Sto
 
 /// Whether the path is a folder, its size in bytes, and its modification time; `None` if nothing exists there.
 fn metadata_of(path: &Path) -> Result<Option<(bool, u64, Timestamp)>, StoreError> {
-    match fs::symlink_metadata(path) {
-        Ok(meta) => {
-            let changed = meta.modified().map_or(Timestamp(0), Timestamp::of);
-            Ok(Some((meta.is_dir(), meta.len(), changed)))
-        }
-        Err(e) if is_absent(&e) => Ok(None),
-        Err(e) => Err(StoreError::io("look at", path, e)),
-    }
+    let found = if_exists(fs::symlink_metadata(path), "look at", path)?;
+    Ok(found.map(|meta| (meta.is_dir(), meta.len(), meta.modified().map_or(Timestamp(0), Timestamp::of))))
 }
 
 /// Makes the removal of a file durable.

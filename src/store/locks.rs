@@ -177,12 +177,8 @@ impl StoreLock {
     /// [`StoreError::Unavailable`], if the store at the path is not the locked one.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         let LockedFile { root, path, identity, is_gone, .. } = &*self.0;
-        let is_ours = match disk::identity_of(path) {
-            Ok(current) => current == *identity,
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => false,
-            // A failed check does not mean that the store is gone.
-            Err(e) => return Err(StoreError::io("look at", path, e)),
-        };
+        // A failed check does not mean that the store is gone.
+        let is_ours = disk::identity_of(path)? == Some(*identity);
         if is_gone.swap(!is_ours, Ordering::Relaxed) == is_ours {
             if is_ours {
                 tracing::warn!(store = %root.display(), "the store is back");
