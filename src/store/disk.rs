@@ -80,20 +80,18 @@ pub(super) fn format_of(path: &Path) -> Result<Option<u32>, StoreError> {
 
 /// Opens the lock file of a store, creates it if absent, and says how to lock it.
 pub(super) fn open_lock(path: &Path) -> Result<(File, LockKind), StoreError> {
-    // Network file systems want both for a lock of either kind.
-    let created = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
-    let opened = match created {
-        Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
+    // For reading and writing: network file systems want both for a lock of either kind.
+    match open_or_make(path) {
+        Err(error) if error.is_unwritable() => {
             let folder = path.parent().unwrap_or(path);
             let kind = match access(folder, Access::WRITE_OK) {
                 Ok(()) => LockKind::Exclusive,
                 Err(_) => LockKind::Shared,
             };
-            File::open(path).map(|file| (file, kind)).map_err(|_| e)
+            File::open(path).map(|file| (file, kind)).map_err(|_| error)
         }
         opened => opened.map(|file| (file, LockKind::Exclusive)),
-    };
-    opened.map_err(|e| StoreError::io("open", path, e))
+    }
 }
 
 /// The lock that a larder takes on a store.

@@ -131,19 +131,10 @@ impl IndexBackend {
 }
 
 fn store_error(error: sled::Error) -> StoreError {
-    const DISK_ERRORS: [io::ErrorKind; 5] = [
-        io::ErrorKind::StorageFull,
-        io::ErrorKind::FileTooLarge,
-        io::ErrorKind::QuotaExceeded,
-        io::ErrorKind::ReadOnlyFilesystem,
-        io::ErrorKind::PermissionDenied,
-    ];
-    match error {
-        sled::Error::Io(source) if DISK_ERRORS.contains(&source.kind()) => {
-            StoreError::io("use", Path::new("the index"), source)
-        }
-        error => StoreError::Index(error.to_string()),
-    }
+    let index_failed = StoreError::Index(error.to_string());
+    let sled::Error::Io(source) = error else { return index_failed };
+    let disk_failed = StoreError::io("use", Path::new("the index"), source);
+    if disk_failed.is_full() || disk_failed.is_unwritable() { disk_failed } else { index_failed }
 }
 
 /// Refuses an index that another process has open: it is not damaged and must not be moved. The store's own lock does
