@@ -96,13 +96,7 @@ impl LocalArchives {
     /// Makes a verified archive visible and durable, in this order: sync, rename, sync of the folder.
     pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
         let target = self.path(&staged.digest());
-        let staged = staged.into_inner();
-        staged.sync()?;
-        self.lock.check()?;
-        disk::create_parent(&target, self.lock.root())?;
-        staged.move_to(&target)?;
-        disk::sync_folder_of(&target)?;
-        staged.remove_note()
+        staged.into_inner().move_to(&target)
     }
 
     /// Opens an archive; `None` if it is not here.

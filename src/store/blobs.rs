@@ -23,14 +23,10 @@ pub const READ_BUFFER_BYTES: usize = 256 * 1024;
 /// Bytes of an open file, read at offsets without a mapping.
 #[derive(Debug, Clone)]
 pub struct FileBytes {
-    file: Arc<File>,
+    pub(super) file: Arc<File>,
 }
 
 impl FileBytes {
-    pub(super) fn of(file: &Arc<File>) -> Self {
-        Self { file: Arc::clone(file) }
-    }
-
     /// Writes dirty pages to disk early, so that the final sync is short. Blocks.
     pub fn write_back(&self) {
         // A head start only: `publish` syncs again and reports the error.
@@ -49,7 +45,7 @@ impl FileBytes {
     /// Cached pages are read inline; anything else in a blocking task.
     pub async fn read_at(&self, offset: u64, max_bytes: usize, memory: &ReadShare) -> io::Result<Bytes> {
         let grant = memory.grant(max_bytes).await;
-        let mut buffer = vec![0; grant.bytes()];
+        let mut buffer = vec![0; grant.bytes];
         let read = match read_cached(&self.file, &mut buffer, offset) {
             Some(read) => read,
             None => {
@@ -116,7 +112,8 @@ impl Blob {
 
     /// Starts to read and hash the archive from its start, a piece at a time.
     pub fn read_again(&self) -> ReadCursor {
-        ReadCursor::new(self.reader(), self.path.clone())
+        let (reader, path) = (Box::new(self.reader()), self.path.clone());
+        ReadCursor { reader, path, hasher: Hasher::new(), buffer: vec![0; READ_BUFFER_BYTES] }
     }
 
     /// Device and inode: they differ for another file at the same path.
@@ -204,10 +201,6 @@ pub struct ReadCursor {
 }
 
 impl ReadCursor {
-    pub(super) fn new(reader: impl Read + Send + 'static, path: PathBuf) -> Self {
-        Self { reader: Box::new(reader), path, hasher: Hasher::new(), buffer: vec![0; READ_BUFFER_BYTES] }
-    }
-
     /// Reads and hashes the next piece; returns its length in bytes, 0 at the end.
     pub fn read_next(&mut self) -> Result<u64, StoreError> {
         let read = self.reader.read(&mut self.buffer).map_err(|e| StoreError::io("read", &self.path, e))?;
@@ -289,11 +282,6 @@ pub struct ReadGrant {
 }
 
 impl ReadGrant {
-    /// Granted bytes.
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Fills the granted memory; `buffer` is no longer than the grant.
     pub fn fill(self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(GrantedPiece { buffer, _grant: self })
@@ -338,7 +326,7 @@ mod tests {
         let (hog, other) = (memory.share(), memory.share());
         let piece = async |share: &ReadShare, max_bytes: usize| {
             let grant = share.grant(max_bytes).await;
-            let bytes = grant.bytes();
+            let bytes = grant.bytes;
             grant.fill(vec![0; bytes])
         };
         let mut hogged = vec![piece(&hog, 60_000).await, piece(&hog, 40_000).await];

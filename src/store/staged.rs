@@ -150,7 +150,7 @@ impl Staged {
 
     /// The staged bytes, for those who joined the download.
     pub fn bytes(&self) -> FileBytes {
-        FileBytes::of(&self.file)
+        FileBytes { file: Arc::clone(&self.file) }
     }
 
     /// The staged bytes as a file, from the start. It shares its offset with appends, so do not append meanwhile.
@@ -189,15 +189,13 @@ impl Staged {
         self.hasher.clone().finish()
     }
 
-    pub(super) fn sync(&self) -> Result<(), StoreError> {
-        self.file.sync_all().map_err(|e| StoreError::io("sync", &self.path, e))
-    }
-
-    pub(super) fn move_to(&self, target: &Path) -> Result<(), StoreError> {
-        disk::rename(&self.path, target)
-    }
-
-    pub(super) fn remove_note(&self) -> Result<(), StoreError> {
+    /// Moves the staged bytes to `target` durably, in this order: sync, rename, sync of the folder.
+    pub(super) fn move_to(self, target: &Path) -> Result<(), StoreError> {
+        self.file.sync_all().map_err(|e| StoreError::io("sync", &self.path, e))?;
+        self.lock.check()?;
+        disk::create_parent(target, self.lock.root())?;
+        disk::rename(&self.path, target)?;
+        disk::sync_folder_of(target)?;
         disk::remove(&self.note_path)
     }
 
