@@ -68,20 +68,10 @@ impl IndexBackend {
         prefix: &[u8],
         mut visit: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), StoreError> {
-        match self {
-            Self::OnDisk(db) => {
-                for pair in db.scan_prefix(prefix) {
-                    let (key, value) = pair.map_err(store_error)?;
-                    visit(&key, &value);
-                }
-            }
-            Self::InMemory(map) => {
-                let map = map.lock();
-                let entries = map.range(prefix.to_vec()..);
-                entries.take_while(|(key, _)| key.starts_with(prefix)).for_each(|(key, value)| visit(key, value));
-            }
-        }
-        Ok(())
+        self.each_after(prefix, &[], |key, value| {
+            visit(key, value);
+            ControlFlow::Continue(())
+        })
     }
 
     /// Visits the entries with a key prefix, in order, from the first one whose key is greater than `after`, until
