@@ -172,42 +172,26 @@ impl Index {
     /// Records a change to a record; the caller holds the lock of its group.
     pub(super) fn record_changed(&self, change: &Change, size_bytes: u64) {
         let (key, document) = (&change.key, document_key(&change.key));
-        match (&change.entry, &change.action) {
+        let count_as = |last_use, size_bytes| {
+            let entry = EvictableEntry { last_use, size_bytes, last_verified: Timestamp(0) };
+            self.update_entry(&document, |_| Some(entry));
+        };
+        match (&change.entry, &change.action, key) {
             // The index counts them by itself, whatever writes them.
-            (IndexEntry::Unindexed, RecordAction::Put(..)) if key.is_first_seen() => self
-                .update_entry(&document, |_| {
-                    Some(EvictableEntry { last_use: Timestamp(0), size_bytes, last_verified: Timestamp(0) })
-                }),
-            (IndexEntry::Unindexed, RecordAction::Remove(_) | RecordAction::Quarantine) if key.is_first_seen() => {
+            (IndexEntry::Unindexed, RecordAction::Put(..), key) if key.is_first_seen() => {
+                count_as(Timestamp(0), size_bytes);
+            }
+            (IndexEntry::Unindexed, RecordAction::Remove(_) | RecordAction::Quarantine, key) if key.is_first_seen() => {
                 self.update_entry(&document, |_| None);
             }
-            (entry, _) => self.entry_changed(key, &document, entry, size_bytes),
-        }
-    }
-
-    fn entry_changed(&self, key: &Key, document: &[u8], entry: &IndexEntry, size_bytes: u64) {
-        match entry {
-            IndexEntry::Unindexed => {}
-            IndexEntry::Name(name) => {
-                if let Key::Name(artifact) = key {
-                    self.name_changed(artifact, name);
-                }
-            }
-            IndexEntry::Unreadable(reason) => {
-                if let Key::Name(artifact) = key {
-                    self.name_is_unreadable(artifact, reason);
-                }
-            }
-            IndexEntry::Document(last_use) => {
-                let (last_use, size_bytes) = (*last_use, counted_bytes(key, size_bytes));
-                self.update_entry(document, |_| {
-                    Some(EvictableEntry { last_use, size_bytes, last_verified: Timestamp(0) })
-                });
-            }
-            IndexEntry::Found(size_bytes, written) => self.update_entry(document, |previous| {
+            (IndexEntry::Name(name), _, Key::Name(artifact)) => self.name_changed(artifact, name),
+            (IndexEntry::Unreadable(reason), _, Key::Name(artifact)) => self.name_is_unreadable(artifact, reason),
+            (IndexEntry::Unindexed | IndexEntry::Name(_) | IndexEntry::Unreadable(_), ..) => {}
+            (IndexEntry::Document(last_use), ..) => count_as(*last_use, counted_bytes(key, size_bytes)),
+            (IndexEntry::Found(size_bytes, written), ..) => self.update_entry(&document, |previous| {
                 Some(EvictableEntry::found(previous, counted_bytes(key, *size_bytes), *written, Timestamp(0)))
             }),
-            IndexEntry::Gone => self.update_entry(document, |_| None),
+            (IndexEntry::Gone, ..) => self.update_entry(&document, |_| None),
         }
     }
 
