@@ -15,8 +15,8 @@ use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entries::{
-    ARCHIVE, DOCUMENT, EvictableEntry, NAME, NAMES_FOLDER, PAGE, SEEN, archive_key, artifact, counted_bytes,
-    document_key, key_below_names, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
+    ARCHIVE, DOCUMENT, EvictableEntry, NAMES_FOLDER, PAGE, SEEN, archive_key, artifact, counted_bytes, document_key,
+    key_below_names, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
 };
 pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 use super::{Change, IndexEntry, Key, RecordAction, StoreError};
@@ -517,7 +517,14 @@ impl Index {
         let mut pinned = self.pinned.lock();
         let names = match pinned.take() {
             Some(names) => names,
-            None => self.names(|artifact, name| name.pinned.then_some(artifact))?.into_iter().collect(),
+            None => {
+                let mut names = BTreeSet::new();
+                self.names_after(None, None, &mut |artifact, name| {
+                    names.extend(name.pinned.then_some(artifact));
+                    ControlFlow::Continue(())
+                })?;
+                names
+            }
         };
         Ok(pinned.insert(names).iter().cloned().collect())
     }
@@ -540,20 +547,6 @@ impl Index {
         let mut found = Vec::new();
         self.entries.read().each_with_prefix(&prefix, |key, _| found.extend(artifact(&key[prefix.len()..])))?;
         Ok(found)
-    }
-
-    /// The names for which `choose` returns a value.
-    ///
-    /// # Errors
-    /// The index cannot be read.
-    fn names<T>(&self, mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>) -> Result<Vec<T>, StoreError> {
-        let mut chosen = Vec::new();
-        self.entries.read().each_with_prefix(&[NAME], |key, value| {
-            if let Some((artifact, name)) = artifact(&key[1..]).zip(IndexedName::decode(value)) {
-                chosen.extend(choose(artifact, name));
-            }
-        })?;
-        Ok(chosen)
     }
 }
 

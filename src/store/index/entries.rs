@@ -214,7 +214,7 @@ impl SizeLimit {
     }
 }
 
-pub(super) const NAME: u8 = b'n';
+const NAME: u8 = b'n';
 const LISTED: u8 = b'l';
 const DIGEST_BYTES: usize = 32;
 const PINNED: u8 = 1;
