@@ -169,20 +169,10 @@ impl Totals {
 
     /// The totals in a mark; `None` for the mark of another format or index version.
     pub(super) fn in_mark(mark: &[u8]) -> Option<Self> {
-        match *decode_numbers(mark.strip_prefix(&mark_version()[..])?)? {
-            [archives, archive_bytes, documents, document_bytes, page_bytes, first_seen, first_seen_bytes] => {
-                Some(Self {
-                    archives,
-                    archive_bytes,
-                    documents,
-                    document_bytes,
-                    page_bytes,
-                    first_seen,
-                    first_seen_bytes,
-                })
-            }
-            _ => None,
-        }
+        let totals = decode_numbers(mark.strip_prefix(&mark_version()[..])?)?;
+        let [archives, archive_bytes, documents, document_bytes, page_bytes, first_seen, first_seen_bytes] =
+            totals.try_into().ok()?;
+        Some(Self { archives, archive_bytes, documents, document_bytes, page_bytes, first_seen, first_seen_bytes })
     }
 
     /// All bytes that count against the size limit.
