@@ -416,23 +416,18 @@ impl<'a> RecordStep<'a> {
         Ok(parsed)
     }
 
-    /// The keys of the records whose path begins with the components of `folder`, as this step changes them.
-    pub fn keys_below(&self, folder: &Path) -> Result<BTreeSet<Key>, StoreError> {
-        let mut keys: BTreeSet<Key> = self.records.keys_below(folder)?.into_iter().map(|(key, _)| key).collect();
-        for Change { key, action, .. } in self.changes.iter().filter(|change| change.key.path().starts_with(folder)) {
+    /// The keys of the first-seen records of a provider's versions, as this step changes them.
+    pub fn first_seen(&self, provider: &ProviderAddress) -> Result<BTreeSet<Key>, StoreError> {
+        let is_wanted = |key: &Key| matches!(key, Key::FirstSeen(of, _) if of == provider);
+        let folder = Key::folder("seen", provider);
+        let mut keys = BTreeSet::from_iter(chosen_below(self.records, &folder, |key| is_wanted(&key).then_some(key))?);
+        for Change { key, action, .. } in self.changes.iter().filter(|change| is_wanted(&change.key)) {
             match action {
                 RecordAction::Put(..) => drop(keys.insert(key.clone())),
                 RecordAction::Remove(_) | RecordAction::Quarantine => drop(keys.remove(key)),
                 RecordAction::Keep => {}
             }
         }
-        Ok(keys)
-    }
-
-    /// The keys of the first-seen records of a provider's versions.
-    pub fn first_seen(&self, provider: &ProviderAddress) -> Result<BTreeSet<Key>, StoreError> {
-        let mut keys = self.keys_below(&Key::folder("seen", provider))?;
-        keys.retain(|key| matches!(key, Key::FirstSeen(..)));
         Ok(keys)
     }
 
@@ -456,16 +451,12 @@ impl<'a> RecordStep<'a> {
 
     /// Makes the changes to a record after all others so far.
     pub fn postpone(&mut self, key: &Key) {
-        let (postponed, others) = std::mem::take(&mut self.changes).into_iter().partition(|change| change.key == *key);
-        self.changes = others;
-        self.changes.extend::<Vec<Change>>(postponed);
+        self.changes.sort_by_key(|change| change.key == *key);
     }
 
     /// Makes the changes to a record before all others.
     pub fn make_first(&mut self, key: &Key) {
-        let (first, others) = std::mem::take(&mut self.changes).into_iter().partition(|change| change.key == *key);
-        self.changes = first;
-        self.changes.extend::<Vec<Change>>(others);
+        self.changes.sort_by_key(|change| change.key != *key);
     }
 
     /// Gives up all changes so far.
