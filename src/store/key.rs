@@ -1,7 +1,8 @@
 //! Keys of all records, and the only place that maps them to paths.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+
+use derive_more::Display;
 
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
@@ -10,35 +11,48 @@ use crate::address::{
 use crate::digest::Digest;
 
 /// The key of one record. A registry's records include its host, so two registries never mix.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display)]
 pub enum Key {
     /// A document that upstream answered with.
     Document(DocumentKey),
     /// A download document with its SHA256SUMS and signature, and its predecessor.
+    #[display("the proof set of {_0}")]
     ProofSet(Package),
     /// The name record of an artifact: the archives stored for it.
+    #[display("the name of {_0}")]
     Name(Artifact),
     /// The first-seen record of a whole provider, as older larders wrote it. It is split by version.
+    #[display("the first-seen record of {_0}")]
     FirstSeenV0(ProviderAddress),
     /// The first-seen record of a provider version.
+    #[display("the first-seen record of {_0} {_1}")]
     FirstSeen(ProviderAddress, Version),
     /// The signing keys ever seen for a provider.
+    #[display("the keys known for {_0}")]
     SigningKeyLog(ProviderAddress),
     /// The first listing of each version of a provider.
+    #[display("when the versions of {_0} were first listed")]
     FirstListed(ProviderAddress),
     /// The alarms of a provider or a module.
+    #[display("the alarms of {_0}")]
     Alarms(Address),
     /// The first-seen record of a module version.
+    #[display("the first-seen record of {_0}")]
     ModuleFirstSeen(ModulePackage),
     /// The order and the result of a job, by its id.
+    #[display("the job {}", hex::encode(_0))]
     Job([u8; 8]),
     /// The times of the last run of each recurring job.
+    #[display("when each recurring warm-up ran last")]
     RecurringJobs,
     /// Packages that were requested while offline and are not stored, of every registry.
+    #[display("the missing list")]
     Missing,
     /// The traffic of one hour, of every registry.
+    #[display("the traffic from {}:00 UTC", _0.0)]
     Traffic(HourOfDay),
     /// The use of the store by services and runs.
+    #[display("the record of larder's use")]
     Usage,
 }
 
@@ -65,28 +79,35 @@ impl HourOfDay {
 }
 
 /// The key of a document, by its kind. A new kind needs its path in both directions (`path`, `from_path`), its address,
-/// its name in messages (`Display`), and a decision in `is_document_of` and `counts_disk_blocks`. Other files make keys of
+/// its name in messages (`display`), and a decision in `is_document_of` and `counts_disk_blocks`. Other files make keys of
 /// the kinds that they ask for; bundles carry discovery documents, version lists and locations only.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Display)]
 pub enum DocumentKey {
     /// An upstream's discovery document.
+    #[display("the discovery document of {_0}")]
     Discovery(Hostname),
     /// The version list of a provider or a module.
+    #[display("the version list of {_0}")]
     Versions(Address),
     /// The location of a module version.
+    #[display("the location of {_0}")]
     Location(ModulePackage),
     /// A page of the registry HTTP API, by the digest of its identity within the host.
+    #[display("a page of {_0} ({_1})")]
     Page(Hostname, Digest),
 }
 
 /// The records that are read, judged and changed together.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Display)]
 pub enum RecordGroup {
     /// All of one provider.
+    #[display("the records of {_0}")]
     Provider(ProviderAddress),
     /// All of one module, under every spelling of its name.
+    #[display("the records of {_0}")]
     Module(ModuleAddress),
     /// The discovery document of a registry, and the pages of its HTTP API.
+    #[display("the pages of {_0}")]
     Registry(Hostname),
     /// A record that belongs to none of these.
     Alone(Key),
@@ -113,18 +134,6 @@ impl RecordGroup {
             Self::Module(module) => GroupRef::Module(module),
             Self::Registry(host) => GroupRef::Registry(host),
             Self::Alone(key) => GroupRef::Alone(key),
-        }
-    }
-}
-
-/// The group, for messages.
-impl fmt::Display for RecordGroup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Provider(provider) => write!(f, "the records of {provider}"),
-            Self::Module(module) => write!(f, "the records of {module}"),
-            Self::Registry(host) => write!(f, "the pages of {host}"),
-            Self::Alone(key) => write!(f, "{key}"),
         }
     }
 }
@@ -364,31 +373,6 @@ impl DocumentKey {
                 path.extend([page.get(..2).unwrap_or_default(), &page]);
                 path
             }
-        }
-    }
-}
-
-/// The record, for messages.
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Document(DocumentKey::Discovery(host)) => write!(f, "the discovery document of {host}"),
-            Self::Document(DocumentKey::Versions(address)) => write!(f, "the version list of {address}"),
-            Self::Document(DocumentKey::Location(package)) => write!(f, "the location of {package}"),
-            Self::Document(DocumentKey::Page(host, page)) => write!(f, "a page of {host} ({page})"),
-            Self::ProofSet(package) => write!(f, "the proof set of {package}"),
-            Self::Name(artifact) => write!(f, "the name of {artifact}"),
-            Self::FirstSeenV0(address) => write!(f, "the first-seen record of {address}"),
-            Self::FirstSeen(address, version) => write!(f, "the first-seen record of {address} {version}"),
-            Self::SigningKeyLog(address) => write!(f, "the keys known for {address}"),
-            Self::FirstListed(address) => write!(f, "when the versions of {address} were first listed"),
-            Self::Alarms(address) => write!(f, "the alarms of {address}"),
-            Self::ModuleFirstSeen(package) => write!(f, "the first-seen record of {package}"),
-            Self::Job(id) => write!(f, "the job {}", hex::encode(id)),
-            Self::RecurringJobs => f.write_str("when each recurring warm-up ran last"),
-            Self::Missing => f.write_str("the missing list"),
-            Self::Usage => f.write_str("the record of larder's use"),
-            Self::Traffic(HourOfDay(hour)) => write!(f, "the traffic from {hour}:00 UTC"),
         }
     }
 }
