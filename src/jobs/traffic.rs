@@ -278,7 +278,7 @@ impl Recorded {
 
 fn read_minutes(store: &Store) -> BTreeMap<u64, Traffic> {
     let mut minutes = BTreeMap::new();
-    for place in HourOfDay::ALL {
+    for place in HourOfDay::all() {
         let read = store.records.read_as(&Key::Traffic(place), |record| HourRecord::read(&record, place));
         match read {
             Ok(record) => minutes.extend(record.intact().into_iter().flat_map(HourRecord::into_minutes)),

@@ -62,19 +62,13 @@ pub struct HourOfDay(u8);
 
 impl HourOfDay {
     /// All places, in order.
-    pub const ALL: [Self; 24] = {
-        let mut all = [Self(0); 24];
-        let mut hour = 0;
-        while hour < 24 {
-            all[hour as usize] = Self(hour);
-            hour += 1;
-        }
-        all
-    };
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..24).map(Self)
+    }
 
     /// The place of an hour since 1970.
     pub fn of(hour: u64) -> Self {
-        Self::ALL[(hour % 24) as usize]
+        Self((hour % 24) as u8)
     }
 }
 
