@@ -243,6 +243,11 @@ impl Key {
         [kind, address.host().as_str(), service, &address.path()].iter().collect()
     }
 
+    /// The path of a record of a module version below `kind`.
+    fn of_module(kind: &str, package: &ModulePackage, extension: &str) -> PathBuf {
+        Self::folder(kind, &package.module).join(format!("{}.{extension}", package.version))
+    }
+
     /// Path of the record, below the store's root.
     pub fn path(&self) -> PathBuf {
         match self {
@@ -253,12 +258,8 @@ impl Key {
             Self::Name(Artifact::Provider(Package { provider, version, platform })) => {
                 Self::folder("names", provider).join(version.as_str()).join(format!("{platform}.json"))
             }
-            Self::Name(Artifact::Module(package)) => {
-                Self::folder("names", &package.module).join(format!("{}.json", package.version))
-            }
-            Self::ModuleFirstSeen(package) => {
-                Self::folder("seen", &package.module).join(format!("{}.json", package.version))
-            }
+            Self::Name(Artifact::Module(package)) => Self::of_module("names", package, "json"),
+            Self::ModuleFirstSeen(package) => Self::of_module("seen", package, "json"),
             Self::FirstSeenV0(provider) => with_json(Self::folder("seen", provider)),
             Self::FirstSeen(provider, version) => Self::folder("seen", provider).join(format!("{version}.json")),
             Self::SigningKeyLog(provider) => Self::folder("seen", provider).join(KEYS),
@@ -358,9 +359,7 @@ impl DocumentKey {
         match self {
             Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
             Self::Versions(address) => Key::folder("documents", address).join("versions"),
-            Self::Location(package) => {
-                Key::folder("documents", &package.module).join(format!("{}.location", package.version))
-            }
+            Self::Location(package) => Key::of_module("documents", package, "location"),
             Self::Page(host, page) => {
                 let page = page.to_string();
                 let mut path = Key::pages_of(host);
