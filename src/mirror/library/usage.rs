@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::Library;
+use crate::mirror::library::is_default;
 use crate::store::{Durability, Key, ReadOutcome, Store, StoreError};
 
 /// The use of a store since it was made.
@@ -16,7 +17,7 @@ use crate::store::{Durability, Key, ReadOutcome, Store, StoreError};
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Usage {
     /// The last attempt to serve.
-    #[serde(default, skip_serializing_if = "Served::is_never")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub served: Served,
     /// The packages of all runs; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,12 +37,6 @@ pub enum Served {
     At(Timestamp),
     /// The record is damaged or cannot be read: a service may have had the store.
     Unknown,
-}
-
-impl Served {
-    fn is_never(&self) -> bool {
-        *self == Self::Never
-    }
 }
 
 /// The packages that the clients of all `larder run` were sent. What a killed larder counted last is not in it.
