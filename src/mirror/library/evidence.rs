@@ -2,8 +2,8 @@
 //! what was shown, and not about what upstream has at the moment of the decision. Pure.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, Platform, Version};
@@ -76,7 +76,7 @@ impl Evidence {
 }
 
 /// The name of evidence: the first hex digits of the digest of its facts.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Display)]
 pub struct EvidenceName(String);
 
 impl EvidenceName {
@@ -92,12 +92,6 @@ impl EvidenceName {
                 Err(format!("evidence is {NAME_DIGITS} hex digits, as `larder status` and `larder explain` print them"))
             }
         }
-    }
-}
-
-impl fmt::Display for EvidenceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
