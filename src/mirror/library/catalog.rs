@@ -18,8 +18,8 @@ use crate::mirror::Library;
 use crate::mirror::library::is_default;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::store::{
-    Durability, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction,
-    RecordStep, Store, StoreError, Striped, to_json,
+    Durability, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, RecordAction, RecordStep, Store,
+    StoreError, Striped, to_json,
 };
 use crate::verify::{PackedTree, Proof, ProofBasis};
 
@@ -61,11 +61,8 @@ impl Catalog {
 
     /// Reads the name record of a package. Returns an empty one if it is absent, or damaged and thus quarantined.
     pub fn name_record(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        Ok(self.read_name_record(&artifact.into())?.intact().unwrap_or_default())
-    }
-
-    pub(super) fn read_name_record(&self, artifact: &Artifact) -> Result<ReadOutcome<NameRecord>, StoreError> {
-        self.store.records.read_as(&Key::Name(artifact.clone()), NameRecord::parse)
+        let read = self.store.records.read_as(&Key::Name(artifact.into()), NameRecord::parse)?;
+        Ok(read.intact().unwrap_or_default())
     }
 
     /// Reads a name record like [`Self::name_record`], within a step.
