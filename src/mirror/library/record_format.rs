@@ -12,7 +12,7 @@ use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::usage::Usage;
 use crate::mirror::library::{AlarmsRecord, FirstListed, ProviderRecordV0, SigningKeyLog, VersionHistory};
-use crate::store::Key;
+use crate::store::{Key, to_json};
 
 /// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.
 pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
@@ -45,8 +45,7 @@ struct RecordHead<M> {
 
 /// Writes the metadata and the parts.
 pub fn write<M: Serialize>(metadata: &M, parts: &[&[u8]]) -> Vec<u8> {
-    let head = RecordHead { about: metadata, parts: parts.iter().map(|part| part.len()).collect() };
-    let mut record = serde_json::to_vec(&head).expect("our own records are plain data, which always serialises");
+    let mut record = to_json(&RecordHead { about: metadata, parts: parts.iter().map(|part| part.len()).collect() });
     record.push(b'\n');
     for part in parts {
         record.extend_from_slice(part);
