@@ -198,28 +198,26 @@ impl Library {
         now: Timestamp,
     ) -> Result<Result<StoredArchive, Error>, StoreError> {
         let PackedArchive { staged, tree, origin } = packed;
-        match expectation {
+        let command = format!("`larder accept {key}`");
+        let judged = match expectation {
             TreeExpectation::FirstSeen => {
                 let comparison = module_history::compare(self, key, &tree, ComparisonPurpose::Store)?;
-                let accept_command = format!("`larder accept {key}`");
-                if let Err(refused) = self.require_first_seen_tree(package, key, &tree, comparison, &accept_command) {
-                    staged.discard()?;
-                    return Ok(Err(refused));
-                }
-                self.resolve_tree_alarms(key);
+                self.require_first_seen_tree(package, key, &tree, comparison, &command)
+            }
+            TreeExpectation::Decided(decided) if decided.is_same_module(&tree.packed) => {
+                module_history::accept(self, key, &tree).map(|_| Ok(()))?
             }
             TreeExpectation::Decided(decided) => {
-                if !decided.is_same_module(&tree.packed) {
-                    staged.discard()?;
-                    let now = tree.packed.tree_digest;
-                    let verdict = format!("its tree has digest {now} by now, and {} was accepted", decided.tree_digest);
-                    let subject = format!("the archive of {package}");
-                    return Ok(Err(Error::Unaccepted { subject, verdict, command: format!("`larder accept {key}`") }));
-                }
-                module_history::accept(self, key, &tree)?;
-                self.resolve_tree_alarms(key);
+                let (now, decided) = (tree.packed.tree_digest, decided.tree_digest);
+                let verdict = format!("its tree has digest {now} by now, and {decided} was accepted");
+                Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command })
             }
+        };
+        if let Err(refused) = judged {
+            staged.discard()?;
+            return Ok(Err(refused));
         }
+        self.resolve_tree_alarms(key);
         let (digest, fast) = staged.hashes();
         let size_bytes = staged.written();
         let Ok(verified) = Verified::by_digest(staged, digest, digest) else {
