@@ -205,7 +205,7 @@ impl Library {
                 self.require_first_seen_tree(package, key, &tree, comparison, &command)
             }
             TreeExpectation::Decided(decided) if decided.is_same_module(&tree.packed) => {
-                module_history::accept(self, key, &tree).map(|_| Ok(()))?
+                Ok(module_history::accept(self, key, &tree)?)
             }
             TreeExpectation::Decided(decided) => {
                 let (now, decided) = (tree.packed.tree_digest, decided.tree_digest);

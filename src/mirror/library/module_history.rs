@@ -287,14 +287,12 @@ pub fn compare(
     })
 }
 
-/// Makes a tree the first-seen one, because an operator accepts it. Returns the one before.
-pub fn accept(library: &Library, package: &ModulePackage, tree: &ModuleTree) -> Result<Option<ModuleTree>, StoreError> {
+/// Makes a tree the first-seen one, because an operator accepts it.
+pub fn accept(library: &Library, package: &ModulePackage, tree: &ModuleTree) -> Result<(), StoreError> {
     update_record(library, package, |step, recorded| {
-        let before = recorded.intact();
-        let first_seen = before.as_ref().map_or(tree.at, |seen| seen.first_seen);
-        let folded = before.as_ref().is_some_and(|seen| seen.folded);
+        let (first_seen, folded) = recorded.intact().map_or((tree.at, false), |seen| (seen.first_seen, seen.folded));
         step.put(ModuleFirstSeen { folded, ..ModuleFirstSeen::of(first_seen, tree.clone(), tree.at) });
-        Ok(before.map(|seen| seen.tree))
+        Ok(())
     })
 }
 
