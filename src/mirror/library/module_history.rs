@@ -57,15 +57,13 @@ impl ModuleTree {
     }
 }
 
-impl ModuleTree {
+impl PackedTree {
     /// The fact that this tree is to be that of the version.
     pub fn fact(&self, version: &Version) -> EvidenceFact {
-        let PackedTree { tree_digest, subdir, .. } = &self.packed;
-        EvidenceFact::Tree { version: version.clone(), digest: *tree_digest, subdir: subdir.clone() }
+        let (digest, subdir) = (self.tree_digest, self.subdir.clone());
+        EvidenceFact::Tree { version: version.clone(), digest, subdir }
     }
-}
 
-impl PackedTree {
     /// True if both are the same module, whatever packed them. Another folder of the same tree is another module.
     pub fn is_same_module(&self, other: &Self) -> bool {
         self.tree_digest == other.tree_digest && self.subdir == other.subdir
@@ -201,10 +199,9 @@ impl FirstSeenStep<'_, '_> {
         ReadOutcome::Intact(seen)
     }
 
-    fn raise(&mut self, kind: AlarmKind, detail: String, tree: &ModuleTree) {
-        let version = &self.package.version;
-        let finding = AlarmFinding { detail, facts: [tree.fact(version)].into() };
-        self.alarms.push(NewAlarm { subject: kind.of(version), finding, time: tree.at });
+    fn raise(&mut self, kind: AlarmKind, detail: String, fact: EvidenceFact, time: Timestamp) {
+        let (subject, facts) = (kind.of(&self.package.version), [fact].into());
+        self.alarms.push(NewAlarm { subject, finding: AlarmFinding { detail, facts }, time });
     }
 
     fn write(&mut self, record: &ModuleFirstSeenRecord) {
@@ -249,11 +246,12 @@ pub fn compare(
     tree: &ModuleTree,
     purpose: ComparisonPurpose,
 ) -> Result<TreeComparison, StoreError> {
+    let fact = || tree.packed.fact(&package.version);
     update_record(library, package, |step, recorded| {
         let mut seen = match recorded {
             ReadOutcome::Intact(seen) => seen,
             ReadOutcome::Damaged => {
-                step.raise(AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned(), tree);
+                step.raise(AlarmKind::DamagedRecord, DAMAGED_RECORD_DETAIL.to_owned(), fact(), tree.at);
                 return Ok(TreeComparison::Lost);
             }
             ReadOutcome::Absent => {
@@ -278,7 +276,7 @@ pub fn compare(
             let (commit, folder_note) = (commit.as_deref().unwrap_or("none"), folder_note(tree, first_seen));
             let detail =
                 format!("its tree is {tree_digest} (commit {commit}); it was {first_seen} at first{folder_note}");
-            step.raise(AlarmKind::Moved, detail, tree);
+            step.raise(AlarmKind::Moved, detail, fact(), tree.at);
             seen.moved = Some(tree.clone());
             TreeComparison::Moved { first_seen }
         };
@@ -320,11 +318,8 @@ pub fn record_external_move(
             seen.unsupported_source = Some(kind.to_owned());
             step.put(seen);
         }
-        let version = &package.version;
-        let fact = EvidenceFact::Source { version: version.clone(), source: source.clone() };
-        let detail = format!("upstream has it at {source}; {before}");
-        let finding = AlarmFinding { detail, facts: [fact].into() };
-        step.alarms.push(NewAlarm { subject: AlarmKind::Moved.of(version), finding, time: now });
+        let fact = EvidenceFact::Source { version: package.version.clone(), source: source.clone() };
+        step.raise(AlarmKind::Moved, format!("upstream has it at {source}; {before}"), fact, now);
         Ok(Some(before))
     })
 }

@@ -518,13 +518,13 @@ enum ModuleContent {
 
 impl ModuleNow {
     fn fact(&self) -> Option<EvidenceFact> {
-        let version = self.key.version.clone();
+        let version = &self.key.version;
         match &self.content {
             ModuleContent::AsBefore(_) => None,
-            ModuleContent::Tree(PackedTree { tree_digest, subdir, .. }) => {
-                Some(EvidenceFact::Tree { version, digest: *tree_digest, subdir: subdir.clone() })
+            ModuleContent::Tree(tree) => Some(tree.fact(version)),
+            ModuleContent::Elsewhere(_, source) => {
+                Some(EvidenceFact::Source { version: version.clone(), source: source.clone() })
             }
-            ModuleContent::Elsewhere(_, source) => Some(EvidenceFact::Source { version, source: source.clone() }),
         }
     }
 
