@@ -28,7 +28,7 @@ const MAX_IMPORTED_LISTED: usize = 1000;
 /// The name records of stored packages.
 #[derive(Debug)]
 pub struct Catalog {
-    pub(super) store: Arc<Store>,
+    store: Arc<Store>,
     digest_locks: Striped<Mutex<()>>,
     imported: Mutex<Option<Vec<PackageRef>>>,
     /// Counters that grow when the file of an archive comes or goes. Addresses may share one, which only renders answers

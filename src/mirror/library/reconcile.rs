@@ -9,23 +9,20 @@ use std::{fmt, io};
 use crate::address::Artifact;
 use crate::digest::Digest;
 use crate::mirror::Library;
+use crate::mirror::library::NameRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
-use crate::mirror::library::{Catalog, NameRecord};
 use crate::store::{IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, RecordStep, StoreError};
 
-impl Catalog {
-    /// Rebuilds the index, unless `stopped`. `named_by_set` returns the archive that the proof set of a package names;
-    /// it stands in for a damaged name.
+const REBUILD_RETRY_DELAY: Duration = Duration::from_secs(10);
+
+impl Library {
+    /// Rebuilds the index, unless larder stops.
     ///
     /// # Errors
     /// The files or the index cannot be read.
-    pub(super) fn reconcile(
-        &self,
-        named_by_set: impl Fn(&RecordStep<'_>, &Artifact) -> Result<Option<Digest>, StoreError>,
-        stopped: impl Fn() -> bool,
-    ) -> Result<(), StoreError> {
+    fn reconcile(&self) -> Result<(), StoreError> {
         let interrupted = || StoreError::Index("larder stopped before the index was rebuilt".to_owned());
-        let check_running = || if stopped() { Err(interrupted()) } else { Ok(()) };
+        let check_running = || if self.runtime.tasks.is_stopping() { Err(interrupted()) } else { Ok(()) };
         let (index, records, blobs) = (&self.store.local.index, &self.store.records, &self.store.local.archives);
         let indexed = (index.archives_by_age()?, index.counted_records()?);
         let (stored, documents, names) = (blobs.all()?, records.all_counted()?, records.all_named()?);
@@ -33,7 +30,7 @@ impl Catalog {
         let digests = indexed.0.into_iter().map(|archive| archive.digest);
         for digest in digests.chain(stored.into_iter().map(|(digest, ..)| digest)).collect::<BTreeSet<_>>() {
             check_running()?;
-            let _lock = self.digest_lock(&digest).lock();
+            let _lock = self.catalog.digest_lock(&digest).lock();
             match self.stat_or_log(&digest, blobs.stat(&digest)) {
                 Some(Some((size_bytes, written))) => index.archive_found(&digest, size_bytes, written),
                 Some(None) => index.archive_gone(&digest),
@@ -62,7 +59,7 @@ impl Catalog {
         }
         for artifact in names {
             check_running()?;
-            self.index_name(&artifact, &named_by_set)?;
+            self.index_name(&artifact)?;
         }
         if entries > 0 {
             tracing::info!(entries, "the index was rebuilt from the files");
@@ -72,11 +69,7 @@ impl Catalog {
 
     /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set stands in.
     /// Failing that, the name is marked unreadable, because it may list any archive.
-    fn index_name(
-        &self,
-        artifact: &Artifact,
-        named_by_set: impl Fn(&RecordStep<'_>, &Artifact) -> Result<Option<Digest>, StoreError>,
-    ) -> Result<(), StoreError> {
+    fn index_name(&self, artifact: &Artifact) -> Result<(), StoreError> {
         let (records, key) = (&self.store.records, Key::Name(artifact.clone()));
         let ((), written) = records.try_change(&key, |step| {
             let lost = match step.read_as(&key, NameRecord::parse) {
@@ -128,11 +121,7 @@ impl Catalog {
         let reason = "it was damaged and quarantined; its archive is unknown";
         StoreError::Io { doing: "read", path, source: Arc::new(io::Error::other(reason)) }
     }
-}
 
-const REBUILD_RETRY_DELAY: Duration = Duration::from_secs(10);
-
-impl Library {
     /// Rebuilds the index. Retries until it succeeds or the mirror is dropped.
     pub async fn rebuild_index(library: Weak<Self>) {
         while let Some(library) = library.upgrade() {
@@ -164,15 +153,7 @@ impl Library {
             self.refresh_size_limit();
             return true;
         }
-        let named_by_set = |step: &RecordStep<'_>, artifact: &Artifact| match artifact {
-            Artifact::Provider(package) => {
-                let parse = |record| StoredProofSet::read(record, package);
-                let stored_set = step.read_as(&Key::ProofSet(package.clone()), parse)?.intact();
-                Ok(stored_set.map(|stored_set| stored_set.current.document.shasum))
-            }
-            Artifact::Module(_) => Ok(None),
-        };
-        let ended = self.catalog.reconcile(named_by_set, || self.runtime.tasks.is_stopping());
+        let ended = self.reconcile();
         if let Err(error) = &ended
             && !self.runtime.tasks.is_stopping()
         {
@@ -183,4 +164,12 @@ impl Library {
         self.refresh_size_limit();
         index.is_complete()
     }
+}
+
+/// The archive that the proof set of a package names: it stands in for a damaged name.
+fn named_by_set(step: &RecordStep<'_>, artifact: &Artifact) -> Result<Option<Digest>, StoreError> {
+    let Artifact::Provider(package) = artifact else { return Ok(None) };
+    let parse = |record| StoredProofSet::read(record, package);
+    let stored_set = step.read_as(&Key::ProofSet(package.clone()), parse)?.intact();
+    Ok(stored_set.map(|stored_set| stored_set.current.document.shasum))
 }
