@@ -436,16 +436,9 @@ impl Library {
             step.put(&Key::Missing, merged.write(), Durability::Lazy, IndexEntry::Unindexed);
             Ok(merged)
         });
-        match saved {
-            Ok(saved) => {
-                self.missing.requests.lock().take_saved(&earlier, saved);
-                Ok(())
-            }
-            Err(error) => {
-                self.mark_missing_unsaved();
-                Err(error)
-            }
-        }
+        let saved = saved.inspect_err(|_| self.mark_missing_unsaved())?;
+        self.missing.requests.lock().take_saved(&earlier, saved);
+        Ok(())
     }
 
     /// Marks the record as unsaved, because the file on disk is lost.
@@ -498,23 +491,21 @@ impl Library {
                 continue;
             }
             let found = (self.generation_of_address(&package.address()), terms.generation);
-            if count.last_miss == Some(found) {
-                missing.push((package, count));
-                continue;
-            }
-            match self.is_stored_now(&package, &terms) {
-                Ok(is_stored) => {
-                    self.missing.requests.lock().record_lookup(&package, count, is_stored, found);
-                    if !is_stored {
-                        missing.push((package, count));
+            if count.last_miss != Some(found) {
+                match self.is_stored_now(&package, &terms) {
+                    Ok(is_stored) => {
+                        self.missing.requests.lock().record_lookup(&package, count, is_stored, found);
+                        if is_stored {
+                            continue;
+                        }
+                    }
+                    // A failed lookup does not mean that the package is stored.
+                    Err(error) => {
+                        tracing::debug!(what = %PackageRef::from(&package), %error, "its state in the store cannot be read");
                     }
                 }
-                // A failed lookup does not mean that the package is stored.
-                Err(error) => {
-                    tracing::debug!(what = %PackageRef::from(&package), %error, "its state in the store cannot be read");
-                    missing.push((package, count));
-                }
             }
+            missing.push((package, count));
         }
         missing
     }
