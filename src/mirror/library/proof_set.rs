@@ -234,10 +234,14 @@ impl StoredProofSet {
             current: self.current.metadata.clone(),
             predecessor: predecessor.map(|(set, replaced)| (set.metadata.clone(), *replaced)),
         };
-        let sets = [Some(&self.current), predecessor.map(|(set, _)| set)];
         let parts: Vec<&[u8]> =
-            sets.into_iter().flatten().flat_map(|set| [&set.body[..], &set.sums[..], &set.signature[..]]).collect();
+            self.sets().flat_map(|set| [&set.body[..], &set.sums[..], &set.signature[..]]).collect();
         parts::write(&record, &parts)
+    }
+
+    /// The current set, then its predecessor.
+    pub fn sets(&self) -> impl DoubleEndedIterator<Item = &Arc<ProofSet>> {
+        [&self.current].into_iter().chain(self.predecessor.as_ref().map(|(set, _)| set))
     }
 }
 
@@ -268,8 +272,7 @@ impl Library {
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let key = Key::ProofSet(package.clone());
         // Looked up before the step, which reads records only.
-        let local =
-            LocalSets::of(default_if_store_unavailable(self.read_set(package))?, |digest| self.is_local(digest))?;
+        let local = self.local_sets(package)?;
         self.change_with_alarms(&Address::from(&package.provider), &key, |step, alarms| {
             let stored = step.read_as(&key, |record| StoredProofSet::read(record, package)).map(ReadOutcome::intact);
             let (decided, set) = decide(&mut SetStep { step: &*step, package, alarms, local: &local }, stored)?;
@@ -278,6 +281,16 @@ impl Library {
             }
             Ok(decided)
         })
+    }
+
+    fn local_sets(&self, package: &Package) -> Result<LocalSets, StoreError> {
+        let Some(UsableProofSet { stored_set, fallback }) = default_if_store_unavailable(self.read_set(package))?
+        else {
+            return Ok(LocalSets::default());
+        };
+        let current = stored_set.current.document.shasum;
+        let current = (fallback.is_none() && self.is_local(&current)?).then_some(current);
+        Ok(LocalSets { current, fallback: fallback.map(|set| set.document.shasum) })
     }
 
     fn only_predecessor_is_local(&self, stored_set: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
@@ -304,19 +317,6 @@ pub struct LocalSets {
     pub current: Option<Digest>,
     /// The archive of the predecessor, if that one alone is here.
     pub fallback: Option<Digest>,
-}
-
-impl LocalSets {
-    fn of(
-        stored: Option<UsableProofSet>,
-        is_local: impl FnOnce(&Digest) -> Result<bool, StoreError>,
-    ) -> Result<Self, StoreError> {
-        let Some(UsableProofSet { stored_set, fallback }) = stored else { return Ok(Self::default()) };
-        let current = stored_set.current.document.shasum;
-        let fallback = fallback.map(|set| set.document.shasum);
-        let current = (fallback.is_none() && is_local(&current)?).then_some(current);
-        Ok(Self { current, fallback })
-    }
 }
 
 impl SetStep<'_> {

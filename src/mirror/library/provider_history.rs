@@ -24,7 +24,7 @@ use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError, to_json};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::MAX_VERSIONS;
-use crate::verify::{Checksums, ProofBasis};
+use crate::verify::Checksums;
 
 #[derive(Debug)]
 pub struct ProviderHistories {
@@ -381,8 +381,7 @@ impl HistoryStep<'_, '_> {
         let Some(record_set) = record.and_then(|record| StoredProofSet::read(record, package)) else {
             return Ok(Vec::new());
         };
-        let sets = record_set.predecessor.map(|(set, _)| set).into_iter().chain([record_set.current]);
-        Ok(sets.filter(|set| set.proof().how != ProofBasis::Imported).collect())
+        Ok(record_set.sets().rev().filter(|set| !set.was_imported()).cloned().collect())
     }
 
     fn write(&mut self, version: &Version, to_write: HistoryUpdate) {

@@ -202,12 +202,7 @@ impl Purge<'_> {
     fn digests_of_set(&mut self, package: &Package) -> Result<Vec<Digest>, StoreError> {
         match self.library.read_set(package) {
             Ok(Some(UsableProofSet { stored_set, .. })) => {
-                let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| set);
-                Ok([Some(&stored_set.current), predecessor]
-                    .into_iter()
-                    .flatten()
-                    .map(|set| set.document.shasum)
-                    .collect())
+                Ok(stored_set.sets().map(|set| set.document.shasum).collect())
             }
             Ok(None) => Ok(Vec::new()),
             Err(StoreError::Unavailable) => Err(StoreError::Unavailable),
