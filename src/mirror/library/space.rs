@@ -78,19 +78,15 @@ impl Evictor {
     /// The error of that pass.
     async fn make_room(&self, enough: impl Fn() -> bool) -> Result<(), StoreError> {
         let mut passes = self.passes.subscribe();
-        let request = self.request_pass();
-        loop {
-            if enough() {
-                return Ok(());
-            }
-            {
-                let passes = passes.borrow_and_update();
-                if passes.ended >= request {
-                    return passes.failed.clone().map_or(Ok(()), Err);
-                }
-            }
+        let (request, mut is_enough) = (self.request_pass(), false);
+        let has_ended = |passes: &EvictionProgress| {
+            is_enough = enough();
+            is_enough || passes.ended >= request
+        };
+        match passes.wait_for(has_ended).await {
+            Ok(passes) if !is_enough => passes.failed.clone().map_or(Ok(()), Err),
             // The sender lives in `self`, so this cannot fail.
-            let _ = passes.changed().await;
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 
