@@ -103,7 +103,8 @@ impl Library {
         durability: Durability,
         mut build: impl FnMut(Names<'_>, Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<Option<StoredDocument>, StoreError> {
-        if let Some(provider) = provider_of_list(key) {
+        let provider = provider_of_list(key);
+        if let Some(provider) = provider {
             // An older record has the times of the versions.
             self.histories.split_by_version(provider);
         }
@@ -111,38 +112,27 @@ impl Library {
         let listed = coming.metadata.checked.max(coming.metadata.fetched);
         let mut replace = |times: VersionTimes| {
             let mut kept = None;
-            let replaced = self.write_document(key, durability, times, |names, stored| {
+            let replaced = self.change_document(key, durability, times, |names, stored| {
                 let confirmed = coming.confirmation();
                 kept = stored.filter(|stored| stored.confirmation().is_confirmed_after(confirmed, now)).cloned();
                 if kept.is_some() { Ok(None) } else { Ok(Some((build(names, stored, coming.clone())?, listed))) }
             });
-            replaced.map(|_| kept)
+            replaced.map(|()| kept)
         };
-        match replace(VersionTimes::Known) {
-            Err(error @ StoreError::Io { .. }) if provider_of_list(key).is_some() && !error.is_full() => {
+        match (replace(VersionTimes::Known), provider) {
+            (Err(error @ StoreError::Io { .. }), Some(provider)) if !error.is_full() => {
                 tracing::error!(%key, %error, to_do = error.remedy(), "the list could not be stored with the times of its versions");
                 // Times without those of new versions would make these look older than they are.
-                if let Some(provider) = provider_of_list(key) {
-                    let _ = self.store.records.remove(&Key::FirstListed(provider.clone()), Durability::Lazy);
-                }
+                let _ = self.store.records.remove(&Key::FirstListed(provider.clone()), Durability::Lazy);
                 replace(VersionTimes::Unknown)
             }
-            replaced => replaced,
+            (replaced, _) => replaced,
         }
     }
 
     /// Replaces a document by the one that `decide` makes of the stored one, in one step; `None` leaves it. The time is
-    /// that at which the versions are listed that a provider's list names anew. Returns true if it was replaced.
+    /// that at which the versions are listed that a provider's list names anew.
     pub fn change_document(
-        &self,
-        key: &Key,
-        durability: Durability,
-        decide: impl FnMut(Names<'_>, Option<&StoredDocument>) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
-    ) -> Result<bool, StoreError> {
-        self.write_document(key, durability, VersionTimes::Known, decide)
-    }
-
-    fn write_document(
         &self,
         key: &Key,
         durability: Durability,
@@ -151,15 +141,15 @@ impl Library {
             Names<'_>,
             Option<&StoredDocument>,
         ) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<(), StoreError> {
         self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
-            let Some((document, listed)) = decide(Names::InStep(step), stored.as_ref())? else { return Ok(false) };
+            let Some((document, listed)) = decide(Names::InStep(step), stored.as_ref())? else { return Ok(()) };
             if times == VersionTimes::Known {
                 record_times(step, key, stored.as_ref(), &document, listed)?;
             }
             step.put(key, document.write(), durability, IndexEntry::Document(document.metadata.checked));
-            Ok(true)
+            Ok(())
         })
     }
 
@@ -213,7 +203,7 @@ impl Library {
 
 /// The times at which the versions of a list were first listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum VersionTimes {
+pub enum VersionTimes {
     /// They are recorded with the list.
     Known,
     /// They cannot be recorded.

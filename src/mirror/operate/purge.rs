@@ -10,6 +10,7 @@ use crate::address::{Address, Artifact, Package, PackageRef, PackageSelector, Ve
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::catalog::Names;
+use crate::mirror::library::document_store::VersionTimes;
 use crate::mirror::library::files::FileRemoval;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::proof_set::UsableProofSet;
@@ -246,7 +247,7 @@ impl Purge<'_> {
                 (document.clone().without_dropped(versions), listed)
             }))
         };
-        self.library.change_document(list, Durability::Lazy, unlist).map(drop)
+        self.library.change_document(list, Durability::Lazy, VersionTimes::Known, unlist)
     }
 }
 

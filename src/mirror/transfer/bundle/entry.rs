@@ -13,6 +13,7 @@ use crate::clock::Timestamp;
 use crate::mirror::Library;
 use crate::mirror::documents::version_lists::entry_of;
 use crate::mirror::library::catalog::Names;
+use crate::mirror::library::document_store::VersionTimes;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, BundledSet};
 use crate::store::{DocumentKey, Durability, Key, StoreError};
@@ -284,7 +285,7 @@ impl Library {
             let listing = self.merge_stored_entries(names, &key, Some(before), before.clone())?;
             Ok((!listing.has_same_content(before)).then_some((listing, now)))
         };
-        self.change_document(&key, Durability::Synced, list).map(drop)
+        self.change_document(&key, Durability::Synced, VersionTimes::Known, list)
     }
 
     /// True if this document or a newer one is stored.
