@@ -287,11 +287,9 @@ impl VersionHistory {
 
     /// Every digest that a verified set ever named for the archive of a platform.
     pub fn digests_of(&self, platform: &Platform) -> Vec<Digest> {
-        let named = self.binding_files().filter(|(name, _)| platform_in_name(name).as_ref() == Some(platform));
-        let stated = self.records.iter().filter_map(|record| record.platforms.get(platform).copied());
         let mut digests = Vec::new();
-        for digest in named.map(|(_, digest)| digest).chain(stated) {
-            if !digests.contains(&digest) {
+        for (of, digest) in self.platforms() {
+            if of == *platform && !digests.contains(&digest) {
                 digests.push(digest);
             }
         }
@@ -309,9 +307,11 @@ impl VersionHistory {
         self.records.iter().enumerate().filter(binds).flat_map(|(_, record)| record.files())
     }
 
-    fn platforms(&self) -> BTreeSet<Platform> {
-        let stated = self.records.iter().flat_map(|record| record.platforms.keys().cloned());
-        self.binding_files().filter_map(|(name, _)| platform_in_name(name)).chain(stated).collect()
+    /// The platforms with their digests: as names of files bind them, then as download documents named them.
+    fn platforms(&self) -> impl Iterator<Item = (Platform, Digest)> {
+        let bound = self.binding_files().filter_map(|(name, digest)| Some((platform_in_name(name)?, digest)));
+        let named = self.records.iter().flat_map(|record| &record.platforms);
+        bound.chain(named.map(|(platform, digest)| (platform.clone(), *digest)))
     }
 
     /// True for a key that may vouch for other bytes (promise 14): it signed the version when that was first verified, is the
@@ -333,13 +333,8 @@ impl VersionHistory {
         for (name, digest) in self.files() {
             by_name.entry(name).or_default().push(digest);
         }
-        for (name, digest) in self.binding_files() {
-            if let Some(platform) = platform_in_name(name) {
-                by_platform.entry(platform).or_default().push(digest);
-            }
-        }
-        for (platform, digest) in self.records.iter().flat_map(|record| &record.platforms) {
-            by_platform.entry(platform.clone()).or_default().push(*digest);
+        for (platform, digest) in self.platforms() {
+            by_platform.entry(platform).or_default().push(digest);
         }
         let other = |subject: String, before: Option<&Vec<Digest>>, now: Digest| {
             let before = before.filter(|before| !before.contains(&now))?.clone();
@@ -408,7 +403,7 @@ impl VersionHistory {
 
     /// True for an unsigned set that lists only other platforms: some registries publish one SHA256SUMS per platform.
     fn lists_only_other_platforms(&self, seen: &Observation<'_>) -> bool {
-        let known = self.platforms();
+        let known: BTreeSet<Platform> = self.platforms().map(|(platform, _)| platform).collect();
         let mut named = seen.sums.iter().map(|(name, digest)| match platform_in_name(name) {
             None if digest == seen.archive => Some(seen.package.platform.clone()),
             platform => platform,
