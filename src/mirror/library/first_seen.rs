@@ -421,12 +421,8 @@ impl VersionHistory {
         for (name, digest) in seen.sums.iter().filter(|line| !known.contains(line)) {
             files.entry(name.to_owned()).or_default().push(digest);
         }
-        let is_in_sums = |(name, digest): (&str, Digest)| {
-            digest == seen.archive && platform_in_name(name).as_ref() == Some(platform)
-        };
         let names_bind = self.records.is_empty() || key.is_some() || accepted;
-        let is_told =
-            self.digests_of(platform).contains(&seen.archive) || (names_bind && seen.sums.iter().any(is_in_sums));
+        let is_told = self.digests_of(platform).contains(&seen.archive) || (names_bind && seen.sums_state_platform());
         let platforms = if is_told { BTreeMap::new() } else { [(platform.clone(), seen.archive)].into() };
         let is_signed_anew =
             !self.records.iter().any(|record| record.key.as_deref() == key && (record.accepted || !accepted));
@@ -586,6 +582,12 @@ impl<T: Default> Recoverable<T> {
 }
 
 impl Observation<'_> {
+    /// True if the name of a file in SHA256SUMS states the platform of the archive.
+    fn sums_state_platform(&self) -> bool {
+        let platform = Some(&self.package.platform);
+        self.sums.iter().any(|(name, digest)| digest == self.archive && platform_in_name(name).as_ref() == platform)
+    }
+
     /// The facts of the set about its version, for a decision about it.
     pub fn facts(&self) -> Vec<EvidenceFact> {
         let Package { version, platform, .. } = self.package;
@@ -594,10 +596,7 @@ impl Observation<'_> {
         let key = self.signer.key().map(str::to_owned);
         let lines = Digest::of(lines.concat().as_bytes());
         let checksums = EvidenceFact::Checksums { version: version.clone(), key, lines };
-        let states_platform = |(name, digest): (&str, Digest)| {
-            digest == self.archive && platform_in_name(name).as_ref() == Some(platform)
-        };
-        if self.sums.iter().any(states_platform) {
+        if self.sums_state_platform() {
             return vec![checksums];
         }
         let archive =
