@@ -197,19 +197,13 @@ impl SigningKeyLog {
     }
 
     /// Builds a log from keys with the times of their signatures, oldest first. `begins` is the number of the first entry.
-    fn of_keys(begins: usize, mut keys: Vec<(Timestamp, String)>, accepted: bool) -> Self {
+    pub(super) fn of_keys(begins: usize, mut keys: Vec<(Timestamp, String)>, accepted: bool) -> Self {
         keys.sort();
         let mut log = Self { begins, ..Self::default() };
         for (time, key) in keys {
             log.append(&Signer::Key(key), time, accepted);
         }
         log
-    }
-
-    /// Converts the keys of a record of the whole provider. It does not tell which key signed which version first, so each
-    /// of them goes on to vouch for all.
-    pub(super) fn of_provider_record(keys: Vec<(Timestamp, String)>) -> Self {
-        Self::of_keys(0, keys, true)
     }
 
     pub fn contains(&self, key: &str) -> bool {

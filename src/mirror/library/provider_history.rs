@@ -49,8 +49,10 @@ struct ProviderRecordVersionV0 {
 }
 
 impl ProviderRecordV0 {
+    /// The keys of the record. It does not tell which key signed which version first, so each of them goes on to vouch for
+    /// all.
     fn key_log(&self) -> SigningKeyLog {
-        SigningKeyLog::of_provider_record(self.keys.iter().map(|(key, time)| (*time, key.clone())).collect())
+        SigningKeyLog::of_keys(0, self.keys.iter().map(|(key, time)| (*time, key.clone())).collect(), true)
     }
 
     /// The history of one version. The record does not name its signer, so every key of the record may vouch for it.
@@ -166,13 +168,9 @@ impl ProviderHistories {
     /// The keys of a provider's log in its order, each with the number of versions that it signed.
     pub fn known_keys(&self, provider: &ProviderAddress) -> Result<Vec<(String, usize)>, StoreError> {
         self.read(provider, |step| {
-            let mut versions = Vec::new();
-            for key in step.step.first_seen(provider)? {
-                versions.extend(step.step.read(&key)?.json::<VersionHistory>().intact());
-            }
-            let keys = step.keys()?.unwrap_or_default().keys();
+            let (versions, keys) = (step.versions()?, step.keys()?.unwrap_or_default().keys());
             let signed = |key: &str| versions.iter().filter(|version| version.signers().contains(key)).count();
-            Ok(keys.into_iter().map(|key| (signed(&key), key)).map(|(count, key)| (key, count)).collect())
+            Ok(keys.iter().map(|key| (key.clone(), signed(key))).collect())
         })
     }
 
@@ -298,6 +296,12 @@ impl HistoryStep<'_, '_> {
         })
     }
 
+    /// The histories of all versions that can be read.
+    fn versions(&self) -> Result<Vec<VersionHistory>, StoreError> {
+        let read = |key| Ok(self.step.read(&key)?.json().intact());
+        self.step.first_seen(self.provider)?.into_iter().map(read).filter_map(Result::transpose).collect()
+    }
+
     fn put_rebuilt<T: Serialize>(&mut self, key: &Key, record: T) -> T {
         tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from the store");
         self.put(key, &record);
@@ -320,11 +324,7 @@ impl HistoryStep<'_, '_> {
             ReadOutcome::Damaged => true,
             ReadOutcome::Absent => false,
         };
-        let mut versions = Vec::new();
-        for key in self.step.first_seen(self.provider)? {
-            versions.extend(self.step.read(&key)?.json::<VersionHistory>().intact());
-        }
-        let log = SigningKeyLog::of_versions(&versions);
+        let log = SigningKeyLog::of_versions(&self.versions()?);
         Ok(match log.keys().is_empty() {
             false => Recoverable::Available(self.put_rebuilt(&keys, log)),
             true if is_lost => Recoverable::Lost(log),
