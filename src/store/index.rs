@@ -50,8 +50,8 @@ pub struct Index {
     totals: Mutex<Totals>,
     /// Some change was not recorded: the next start rebuilds the index.
     broken: AtomicBool,
-    /// The on-disk index that this in-memory one replaces; quarantined at the first change.
-    replaced_folder: Mutex<Option<PathBuf>>,
+    /// True while there is an on-disk index that this in-memory one replaces; it is quarantined at the first change.
+    is_on_disk_too: Mutex<bool>,
     state: watch::Sender<IndexState>,
     /// The names that could not be read, with the reason.
     unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
@@ -83,8 +83,7 @@ impl Index {
             Err(error @ StoreError::Io { .. }) => {
                 tracing::error!(%error, to_do = error.remedy(), "the index cannot be written; it is made in memory");
                 let index = Self::with_entries(folder, IndexBackend::in_memory());
-                *index.replaced_folder.lock() = Some(folder.to_owned());
-                index.quarantine_on_disk();
+                index.replace_on_disk();
                 Ok(index)
             }
             usable => usable,
@@ -93,11 +92,15 @@ impl Index {
 
     /// Quarantines the on-disk index that this one replaces: the next start must not trust it.
     fn quarantine_on_disk(&self) {
-        let mut folder = self.replaced_folder.lock();
+        let mut is_on_disk_too = self.is_on_disk_too.lock();
         // If it cannot be moved, nothing else can be changed either; the next change tries again.
-        if folder.as_ref().is_some_and(|folder| quarantine_index(folder, Timestamp(0)).is_ok()) {
-            *folder = None;
-        }
+        *is_on_disk_too = *is_on_disk_too && quarantine_index(&self.folder, Timestamp(0)).is_err();
+    }
+
+    /// Replaces the on-disk index by this one, which is in memory.
+    fn replace_on_disk(&self) {
+        *self.is_on_disk_too.lock() = true;
+        self.quarantine_on_disk();
     }
 
     fn with_entries(folder: &Path, entries: IndexBackend) -> Self {
@@ -106,7 +109,7 @@ impl Index {
             entries: RwLock::new(entries),
             totals: Mutex::default(),
             broken: AtomicBool::new(false),
-            replaced_folder: Mutex::default(),
+            is_on_disk_too: Mutex::default(),
             state: watch::Sender::new(IndexState::Incomplete),
             unreadable: Mutex::default(),
             pinned: Mutex::default(),
@@ -291,8 +294,7 @@ impl Index {
         })?;
         copied?;
         *self.entries.write() = in_memory;
-        *self.replaced_folder.lock() = Some(self.folder.clone());
-        self.quarantine_on_disk();
+        self.replace_on_disk();
         Ok(())
     }
 
@@ -460,8 +462,7 @@ impl Index {
         // The damaged index is not closed: closing may wait forever for a dead thread.
         std::mem::forget(damaged);
         *totals = Totals::default();
-        *self.replaced_folder.lock() = Some(self.folder.clone());
-        self.quarantine_on_disk();
+        self.replace_on_disk();
     }
 
     /// Reads every entry, and compares the totals with them.
