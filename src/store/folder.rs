@@ -282,28 +282,24 @@ impl Records for FolderRecords {
 }
 
 /// The record in its file, which is at `path`.
+///
+/// # Errors
+/// A newer larder wrote it.
 pub(super) fn record_of(mut file: Vec<u8>, path: PathBuf) -> Result<ReadOutcome, StoreError> {
-    let start = record_start(&file).map_err(|found| StoreError::Newer { path, found })?;
-    Ok(start.map_or(ReadOutcome::Damaged, |start| ReadOutcome::Intact(file.split_off(start))))
-}
-
-/// The byte at which the record begins in its file; `None` if the file is damaged. The error is the format of a newer
-/// larder.
-fn record_start(file: &[u8]) -> Result<Option<usize>, u32> {
-    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Ok(None) };
+    let Some(end) = file.iter().take(1024).position(|byte| *byte == b'\n') else { return Ok(ReadOutcome::Damaged) };
     let (line, record) = (&file[..end], &file[end + 1..]);
     // A header of a newer format may have other members, but always has `format`.
     #[derive(Deserialize)]
     struct Format {
         format: u32,
     }
-    if let Ok(Format { format }) = serde_json::from_slice(line)
-        && format > FORMAT
+    if let Ok(Format { format: found }) = serde_json::from_slice(line)
+        && found > FORMAT
     {
-        return Err(format);
+        return Err(StoreError::Newer { path, found });
     }
-    let header: Option<RecordHeader> = serde_json::from_slice(line).ok();
-    let is_intact =
+    let is_of_record =
         |header: RecordHeader| header.bytes == record.len() && header.blake3 == *blake3::hash(record).to_hex();
-    Ok(header.is_some_and(is_intact).then_some(end + 1))
+    let is_intact = serde_json::from_slice(line).is_ok_and(is_of_record);
+    Ok(if is_intact { ReadOutcome::Intact(file.split_off(end + 1)) } else { ReadOutcome::Damaged })
 }
