@@ -63,7 +63,6 @@ impl Drop for WriteInProgress<'_> {
 pub(super) struct FolderRecords {
     /// Before `lock`: the index is closed while the store is locked.
     index: Arc<Index>,
-    root: PathBuf,
     staging: Staging,
     quarantine: Quarantine,
     lock: StoreLock,
@@ -74,26 +73,25 @@ pub(super) struct FolderRecords {
 
 impl FolderRecords {
     pub(super) fn open(
-        root: &Path,
         staging: Staging,
         index: Arc<Index>,
         quarantine: Quarantine,
         lock: StoreLock,
     ) -> Result<Self, StoreError> {
-        let is_new = !root.join(KINDS[0]).is_dir();
+        let is_new = !lock.root().join(KINDS[0]).is_dir();
         for kind in KINDS {
-            let made = disk::create_folder(&root.join(kind));
+            let made = disk::create_folder(&lock.root().join(kind));
             // A store of an older larder lacks some folders, and its disk may be mounted read-only: then reading still works.
             if is_new {
                 made?;
             }
         }
         let (groups, turns, next_temp) = (Striped::default(), Turns::default(), AtomicU64::default());
-        Ok(Self { index, root: root.to_owned(), staging, quarantine, lock, groups, turns, next_temp })
+        Ok(Self { index, staging, quarantine, lock, groups, turns, next_temp })
     }
 
     fn path(&self, key: &Key) -> PathBuf {
-        self.root.join(key.path())
+        self.lock.root().join(key.path())
     }
 
     /// Runs a listing, and fails unless the store is still the locked one.
@@ -118,7 +116,7 @@ impl FolderRecords {
         let path = self.path(&change.key);
         match (&change.action, temp) {
             (RecordAction::Put(_, durability), Some(temp)) => {
-                disk::create_parent(&path, &self.root)?;
+                disk::create_parent(&path, self.lock.root())?;
                 let size_bytes = temp.put_in_place(&path)?;
                 if *durability == Durability::Synced {
                     disk::sync_folder_of(&path)?;
@@ -242,8 +240,8 @@ impl Records for FolderRecords {
         let (mut keys, after) = (Vec::new(), after.map(Key::path));
         let below = after.as_deref().map(|after| after.strip_prefix(folder).unwrap_or(after));
         let _ = self.listed(|| {
-            disk::each_file_after(&self.root.join(folder), below, &mut |path, size_bytes, _| {
-                let key = path.strip_prefix(&self.root).ok().and_then(Key::from_path);
+            disk::each_file_after(&self.lock.root().join(folder), below, &mut |path, size_bytes, _| {
+                let key = path.strip_prefix(self.lock.root()).ok().and_then(Key::from_path);
                 keys.extend(key.map(|key| (key, size_bytes)));
                 if keys.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
@@ -277,7 +275,7 @@ impl Records for FolderRecords {
     }
 
     fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
-        self.listed(|| disk::names_in(&self.root.join(folder)))
+        self.listed(|| disk::names_in(&self.lock.root().join(folder)))
     }
 }
 

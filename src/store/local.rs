@@ -19,7 +19,6 @@ pub struct Local {
     pub index: Arc<Index>,
     /// The archives that are here.
     pub archives: LocalArchives,
-    root: PathBuf,
     staging: Staging,
     quarantine: disk::Quarantine,
     /// Dropped last: nothing is open when the next process locks the store.
@@ -43,9 +42,8 @@ impl Local {
         let archives =
             LocalArchives::in_folder(&root.join("blobs/sha256"), staging.clone(), quarantine.clone(), lock.clone())?;
         let index = Arc::new(Index::open(&root.join("index"), now)?);
-        let records =
-            FolderRecords::open(&root, staging.clone(), Arc::clone(&index), quarantine.clone(), lock.clone())?;
-        let local = Self { index, archives, root, staging, quarantine, lock };
+        let records = FolderRecords::open(staging.clone(), Arc::clone(&index), quarantine.clone(), lock.clone())?;
+        let local = Self { index, archives, staging, quarantine, lock };
         // Leftovers that cannot be removed cost disk space, not the start.
         if let Err(error) = local.staging.sweep_half_written().and_then(|()| local.sweep(now)) {
             tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");
@@ -87,17 +85,17 @@ impl Local {
 
     /// The current state of the disk.
     pub fn disk_space(&self) -> Result<DiskSpace, StoreError> {
-        disk::disk_space(&self.root)
+        disk::disk_space(self.root())
     }
 
     /// The folder of this version's files.
     pub fn root(&self) -> &Path {
-        &self.root
+        self.lock.root()
     }
 
     /// The configured folder.
     pub fn folder(&self) -> &Path {
-        self.root.parent().unwrap_or(&self.root)
+        self.root().parent().unwrap_or(self.root())
     }
 
     /// True for a store that cannot be written: other processes may have it open, too.
@@ -120,7 +118,7 @@ impl Local {
     pub fn try_disk(&self) -> Result<(), StoreError> {
         self.lock.check()?;
         // After a crash it is swept as a half-written record.
-        let path = self.root.join("staging").join("record-of-nothing");
+        let path = self.root().join("staging").join("record-of-nothing");
         disk::write_new(&path, &[b"?"], Durability::Synced)?;
         disk::remove(&path)
     }
@@ -150,7 +148,7 @@ impl Local {
     /// The disk failed.
     pub fn write_receipt(&self, time: Timestamp, manifest: &Digest, receipt: &[u8]) -> Result<PathBuf, StoreError> {
         self.check()?;
-        let folder = self.root.join("receipts");
+        let folder = self.root().join("receipts");
         disk::create_folder_if_missing(&folder)?;
         let name = format!("{}-{}", time.date_time().replace(':', "-"), manifest.prefix());
         let mut path = folder.join(format!("{name}.json"));
@@ -174,7 +172,7 @@ impl Local {
     /// The disk failed.
     pub fn last_receipt(&self) -> Result<Option<Vec<u8>>, StoreError> {
         self.check()?;
-        let folder = self.root.join("receipts");
+        let folder = self.root().join("receipts");
         // File names begin with the time.
         let names = disk::names_in(&folder)?;
         let last = names.into_iter().filter(|name| name.ends_with(".json")).max();
