@@ -78,11 +78,6 @@ impl Local {
         self.quarantine.remove_all()
     }
 
-    /// Free disk space, in bytes.
-    pub fn free_bytes(&self) -> Result<u64, StoreError> {
-        self.disk_space().map(|space| space.free_bytes)
-    }
-
     /// The current state of the disk.
     pub fn disk_space(&self) -> Result<DiskSpace, StoreError> {
         disk::disk_space(self.root())

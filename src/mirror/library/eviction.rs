@@ -203,7 +203,7 @@ impl Library {
     /// Returns the free bytes of a full disk. If they are too few, deletes the quarantined files first.
     fn free_on_disk(&self, needed: u64, full: &StoreError) -> Result<u64, StoreError> {
         // With a user quota, the free bytes of the disk say nothing.
-        let free = || if full.is_over_quota() { Ok(0) } else { self.store.local.free_bytes() };
+        let free = || if full.is_over_quota() { Ok(0) } else { self.disk_space().map(|space| space.free_bytes) };
         if free()? < needed {
             self.store.local.empty_quarantine()?;
         }

@@ -193,9 +193,9 @@ impl Library {
         // Until the index is whole, its totals are too low.
         if share == SizeLimit::ShareOfDisk
             && self.store.local.index.is_complete()
-            && let Ok(free) = self.store.local.free_bytes()
+            && let Ok(space) = self.disk_space()
         {
-            let bytes = share.bytes(self.store.local.index.totals().bytes(), free);
+            let bytes = share.bytes(self.store.local.index.totals().bytes(), space.free_bytes);
             self.evictor.disk_share_bytes.store(bytes, Ordering::Relaxed);
         }
         self.size_limit_bytes()
