@@ -47,8 +47,8 @@ impl Operations {
             let packages = packages.iter().take(MAX_NAMES).map(PackageRef::from).collect();
             Ok(StoredArchiveNames { packages, size_bytes: archive.size_bytes, last_use: archive.last_use })
         };
-        let largest = largest.into_sorted().map(names).collect::<Result<_, _>>()?;
-        let oldest = oldest.into_sorted().map(names).collect::<Result<_, _>>()?;
+        let largest = largest.archives.into_values().map(names).collect::<Result<_, _>>()?;
+        let oldest = oldest.archives.into_values().map(names).collect::<Result<_, _>>()?;
         Ok(NotableArchives { largest, oldest })
     }
 }
@@ -65,17 +65,9 @@ impl<K: Ord> FirstOf<K> {
     }
 
     fn offer(&mut self, key: K, archive: &IndexedArchive) {
-        let is_full = self.archives.len() >= self.number;
-        if is_full && self.archives.last_key_value().is_none_or(|(last, _)| key >= *last) {
-            return;
-        }
         self.archives.insert(key, archive.clone());
         if self.archives.len() > self.number {
             self.archives.pop_last();
         }
-    }
-
-    fn into_sorted(self) -> impl Iterator<Item = IndexedArchive> {
-        self.archives.into_values()
     }
 }
