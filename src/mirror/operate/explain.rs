@@ -13,10 +13,9 @@ use crate::error::Error;
 use crate::explanation::safe_text;
 use crate::mirror::documents::DocumentKind;
 use crate::mirror::documents::module_location::LocationDocument;
-use crate::mirror::freshness::FreshnessRule;
-use crate::mirror::freshness::{Confirmed, Revalidatable};
+use crate::mirror::freshness::{Confirmation, FreshnessRule, Revalidatable};
 use crate::mirror::library::default_if_store_unavailable;
-use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::library::stored_document::DocumentMetadata;
 use crate::mirror::operate::list::{PackageArchive, VerifiedBy};
 use crate::mirror::operate::status::OriginBackoff;
 use crate::mirror::request_context::DocumentRequest;
@@ -211,7 +210,10 @@ impl Operations {
             }
             _ => request.rule,
         };
-        let copy = stored.as_ref().map(|stored| copy_of(stored, &rule));
+        let copy = stored.as_ref().map(|stored| {
+            let DocumentMetadata { fetched, from_bundle, .. } = stored.value.metadata;
+            StoredCopy { from_bundle, ..StoredCopy::of(fetched, stored.confirmed, &rule) }
+        });
         let origins = origins_of(stored.as_ref().map(|stored| &stored.value), &request.upstream);
         Ok(ObjectFacts { stored: copy, ..self.upstream_facts(&request.key, &origins, call) })
     }
@@ -227,18 +229,12 @@ impl Operations {
         let origins = origins_of(usable.as_ref().map(|usable| &usable.stored_set), upstream);
         let stored = usable.map(|usable| {
             let (set, proof) = (&usable.stored_set, usable.stored_set.current.proof());
-            StoredCopy {
-                fetched: set.current.fetched(),
-                checked: set.confirmed.checked,
-                fresh_until: rule.fresh_until(set.confirmed),
-                gone: set.confirmed.gone,
-                from_bundle: false,
-                proof: Some(SetProof {
-                    verified: VerifiedBy::from(&proof.how),
-                    warnings: proof.warnings.clone(),
-                    predecessor_served: usable.fallback.is_some(),
-                }),
-            }
+            let proof = SetProof {
+                verified: VerifiedBy::from(&proof.how),
+                warnings: proof.warnings.clone(),
+                predecessor_served: usable.fallback.is_some(),
+            };
+            StoredCopy { proof: Some(proof), ..StoredCopy::of(set.current.fetched(), set.confirmed, &rule) }
         });
         Ok(ObjectFacts { stored, ..self.upstream_facts(&Key::ProofSet(package.clone()), &origins, call) })
     }
@@ -308,15 +304,10 @@ impl Library {
     }
 }
 
-fn copy_of(stored: &Confirmed<Arc<StoredDocument>>, rule: &FreshnessRule) -> StoredCopy {
-    let metadata = &stored.value.metadata;
-    StoredCopy {
-        fetched: metadata.fetched,
-        checked: stored.confirmed.checked,
-        fresh_until: rule.fresh_until(stored.confirmed),
-        gone: stored.confirmed.gone,
-        from_bundle: metadata.from_bundle,
-        proof: None,
+impl StoredCopy {
+    fn of(fetched: Timestamp, confirmed: Confirmation, rule: &FreshnessRule) -> Self {
+        let (Confirmation { checked, gone }, fresh_until) = (confirmed, rule.fresh_until(confirmed));
+        Self { fetched, checked, fresh_until, gone, from_bundle: false, proof: None }
     }
 }
 
