@@ -257,10 +257,8 @@ impl Operations {
         });
         let open = call.config.outbound.backoff.open_breakers(call.now);
         let of_it = open.into_iter().filter(|(_, origin, _)| origins.contains(origin));
-        let left_alone = of_it.max_by_key(|(_, _, until)| *until).map(|(_, origin, until)| OriginBackoff {
-            origin: origin.to_string(),
-            seconds: until.since(call.now).as_secs(),
-        });
+        let left_alone = of_it.max_by_key(|(_, _, until)| *until);
+        let left_alone = left_alone.map(|(_, origin, until)| OriginBackoff::until(until, &origin, call.now));
         ObjectFacts { last_answer, left_alone, ..ObjectFacts::default() }
     }
 

@@ -19,6 +19,7 @@ use crate::mirror::{
 };
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
+use crate::upstream::backoff::Origin;
 
 /// The status of a mirror.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,6 +113,13 @@ pub struct OriginBackoff {
     pub seconds: u64,
 }
 
+impl OriginBackoff {
+    /// The backoff of an origin that ends at this time.
+    pub(super) fn until(end: Timestamp, origin: &Origin, now: Timestamp) -> Self {
+        Self { origin: origin.to_string(), seconds: end.since(now).as_secs() }
+    }
+}
+
 impl Runtime {
     /// The configured upstreams' hosts, sorted.
     pub fn upstream_hosts(&self) -> Vec<Hostname> {
@@ -127,21 +135,15 @@ impl Runtime {
     pub fn fills_under_way(&self) -> i64 {
         self.counters.fills.get()
     }
-}
 
-impl Runtime {
     /// The state of each upstream.
     pub fn upstream_states(&self, now: Timestamp) -> Vec<UpstreamState> {
         let left_alone = self.config.load().outbound.backoff.open_breakers(now);
         let state = |host: Hostname| {
             let UpstreamTraffic { requests, failed, bytes, refused } = self.counters.traffic.of(&host);
             let of_it = left_alone.iter().filter(|(upstream, ..)| *upstream == host);
-            let mut left_alone: Vec<OriginBackoff> = of_it
-                .map(|(_, origin, until)| OriginBackoff {
-                    origin: origin.to_string(),
-                    seconds: until.since(now).as_secs(),
-                })
-                .collect();
+            let mut left_alone: Vec<_> =
+                of_it.map(|(_, origin, until)| OriginBackoff::until(*until, origin, now)).collect();
             left_alone.sort_by(|one, other| one.origin.cmp(&other.origin));
             UpstreamState { host: host.to_string(), requests, failed, bytes, refused, left_alone }
         };
