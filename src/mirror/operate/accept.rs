@@ -372,10 +372,10 @@ impl Operations {
             };
             !self.library.alarms.subjects(&(&package.provider).into(), is_of).is_empty()
         };
-        let (alarmed, others): (Vec<_>, Vec<_>) = proven.iter().partition(|(package, _)| has_alarm(package));
-        for ((package, set), is_alarmed) in
-            alarmed.into_iter().map(|one| (one, true)).chain(others.into_iter().map(|one| (one, false)))
-        {
+        let mut proven: Vec<_> = proven.iter().map(|(package, set)| (has_alarm(package), package, set)).collect();
+        // Those with an alarm first.
+        proven.sort_by_key(|(is_alarmed, ..)| !is_alarmed);
+        for (is_alarmed, package, set) in proven {
             let fingerprint = set.proof().how.fingerprint().map(str::to_owned);
             let is_new = judged_checksums.insert((package.version.clone(), fingerprint, set.sums_digest()));
             if !is_alarmed && !is_new {
