@@ -147,9 +147,7 @@ impl StoredDocument {
         });
         reading.await.unwrap_or_else(|_| Err("reading it ended unexpectedly".to_owned()))
     }
-}
 
-impl StoredDocument {
     /// Parses the document as a version list, with the dropped versions that are still stored.
     pub async fn versions(self: &Arc<Self>, service: Service) -> Result<VersionList, String> {
         self.parse_as(move |document| document.as_versions(service)).await

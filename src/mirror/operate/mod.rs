@@ -43,9 +43,7 @@ impl Operations {
             verify_lock: Arc::default(),
         })
     }
-}
 
-impl Operations {
     /// Pins or unpins the stored packages of a selection.
     ///
     /// # Errors

@@ -162,9 +162,7 @@ impl Operations {
             tokio::time::sleep_until(rate.next(began, read)).await;
         }
     }
-}
 
-impl Operations {
     /// Fetches an archive again for every package that named it, as a job does.
     async fn fetch_again(&self, names: Vec<(Artifact, StoredArchive)>, call: &RequestContext) -> RepairOutcome {
         let mut healed = RepairOutcome::NobodyNeedsIt;
