@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::disk::{self, Quarantine};
 use super::locks::StoreLock;
-use super::{Blob, Durability, Scratch, Staged, Staging, StoreError, Striped};
+use super::{Blob, Durability, Staged, StoreError, Striped};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::verify::Verified;
@@ -43,7 +43,6 @@ impl Archives for OnThisMachine {
 #[derive(Debug)]
 pub struct LocalArchives {
     folder: PathBuf,
-    staging: Staging,
     quarantine: Quarantine,
     lock: StoreLock,
     opened: OpenedArchives,
@@ -78,14 +77,10 @@ impl OpenedArchives {
 }
 
 impl LocalArchives {
-    pub(super) fn in_folder(
-        folder: &Path,
-        staging: Staging,
-        quarantine: Quarantine,
-        lock: StoreLock,
-    ) -> Result<Self, StoreError> {
-        disk::create_folder(folder)?;
-        Ok(Self { folder: folder.to_owned(), staging, quarantine, lock, opened: OpenedArchives::default() })
+    pub(super) fn open_folder(quarantine: Quarantine, lock: StoreLock) -> Result<Self, StoreError> {
+        let folder = lock.root().join("blobs/sha256");
+        disk::create_folder(&folder)?;
+        Ok(Self { folder, quarantine, lock, opened: OpenedArchives::default() })
     }
 
     fn path(&self, digest: &Digest) -> PathBuf {
@@ -132,16 +127,6 @@ impl LocalArchives {
         let target = self.quarantine.add(&self.path(digest))?;
         tracing::error!(digest = %digest, aside = %target.display(), "a damaged archive was quarantined");
         Ok(())
-    }
-
-    /// Opens the staged download called `name`. The bytes of an earlier one are read and hashed.
-    pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
-        self.staging.stage(name)
-    }
-
-    /// A temporary folder for files that are unpacked or fetched on the way to an archive.
-    pub fn scratch(&self) -> Result<Scratch, StoreError> {
-        self.staging.scratch()
     }
 
     /// Returns true if an archive is here, without opening it.

@@ -19,7 +19,8 @@ pub struct Local {
     pub index: Arc<Index>,
     /// The archives that are here.
     pub archives: LocalArchives,
-    staging: Staging,
+    /// Downloads and records in progress.
+    pub staging: Staging,
     quarantine: disk::Quarantine,
     /// Dropped last: nothing is open when the next process locks the store.
     lock: StoreLock,
@@ -39,8 +40,7 @@ impl Local {
         disk::check_format(&root.join("format"))?;
         let quarantine = disk::Quarantine::open(&root.join("aside"))?;
         let staging = Staging::open(root.join("staging"), lock.clone())?;
-        let archives =
-            LocalArchives::in_folder(&root.join("blobs/sha256"), staging.clone(), quarantine.clone(), lock.clone())?;
+        let archives = LocalArchives::open_folder(quarantine.clone(), lock.clone())?;
         let index = Arc::new(Index::open(&root.join("index"), now)?);
         let records = FolderRecords::open(staging.clone(), Arc::clone(&index), quarantine.clone(), lock.clone())?;
         let local = Self { index, archives, staging, quarantine, lock };

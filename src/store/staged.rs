@@ -38,8 +38,8 @@ impl Staging {
         Ok(&self.folder)
     }
 
-    /// Opens the staged download called `name`, and hashes its bytes.
-    pub(super) fn stage(&self, name: &str) -> Result<Staged, StoreError> {
+    /// Opens the staged download called `name`. The bytes of an earlier one are read and hashed.
+    pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
         let folder = self.folder_now()?;
         let (path, note_path) = (folder.join(format!("{name}.part")), folder.join(format!("{name}.json")));
         let file = disk::open_or_make(&path)?;
@@ -53,8 +53,8 @@ impl Staging {
         Ok(Staged { file, path, note_path, note, hasher, written, reserved_bytes: 0, lock })
     }
 
-    /// Creates a temporary folder.
-    pub(super) fn scratch(&self) -> Result<Scratch, StoreError> {
+    /// Creates a temporary folder, for files that are unpacked or fetched on the way to an archive.
+    pub fn scratch(&self) -> Result<Scratch, StoreError> {
         let staging = self.folder_now()?;
         let random = disk::random_bytes::<8>().map_err(|e| StoreError::io("name a folder in", staging, e))?;
         let folder = staging.join(format!("{SCRATCH_PREFIX}{}", hex::encode(random)));

@@ -16,8 +16,8 @@ use larder::address::{
 use larder::clock::Timestamp;
 use larder::digest::Digest;
 use larder::store::{
-    Change, Durability, IndexEntry, IndexedName, Key, ListedArchive, LocalArchives, NameCursor, ReadOutcome,
-    RecordAction, RecordStep, Records, ResumeNote, Store, StoreError, WriteOutcome,
+    Change, Durability, IndexEntry, IndexedName, Key, ListedArchive, Local, NameCursor, ReadOutcome, RecordAction,
+    RecordStep, Records, ResumeNote, Store, StoreError, WriteOutcome,
 };
 use larder::verify::Verified;
 
@@ -56,11 +56,11 @@ fn record_text(records: &dyn Records, key: &Key) -> Option<String> {
     records.get(key).unwrap().map(|record| String::from_utf8(record).unwrap())
 }
 
-fn publish(archives: &LocalArchives, name: &str, bytes: &[u8]) -> Digest {
-    let mut staged = archives.stage(name).unwrap();
+fn publish(local: &Local, name: &str, bytes: &[u8]) -> Digest {
+    let mut staged = local.staging.stage(name).unwrap();
     staged.append(bytes).unwrap();
     let (digest, _) = staged.hashes();
-    archives.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
+    local.archives.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
     digest
 }
 
@@ -337,17 +337,17 @@ fn a_step_that_always_loses_is_busy(records: &dyn Records) {
 fn staged_archives_are_invisible_and_visible_ones_are_complete() {
     let folder = Folder::new();
     let store = reopened(&folder);
-    let archives = &store.local.archives;
+    let (archives, staging) = (&store.local.archives, &store.local.staging);
     let bytes = b"the bytes of an archive";
     let digest = Digest::of(bytes);
-    let mut staged = archives.stage("download").unwrap();
+    let mut staged = staging.stage("download").unwrap();
     staged.append(&bytes[..9]).unwrap();
     let note = ResumeNote { etag: Some("\"1\"".to_owned()), ..ResumeNote::default() };
     staged.remember(note, bytes.len() as u64).unwrap();
     assert!(archives.open(&digest).unwrap().is_none() && archives.all().unwrap().is_empty());
     drop(staged);
     // A broken download is resumed with its note.
-    let mut staged = archives.stage("download").unwrap();
+    let mut staged = staging.stage("download").unwrap();
     assert_eq!((staged.written(), staged.note().unwrap().etag.as_deref()), (9, Some("\"1\"")));
     staged.append(&bytes[9..]).unwrap();
     assert!(!archives.contains(&digest).unwrap());
@@ -356,20 +356,20 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete() {
     assert_eq!((blob.size_bytes(), blob.read_all().unwrap()), (bytes.len() as u64, bytes.to_vec()));
     assert_eq!(blob.hashes().unwrap().0, digest);
     assert_eq!(archives.stat(&digest).unwrap().unwrap().0, bytes.len() as u64);
-    assert_eq!(archives.stage("download").unwrap().written(), 0);
+    assert_eq!(staging.stage("download").unwrap().written(), 0);
     // Two writers of one archive, and a reader of the first one's.
-    publish(archives, "other", bytes);
+    publish(&store.local, "other", bytes);
     assert_eq!(archives.all().unwrap().len(), 1);
     assert!(!archives.quarantine_unless_replaced(&digest, &blob).unwrap());
     archives.remove(&digest, Durability::Synced).unwrap();
     archives.remove(&digest, Durability::Lazy).unwrap();
     assert!(!archives.contains(&digest).unwrap());
     assert_eq!(blob.read_all().unwrap(), bytes);
-    publish(archives, "again", bytes);
+    publish(&store.local, "again", bytes);
     let blob = archives.open(&digest).unwrap().unwrap();
     assert!(archives.quarantine_unless_replaced(&digest, &blob).unwrap() && !archives.contains(&digest).unwrap());
-    archives.stage("unwanted").unwrap().discard().unwrap();
-    assert!(archives.scratch().unwrap().file().is_ok());
+    staging.stage("unwanted").unwrap().discard().unwrap();
+    assert!(staging.scratch().unwrap().file().is_ok());
 }
 
 const RECORD_TESTS: [fn(&dyn Records); 10] = [
@@ -519,21 +519,21 @@ fn a_crash_between_the_steps_of_a_publication_loses_no_archive() {
     let folder = Folder::new();
     let (bytes, note) = (b"the bytes of an archive", ResumeNote { length: Some(23), ..ResumeNote::default() });
     let store = reopened(&folder);
-    let mut staged = store.local.archives.stage("download").unwrap();
+    let mut staged = store.local.staging.stage("download").unwrap();
     staged.remember(note.clone(), 23).unwrap();
     staged.append(bytes).unwrap();
     drop((staged, store));
     let store = reopened(&folder);
     assert!(store.local.archives.all().unwrap().is_empty());
-    let staged = store.local.archives.stage("download").unwrap();
+    let staged = store.local.staging.stage("download").unwrap();
     assert_eq!((staged.written(), staged.hashes().0), (23, Digest::of(bytes)));
     drop(staged);
-    let digest = publish(&store.local.archives, "download", b"");
+    let digest = publish(&store.local, "download", b"");
     assert_eq!(digest, Digest::of(bytes));
     // As if the crash came before the note was removed: it is no note of the bytes staged next.
-    store.local.archives.stage("download").unwrap().remember(note, 0).unwrap();
+    store.local.staging.stage("download").unwrap().remember(note, 0).unwrap();
     drop(store);
     let store = reopened(&folder);
     assert_eq!(store.local.archives.open(&digest).unwrap().unwrap().read_all().unwrap(), bytes);
-    assert_eq!(store.local.archives.stage("download").unwrap().written(), 0);
+    assert_eq!(store.local.staging.stage("download").unwrap().written(), 0);
 }

@@ -22,18 +22,18 @@ pub enum FileRemoval {
 impl Library {
     /// Opens the staging file of this name, with what an earlier download wrote. Blocks.
     pub fn stage(&self, name: &str) -> Result<Staged, StoreError> {
-        self.store.local.archives.stage(name)
+        self.store.local.staging.stage(name)
     }
 
     /// Opens an empty staging file of this name; what an earlier run left is discarded. Blocks.
     pub fn stage_anew(&self, name: &str) -> Result<Staged, StoreError> {
-        self.store.local.archives.stage(name)?.discard()?;
-        self.store.local.archives.stage(name)
+        self.store.local.staging.stage(name)?.discard()?;
+        self.store.local.staging.stage(name)
     }
 
     /// A folder for temporary files, on the disk of the store. Blocks.
     pub fn scratch(&self) -> Result<Scratch, StoreError> {
-        self.store.local.archives.scratch()
+        self.store.local.staging.scratch()
     }
 
     /// Opens an archive's file; `None` if it is not on this machine. Blocks.
