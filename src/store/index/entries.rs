@@ -272,10 +272,7 @@ pub(super) const NAMES_FOLDER: &str = "names";
 
 /// The beginning of the keys of the names of one registry, or of all.
 pub(super) fn names_prefix(host: Option<&Hostname>) -> Vec<u8> {
-    match host {
-        Some(host) => key_below_names(&format!("{host}/")),
-        None => key_below_names(""),
-    }
+    key_below_names(&host.map(|host| format!("{host}/")).unwrap_or_default())
 }
 
 /// The key of a name by its path below the folder of all names.
