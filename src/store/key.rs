@@ -276,14 +276,7 @@ impl Key {
     /// Returns true if a damaged record stays in place until it is replaced. If it were quarantined, the provider or module
     /// would count as never seen, and the store as one that no service had.
     pub(super) fn matters_when_damaged(&self) -> bool {
-        matches!(
-            self,
-            Self::ModuleFirstSeen(_)
-                | Self::FirstSeenV0(_)
-                | Self::FirstSeen(..)
-                | Self::SigningKeyLog(_)
-                | Self::Usage
-        )
+        self.is_first_seen() || matches!(self, Self::SigningKeyLog(_) | Self::Usage)
     }
 
     /// The folder of a registry's pages.
