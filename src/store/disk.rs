@@ -333,11 +333,11 @@ pub(super) fn sweep(folder: &Path, oldest: Timestamp) -> Result<(), StoreError> 
     Ok(())
 }
 
-/// Random bytes for names and secrets.
-pub(super) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+/// So many random bytes in hex, for names and secrets.
+pub(super) fn random_hex<const N: usize>() -> io::Result<String> {
     let mut random = [0; N];
     aws_lc_rs::rand::fill(&mut random).map_err(|_| io::Error::other("the system returned no random bytes"))?;
-    Ok(random)
+    Ok(hex::encode(random))
 }
 
 /// Writes a token that only this user can read, in place of an unusable one.
@@ -346,11 +346,6 @@ pub(super) fn write_secret(path: &Path, token: &str) -> Result<(), StoreError> {
     remove(path)?;
     let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(failed)?;
     file.write_all(token.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
-}
-
-/// A random token.
-pub(super) fn new_secret() -> io::Result<String> {
-    random_bytes::<32>().map(hex::encode)
 }
 
 /// Reads the token at `path`; `None` if there is no usable one.

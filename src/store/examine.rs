@@ -113,8 +113,8 @@ fn check_writable(root: &Path) -> Result<(), StoreError> {
     let folder = if staging.is_dir() { staging } else { root.to_owned() };
     // A random name: no leftover of a killed doctor has it, and nobody can place a link there beforehand. Without random
     // bytes the file is still created only where none exists.
-    let random = disk::random_bytes::<8>().unwrap_or_default();
-    disk::probe_writing(&folder.join(format!("doctor-{}", hex::encode(random))))
+    let random = disk::random_hex::<8>().unwrap_or_default();
+    disk::probe_writing(&folder.join(format!("doctor-{random}")))
 }
 
 /// Checks that this user can create the store below an existing folder.

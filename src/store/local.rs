@@ -128,7 +128,7 @@ impl Local {
         if let Some(token) = disk::read_secret(&path)? {
             return Ok(token);
         }
-        let token = disk::new_secret().map_err(|e| StoreError::io("write", &path, e))?;
+        let token = disk::random_hex::<32>().map_err(|e| StoreError::io("write", &path, e))?;
         match disk::write_secret(&path, &token) {
             // The store can be read without one; commands that need a token say that it is missing.
             Err(error) if error.is_unwritable() => tracing::debug!(%error, "the admin token is not stored"),

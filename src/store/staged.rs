@@ -56,8 +56,8 @@ impl Staging {
     /// Creates a temporary folder, for files that are unpacked or fetched on the way to an archive.
     pub fn scratch(&self) -> Result<Scratch, StoreError> {
         let staging = self.folder_now()?;
-        let random = disk::random_bytes::<8>().map_err(|e| StoreError::io("name a folder in", staging, e))?;
-        let folder = staging.join(format!("{SCRATCH_PREFIX}{}", hex::encode(random)));
+        let random = disk::random_hex::<8>().map_err(|e| StoreError::io("name a folder in", staging, e))?;
+        let folder = staging.join(format!("{SCRATCH_PREFIX}{random}"));
         let created = fs::DirBuilder::new().mode(0o700).create(&folder);
         created.map_err(|e| StoreError::io("make the folder", &folder, e))?;
         Ok(Scratch { folder })
