@@ -195,17 +195,14 @@ impl FirstSeenStep<'_, '_> {
 
     fn put(&mut self, mut seen: ModuleFirstSeen) -> ReadOutcome<ModuleFirstSeen> {
         seen.folded |= self.folds();
-        self.write(&ModuleFirstSeenRecord::Seen(seen.clone()));
+        let record = ModuleFirstSeenRecord::Seen(seen.clone());
+        self.step.put_json(&Key::ModuleFirstSeen(self.package.clone()), &record, Durability::Synced);
         ReadOutcome::Intact(seen)
     }
 
     fn raise(&mut self, kind: AlarmKind, detail: String, fact: EvidenceFact, time: Timestamp) {
         let (subject, facts) = (kind.of(&self.package.version), [fact].into());
         self.alarms.push(NewAlarm { subject, finding: AlarmFinding { detail, facts }, time });
-    }
-
-    fn write(&mut self, record: &ModuleFirstSeenRecord) {
-        self.step.put_json(&Key::ModuleFirstSeen(self.package.clone()), record, Durability::Synced);
     }
 }
 
