@@ -54,11 +54,6 @@ impl Catalog {
         self.digest_locks.of(digest)
     }
 
-    /// Locks all digests, so that no archive is stored or removed meanwhile.
-    fn lock_all_digests(&self) -> Vec<MutexGuard<'_, ()>> {
-        self.digest_locks.stripes.iter().map(|lock| lock.lock()).collect()
-    }
-
     /// Reads the name record of a package. Returns an empty one if it is absent, or damaged and thus quarantined.
     pub fn name_record(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
         let read = self.store.records.read_as(&Key::Name(artifact.into()), NameRecord::parse)?;
@@ -246,7 +241,7 @@ impl Library {
         self.store.local.index.require_complete()?;
         match self.store.records.unreadable_name() {
             Some(unreadable) => Err(unreadable),
-            None => Ok(self.catalog.lock_all_digests()),
+            None => Ok(self.catalog.digest_locks.stripes.iter().map(|lock| lock.lock()).collect()),
         }
     }
 
