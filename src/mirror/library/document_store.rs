@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::address::{Address, Artifact, Hostname, ModulePackage};
+use crate::address::{Address, Artifact, Hostname};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::Library;
@@ -191,13 +191,6 @@ impl Library {
     /// The stored pages of a registry. Blocks.
     pub fn pages_of(&self, host: &Hostname) -> Result<Vec<Key>, StoreError> {
         self.store.records.pages_of(host)
-    }
-
-    /// True if the cached location says that upstream has deleted the version.
-    pub(super) fn location_is_gone(&self, package: &ModulePackage) -> bool {
-        // An unreadable location counts as not deleted: the archive can be fetched again.
-        let location = self.read_document(&Key::location(package)).ok().flatten();
-        location.is_some_and(|document| document.metadata.gone)
     }
 }
 

@@ -353,7 +353,10 @@ impl Library {
             Artifact::Provider(package) => {
                 self.read_set(package).ok().flatten().is_some_and(|stored| stored.stored_set.confirmed.gone)
             }
-            Artifact::Module(package) => self.location_is_gone(package),
+            Artifact::Module(package) => {
+                let location = self.read_document(&Key::location(package));
+                location.ok().flatten().is_some_and(|location| location.metadata.gone)
+            }
         }
     }
 
