@@ -260,11 +260,11 @@ impl Key {
             }
             Self::Name(Artifact::Module(package)) => Self::of_module("names", package, "json"),
             Self::ModuleFirstSeen(package) => Self::of_module("seen", package, "json"),
-            Self::FirstSeenV0(provider) => with_json(Self::folder("seen", provider)),
+            Self::FirstSeenV0(provider) => Self::folder("seen", provider).with_added_extension("json"),
             Self::FirstSeen(provider, version) => Self::folder("seen", provider).join(format!("{version}.json")),
             Self::SigningKeyLog(provider) => Self::folder("seen", provider).join(KEYS),
             Self::FirstListed(provider) => Self::folder("seen", provider).join(LISTED),
-            Self::Alarms(address) => with_json(Self::folder("alarms", address)),
+            Self::Alarms(address) => Self::folder("alarms", address).with_added_extension("json"),
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
@@ -380,11 +380,6 @@ fn address_of<'a>(host: &str, service: &str, names: &'a [&'a str]) -> Option<(Ad
         }
         _ => return None,
     })
-}
-
-fn with_json(mut path: PathBuf) -> PathBuf {
-    path.as_mut_os_string().push(".json");
-    path
 }
 
 #[cfg(test)]
