@@ -553,7 +553,8 @@ impl dyn Records + '_ {
         self.change_one(key, &RecordAction::Remove(durability), &IndexEntry::Gone)
     }
 
-    fn change_one(&self, key: &Key, action: &RecordAction, entry: &IndexEntry) -> Result<(), StoreError> {
+    /// Makes one change, whatever the record was.
+    pub fn change_one(&self, key: &Key, action: &RecordAction, entry: &IndexEntry) -> Result<(), StoreError> {
         self.change(key, |step| {
             step.change(key, action.clone(), entry.clone());
             Ok(())

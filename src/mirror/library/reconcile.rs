@@ -98,12 +98,7 @@ impl Library {
             Ok(())
         })?;
         // A damaged name that cannot be quarantined is as unreadable.
-        written.or_else(|error| {
-            records.change(&key, |step| {
-                step.change(&key, RecordAction::Keep, IndexEntry::Unreadable(error.clone()));
-                Ok(())
-            })
-        })
+        written.or_else(|error| records.change_one(&key, &RecordAction::Keep, &IndexEntry::Unreadable(error)))
     }
 
     /// The size and time of a file. A file that cannot be read is left out, and the index is marked incomplete.
