@@ -144,11 +144,11 @@ impl LocalArchives {
         Ok(true)
     }
 
-    /// Every archive, with its size in bytes and last change.
-    pub fn all(&self) -> Result<Vec<(Digest, u64, Timestamp)>, StoreError> {
+    /// Every archive, with its size in bytes.
+    pub fn all(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
         let files = disk::files_below(&self.folder)?.into_iter();
         let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
-        Ok(files.filter_map(|(path, size_bytes, changed)| Some((digest(&path)?, size_bytes, changed))).collect())
+        Ok(files.filter_map(|(path, size_bytes)| Some((digest(&path)?, size_bytes))).collect())
     }
 }
 

@@ -263,22 +263,22 @@ pub(super) fn names_in(folder: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Every file below a folder, with its size in bytes and its modification time.
-pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64, Timestamp)>, StoreError> {
+/// Every file below a folder, with its size in bytes.
+pub(super) fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64)>, StoreError> {
     let mut found = Vec::new();
-    let _ = each_file_after(folder, None, &mut |path, size_bytes, changed| {
-        found.push((path, size_bytes, changed));
+    let _ = each_file_after(folder, None, &mut |path, size_bytes| {
+        found.push((path, size_bytes));
         ControlFlow::Continue(())
     })?;
     Ok(found)
 }
 
-/// Visits the files below a folder in the order of their paths, with their sizes in bytes and their modification times: those
-/// after the path `after`, which is relative to the folder, until `visit` breaks.
+/// Visits the files below a folder in the order of their paths, with their sizes in bytes: those after the path `after`, which
+/// is relative to the folder, until `visit` breaks.
 pub(super) fn each_file_after(
     folder: &Path,
     after: Option<&Path>,
-    visit: &mut dyn FnMut(PathBuf, u64, Timestamp) -> ControlFlow<()>,
+    visit: &mut dyn FnMut(PathBuf, u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>, StoreError> {
     let mut rest = after.map(Path::iter);
     let first = rest.as_mut().and_then(Iterator::next);
@@ -293,7 +293,7 @@ pub(super) fn each_file_after(
         let path = folder.join(name);
         let flow = match metadata_of(&path)? {
             Some((true, ..)) => each_file_after(&path, rest.filter(|rest| !rest.as_os_str().is_empty()), visit)?,
-            Some((false, size_bytes, changed)) if !is_before => visit(path, size_bytes, changed),
+            Some((false, size_bytes, _)) if !is_before => visit(path, size_bytes),
             Some(_) | None => ControlFlow::Continue(()),
         };
         if flow.is_break() {

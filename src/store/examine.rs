@@ -78,7 +78,7 @@ impl Store {
     pub fn measure(folder: &Path) -> Result<u64, StoreError> {
         let mut sum = 0;
         for kind in ["blobs", "documents"] {
-            sum += disk::files_below(&folder.join("v1").join(kind))?.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+            sum += disk::files_below(&folder.join("v1").join(kind))?.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
         Ok(sum)
     }

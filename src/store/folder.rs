@@ -240,7 +240,7 @@ impl Records for FolderRecords {
         let (mut keys, after) = (Vec::new(), after.map(Key::path));
         let below = after.as_deref().map(|after| after.strip_prefix(folder).unwrap_or(after));
         let _ = self.listed(|| {
-            disk::each_file_after(&self.lock.root().join(folder), below, &mut |path, size_bytes, _| {
+            disk::each_file_after(&self.lock.root().join(folder), below, &mut |path, size_bytes| {
                 let key = path.strip_prefix(self.lock.root()).ok().and_then(Key::from_path);
                 keys.extend(key.map(|key| (key, size_bytes)));
                 if keys.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

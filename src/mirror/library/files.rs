@@ -48,7 +48,7 @@ impl Library {
 
     /// Every file of an archive, with its size in bytes, by a look at the folder. Blocks.
     pub fn files(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
-        Ok(self.store.local.archives.all()?.into_iter().map(|(digest, size_bytes, _)| (digest, size_bytes)).collect())
+        self.store.local.archives.all()
     }
 
     /// Every file of an archive, the one with the oldest check first. Blocks.

@@ -28,7 +28,7 @@ impl Library {
         let (stored, documents, names) = (blobs.all()?, records.all_counted()?, records.all_named()?);
         let entries = stored.len() + documents.len() + names.len();
         let digests = indexed.0.into_iter().map(|archive| archive.digest);
-        for digest in digests.chain(stored.into_iter().map(|(digest, ..)| digest)).collect::<BTreeSet<_>>() {
+        for digest in digests.chain(stored.into_iter().map(|(digest, _)| digest)).collect::<BTreeSet<_>>() {
             check_running()?;
             let _lock = self.catalog.digest_lock(&digest).lock();
             match self.stat_or_log(&digest, blobs.stat(&digest)) {
