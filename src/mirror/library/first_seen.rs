@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Package, Platform};
@@ -120,9 +121,16 @@ struct KeyEntry {
     accepted: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A change that a proof set makes. Displayed to follow "its proof set …"; text from upstream is shortened and stripped of
+/// control characters.
+#[derive(Debug, Clone, PartialEq, Eq, Display)]
 pub enum HistoryChange {
     /// A platform or a file has another digest than in every earlier set.
+    #[display(
+        "gives {} the SHA-256 {now}; it was {} when this version was first verified",
+        sanitized(subject),
+        before.first().map(ToString::to_string).unwrap_or_default()
+    )]
     OtherBytes {
         /// The file name, or the platform.
         subject: String,
@@ -130,8 +138,10 @@ pub enum HistoryChange {
         now: Digest,
     },
     /// SHA256SUMS contains none of the lines recorded before.
+    #[display("lists none of the files that it listed when this version was first verified")]
     DropsEveryLine,
     /// A key that may not vouch for the version adds a file or a platform to it.
+    #[display("adds {} ({now}) to a version that was verified before", sanitized(file))]
     Added {
         /// The file name, or the platform.
         file: String,
@@ -139,36 +149,22 @@ pub enum HistoryChange {
     },
 }
 
-impl HistoryChange {
-    /// Describes the change, to follow "its proof set …". Text from upstream is shortened and stripped of control
-    /// characters.
-    pub fn describe(&self) -> String {
-        match self {
-            Self::OtherBytes { subject, before, now } => {
-                let before = before.first().map(ToString::to_string).unwrap_or_default();
-                let subject = sanitized(subject);
-                format!("gives {subject} the SHA-256 {now}; it was {before} when this version was first verified")
-            }
-            Self::DropsEveryLine => {
-                "lists none of the files that it listed when this version was first verified".into()
-            }
-            Self::Added { file, now } => {
-                format!("adds {} ({now}) to a version that was verified before", sanitized(file))
-            }
-        }
-    }
-}
-
 /// Reasons to refuse a proof set until an operator accepts it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Display)]
 pub enum HistoryRefusal {
     /// It changes the version, and its signer may not vouch for that.
+    #[display("it was published again: its proof set {_0}, and no key that may vouch for that signed it")]
     ChangedByUntrustedKey(HistoryChange),
     /// The provider was signed before, and the registry lists no key for it now.
+    #[display("this provider was signed before, and the registry lists no key for it now")]
     SignatureLost,
     /// The record of the version or the signing-key log is damaged and cannot be rebuilt from stored sets.
+    #[display("its first-seen record is damaged, so a change by upstream cannot be detected")]
     RecordLost,
     /// The limit of records per version or of keys per provider is reached.
+    #[display(
+        "a limit is reached: of digests recorded for this version, or of versions or keys recorded for its provider"
+    )]
     Full,
 }
 

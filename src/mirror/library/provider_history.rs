@@ -433,7 +433,7 @@ impl Library {
             Err(reason) => {
                 let subject = format!("the proof set of {package} from {}", origin(&set.metadata.url));
                 let command = reason.command(package);
-                Err(Error::Unaccepted { subject, verdict: reason.describe(), command })
+                Err(Error::Unaccepted { subject, verdict: reason.to_string(), command })
             }
         }
     }
@@ -511,7 +511,7 @@ fn alarms_of(seen: &Observation<'_>, judgement: &Judgement, time: Timestamp) -> 
     match &judgement.verdict {
         HistoryVerdict::Consistent => {}
         HistoryVerdict::Republished(change) => {
-            let detail = format!("its proof set {}; {signer}", change.describe());
+            let detail = format!("its proof set {change}; {signer}");
             alarms.push(alarm(AlarmKind::Republished, AlarmPart::Version, detail));
         }
         HistoryVerdict::Refused(refusal) => {
@@ -536,7 +536,7 @@ fn log_alarms_of(seen: &Observation<'_>, judgement: &Judgement) {
     match &judgement.verdict {
         HistoryVerdict::Consistent => {}
         HistoryVerdict::Republished(change) => {
-            let change = change.describe();
+            let change = change.to_string();
             tracing::error!(%package, change, signer, "ALARM: upstream has changed a version that was verified before; a key that may vouch for it did; the new set is served");
         }
         HistoryVerdict::Refused(refusal) => {
@@ -586,22 +586,8 @@ impl HistoryRefusal {
     /// The reason, for an alarm about the set of a package.
     fn describe_for(&self, package: &Package) -> String {
         match self {
-            Self::ChangedByUntrustedKey(change) => {
-                format!("its proof set for {} {}", package.platform, change.describe())
-            }
-            refusal => refusal.describe(),
-        }
-    }
-
-    pub fn describe(&self) -> String {
-        match self {
-            Self::ChangedByUntrustedKey(change) => {
-                let change = change.describe();
-                format!("it was published again: its proof set {change}, and no key that may vouch for that signed it")
-            }
-            Self::SignatureLost => "this provider was signed before, and the registry lists no key for it now".into(),
-            Self::RecordLost => "its first-seen record is damaged, so a change by upstream cannot be detected".into(),
-            Self::Full => "a limit is reached: of digests recorded for this version, or of versions or keys recorded for its provider".into(),
+            Self::ChangedByUntrustedKey(change) => format!("its proof set for {} {change}", package.platform),
+            refusal => refusal.to_string(),
         }
     }
 

@@ -211,10 +211,9 @@ impl BundledSet {
             Ok(Admission::Consistent) => Ok(None),
             Ok(Admission::HistoryUnavailable) => Err(store_failed(StoreError::Unavailable).into()),
             Ok(Admission::Changed(change)) => Ok(Some(format!(
-                "it was published again, signed by a known key: its proof set {}; lock files with the old hashes refuse it",
-                change.describe()
+                "it was published again, signed by a known key: its proof set {change}; lock files with the old hashes refuse it"
             ))),
-            Err(reason) => Err(refused(reason.describe())),
+            Err(reason) => Err(refused(reason.to_string())),
         }
     }
 }
