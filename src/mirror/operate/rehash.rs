@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -68,36 +69,32 @@ impl fmt::Display for DamagedArchive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { digest, of: packages, found, healed } = self;
         let packages = if packages.is_empty() { "no package".to_owned() } else { packages.join(", ") };
-        write!(f, "{}: the archive of {packages} (SHA-256 {digest}); ", found.word())?;
-        match healed {
-            RepairOutcome::FetchedAgain => f.write_str("fetched again"),
-            RepairOutcome::NobodyNeedsIt => f.write_str("no package needs this archive"),
-            RepairOutcome::Offline => {
-                f.write_str("not fetched again, because larder is offline; `larder missing` lists the package")
-            }
-            RepairOutcome::NotNow { error } => write!(f, "not fetched again yet: {error}"),
-            RepairOutcome::Lost { error } => write!(f, "lost, because upstream has it no more: {error}"),
-        }
+        write!(f, "{}: the archive of {packages} (SHA-256 {digest}); {healed}", found.word())
     }
 }
 
 /// The outcome of repairing an archive.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Display)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "healed", rename_all = "snake_case")]
 pub enum RepairOutcome {
     /// It was fetched again and verified.
+    #[display("fetched again")]
     FetchedAgain,
     /// No name lists it, so it is not needed.
+    #[display("no package needs this archive")]
     NobodyNeedsIt,
     /// Larder is offline. The archive is listed as missing.
+    #[display("not fetched again, because larder is offline; `larder missing` lists the package")]
     Offline,
     /// It could not be fetched now. The next client request tries again.
+    #[display("not fetched again yet: {error}")]
     NotNow {
         /// The cause.
         error: String,
     },
     /// Upstream has it no more. It is taken off its names.
+    #[display("lost, because upstream has it no more: {error}")]
     Lost {
         /// The answer of upstream.
         error: String,
