@@ -63,7 +63,7 @@ impl FileRequest {
                 Ok(())
             }
             NextStep::TooSlow => Err(self.too_slow()),
-            NextStep::RefreshUrl | NextStep::GiveUp => Err(error.into()),
+            NextStep::GiveUp => Err(error.into()),
         }
     }
 
@@ -137,24 +137,21 @@ impl DownloadSource for ArchiveRequest {
                 Ok(incoming) => return Ok(incoming),
                 Err(error) => error,
             };
-            match self.file.attempts.after_refusal(&error.fault) {
-                NextStep::RefreshUrl => {
-                    let refreshed = self.refreshed_set(&error).await?;
-                    self.is_deleted_version = refreshed.confirmed.gone;
-                    self.file.url = refreshed.current.document.archive_url.clone();
-                }
-                NextStep::RetryAfter(_) | NextStep::GiveUp | NextStep::TooSlow => {
-                    let is_deleted = match error.fault {
-                        Fault::Absent(_) => true,
-                        Fault::Denied(_) | Fault::Rejected { .. } => self.is_deleted_version,
-                        _ => false,
-                    };
-                    if is_deleted {
-                        self.drop_lost().await;
-                    }
-                    return Err(as_upstream_failure(error).into());
-                }
+            if self.file.attempts.may_refresh_url(&error.fault) {
+                let refreshed = self.refreshed_set(&error).await?;
+                self.is_deleted_version = refreshed.confirmed.gone;
+                self.file.url = refreshed.current.document.archive_url.clone();
+                continue;
             }
+            let is_deleted = match error.fault {
+                Fault::Absent(_) => true,
+                Fault::Denied(_) | Fault::Rejected { .. } => self.is_deleted_version,
+                _ => false,
+            };
+            if is_deleted {
+                self.drop_lost().await;
+            }
+            return Err(as_upstream_failure(error).into());
         }
     }
 }
@@ -259,12 +256,11 @@ pub enum AnnouncedLength {
     NoLength,
 }
 
+/// What to do after a connection broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStep {
     /// Request the rest after this pause.
     RetryAfter(Duration),
-    /// The URL may have expired: fetch the document that names it again.
-    RefreshUrl,
     /// A retry is useless.
     GiveUp,
     TooSlow,
@@ -292,11 +288,13 @@ pub struct PartialDownload {
 /// The state of the attempts to fetch one archive.
 #[derive(Debug)]
 pub struct DownloadAttempts {
-    announced: AnnouncedLength,
+    pub announced: AnnouncedLength,
     has_refreshed_url: bool,
     fruitless: u32,
-    throughput: ThroughputMeter,
     stall: Duration,
+    /// The wait since throughput was last judged, over all connections, and the bytes received in it.
+    waited: Duration,
+    received_bytes: u64,
 }
 
 impl DownloadAttempts {
@@ -306,8 +304,9 @@ impl DownloadAttempts {
             announced: AnnouncedLength::Nothing,
             has_refreshed_url: false,
             fruitless: 0,
-            throughput: ThroughputMeter::default(),
             stall,
+            waited: Duration::ZERO,
+            received_bytes: 0,
         }
     }
 
@@ -316,27 +315,28 @@ impl DownloadAttempts {
         self.announced = length.map_or(AnnouncedLength::NoLength, AnnouncedLength::Length);
     }
 
-    pub fn announced(&self) -> AnnouncedLength {
-        self.announced
-    }
-
     /// Counts a wait for an answer. Returns true if upstream is too slow; before anything was announced to clients,
     /// never.
     pub fn is_too_slow_to_answer(&mut self, waited: Duration) -> bool {
         self.announced != AnnouncedLength::Nothing && self.is_too_slow(waited, 0)
     }
 
-    /// Counts a wait and its bytes. Returns true if upstream is too slow.
+    /// Counts a wait and its bytes. Returns true if upstream is too slow: a whole stall time had too few bytes.
     pub fn is_too_slow(&mut self, waited: Duration, received_bytes: u64) -> bool {
-        self.throughput.is_too_slow(waited, received_bytes, self.stall)
+        self.waited += waited;
+        self.received_bytes += received_bytes;
+        if self.waited < self.stall {
+            return false;
+        }
+        self.waited = Duration::ZERO;
+        std::mem::take(&mut self.received_bytes) < MIN_DOWNLOAD_RATE * self.stall.as_secs()
     }
 
-    pub fn after_refusal(&mut self, fault: &Fault) -> NextStep {
-        if self.has_refreshed_url || !fault.may_be_an_expired_url() {
-            return NextStep::GiveUp;
-        }
-        self.has_refreshed_url = true;
-        NextStep::RefreshUrl
+    /// Returns true after a refusal if the URL may have expired: then the document that names it is fetched again, once.
+    pub fn may_refresh_url(&mut self, fault: &Fault) -> bool {
+        let may_refresh = !self.has_refreshed_url && fault.may_be_an_expired_url();
+        self.has_refreshed_url |= may_refresh;
+        may_refresh
     }
 
     /// Decides the next step after a connection broke with `received_bytes` new bytes.
@@ -378,27 +378,6 @@ impl DownloadAttempts {
     }
 }
 
-/// Measures throughput over all connections of one download.
-#[derive(Debug, Default)]
-struct ThroughputMeter {
-    waited: Duration,
-    received_bytes: u64,
-}
-
-impl ThroughputMeter {
-    /// Counts a wait and its bytes. Returns true if a whole stall time had too few bytes.
-    fn is_too_slow(&mut self, waited: Duration, received_bytes: u64, stall: Duration) -> bool {
-        self.waited += waited;
-        self.received_bytes += received_bytes;
-        if self.waited < stall {
-            return false;
-        }
-        let enough = MIN_DOWNLOAD_RATE * stall.as_secs();
-        let Self { received_bytes, .. } = std::mem::take(self);
-        received_bytes < enough
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -408,29 +387,43 @@ mod tests {
     const DOWN: Fault = Fault::Trouble { status: 503, errors: Vec::new(), retry_after: None };
 
     enum Event {
-        Refused(Fault),
         Broke(u64),
         Waited(u64, u64),
     }
-    use Event::{Broke, Refused, Waited};
+    use Event::{Broke, Waited};
 
     const fn after(milliseconds: u64) -> NextStep {
         NextStep::RetryAfter(Duration::from_millis(milliseconds))
     }
 
+    /// Each row: a first refusal, the bytes until the connection broke after it, the next refusal, and its answer.
+    #[test]
+    fn a_url_that_may_have_expired_is_replaced_once_and_again_after_bytes_have_arrived() {
+        for (row, (first, broke, last, expected)) in [
+            (None, None, NOT_FOUND, true),
+            (None, None, DOWN, false),
+            (None, None, Fault::Denied(403), true),
+            (None, None, Fault::Denied(451), false),
+            (Some(NOT_FOUND), None, NOT_FOUND, false),
+            (Some(NOT_FOUND), Some(1), NOT_FOUND, true),
+            (Some(NOT_FOUND), Some(0), NOT_FOUND, false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut attempts = DownloadAttempts::new(STALL);
+            assert!(first.is_none_or(|fault| attempts.may_refresh_url(&fault)), "row {row}");
+            if let Some(received_bytes) = broke {
+                attempts.after_break(received_bytes);
+            }
+            assert_eq!(attempts.may_refresh_url(&last), expected, "row {row}");
+        }
+    }
+
     /// Each row: a sequence of events, and the step after the last one.
     #[test]
-    fn events_decide_the_next_step() {
-        let table: [(&[Event], NextStep); 12] = [
-            // A URL that may have expired is replaced once.
-            (&[Refused(NOT_FOUND)], NextStep::RefreshUrl),
-            (&[Refused(NOT_FOUND), Refused(NOT_FOUND)], NextStep::GiveUp),
-            (&[Refused(DOWN)], NextStep::GiveUp),
-            (&[Refused(Fault::Denied(403))], NextStep::RefreshUrl),
-            (&[Refused(Fault::Denied(451))], NextStep::GiveUp),
-            // And once more after bytes have arrived.
-            (&[Refused(NOT_FOUND), Broke(1), Refused(NOT_FOUND)], NextStep::RefreshUrl),
-            (&[Refused(NOT_FOUND), Broke(0), Refused(NOT_FOUND)], NextStep::GiveUp),
+    fn breaks_decide_the_next_step() {
+        let table: [(&[Event], NextStep); 5] = [
             // Breaks without bytes end the download, each after a longer pause.
             (&[Broke(1)], after(200)),
             (&[Broke(0)], after(400)),
@@ -444,7 +437,6 @@ mod tests {
             let mut next = None;
             for event in events {
                 next = Some(match event {
-                    Refused(fault) => attempts.after_refusal(fault),
                     Broke(received_bytes) => attempts.after_break(*received_bytes),
                     Waited(milliseconds, received_bytes) => {
                         assert!(!attempts.is_too_slow(Duration::from_millis(*milliseconds), *received_bytes));

@@ -197,7 +197,7 @@ impl PassThrough {
                 LengthAgreement::Never { sent_to_clients, announced_length } => {
                     return Err(length_mismatch(&incoming, sent_to_clients, announced_length));
                 }
-                LengthAgreement::StartOver if self.request.file.attempts.announced() == AnnouncedLength::Nothing => {
+                LengthAgreement::StartOver if self.request.file.attempts.announced == AnnouncedLength::Nothing => {
                     self.restart();
                     if incoming.body_offset > 0 {
                         continue;
