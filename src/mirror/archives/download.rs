@@ -102,8 +102,9 @@ impl<S: DownloadSource> Download<'_, S> {
                 let (bytes, written) = (staged.bytes(), staged.written());
                 progress.send_replace(FillProgress::Streaming { bytes, written, length });
             }
-            let (returned, ended) = self.copy_connection(staged, incoming, length, &subject).await;
-            staged = returned.ok_or_else(|| Error::Interrupted(subject.clone()))?;
+            let copied = self.copy_connection(staged, incoming, length, &subject).await;
+            let (returned, ended) = copied.ok_or_else(|| Error::Interrupted(subject.clone()))?;
+            staged = returned;
             match ended {
                 ConnectionEnd::Whole => return Ok(staged),
                 ConnectionEnd::Differs(error) => {
@@ -135,14 +136,14 @@ impl<S: DownloadSource> Download<'_, S> {
         self.stage().await
     }
 
-    /// Appends the arriving bytes until the connection ends. Returns the staging file, unless its thread died.
+    /// Appends the arriving bytes until the connection ends. `None` if the thread of the staging file died.
     async fn copy_connection(
         &mut self,
         staged: Staged,
         mut incoming: IncomingFile,
         length: Option<u64>,
         subject: &str,
-    ) -> (Option<Staged>, ConnectionEnd) {
+    ) -> Option<(Staged, ConnectionEnd)> {
         let (pieces, waiting) = mpsc::channel(PIECES_WAITING);
         let writer = DownloadWriter {
             staged,
@@ -158,17 +159,13 @@ impl<S: DownloadSource> Download<'_, S> {
             // The receiver may be gone.
             let _ = end.send(writer.run(waiting));
         });
-        if started.is_err() {
-            return (None, ConnectionEnd::Failed(Error::Interrupted("a fill".into())));
-        }
+        started.ok()?;
         let growing = length.is_none().then_some(&mut *self.reservation);
         let read = tokio::select! {
             read = read(self.library, &mut incoming, &mut self.source.file().attempts, growing, pieces) => read,
             reason = ListedFill::until_over_limit(self.listed_fill, subject) => Err(ConnectionEnd::Failed(reason)),
         };
-        let Ok((staged, written)) = ended.await else {
-            return (None, ConnectionEnd::Failed(Error::Interrupted("a fill".into())));
-        };
+        let (staged, written) = ended.await.ok()?;
         let whole = length.is_none_or(|length| staged.written() == length);
         let ended = match (written, read) {
             (Err(WriteStop::Disk(error)), _) => ConnectionEnd::Failed(error.into()),
@@ -181,7 +178,7 @@ impl<S: DownloadSource> Download<'_, S> {
                 ConnectionEnd::Broken(incoming.upstream_error(Fault::Unreachable("the body ended early".into())))
             }
         };
-        (Some(staged), ended)
+        Some((staged, ended))
     }
 }
 
