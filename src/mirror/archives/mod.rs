@@ -31,9 +31,9 @@ use crate::mirror::archives::fill::Fill;
 use crate::mirror::archives::pass_through::PassThrough;
 use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::freshness::CHECKED_COPY_LIFETIME;
-use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes};
+use crate::mirror::library::file_refs::{ArchiveRef, ProofFileBytes};
 use crate::mirror::library::fill_progress::FillProgress;
-use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet, UsableProofSet};
+use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet};
 use crate::mirror::proof_sets::files::RequestedFile;
 use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
 use crate::store::{Blob, Key};
@@ -133,42 +133,23 @@ impl Archives {
             let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
             return Ok(Answer { fresh_until, ..Answer::of_now(archive, Outcome::Hit, call) });
         }
-        let stored = self.proof_sets.usable_set(package, call).await?;
-        if let Some(stored) = &stored
-            && let Some((set, file)) = stored.find(&wanted.digest, call.now)
-        {
-            return self.archive_from_set(wanted, stored, &set, file, call).await;
-        }
         let requested = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
-        let stored = self
-            .proof_sets
-            .refetch_set_listing(requested, stored.map(|stored| stored.stored_set.confirmed), call)
-            .await?;
+        let stored = match self.proof_sets.usable_set(package, call).await? {
+            Some(stored) if stored.find(&wanted.digest, call.now).is_some() => stored,
+            stored => {
+                let seen = stored.map(|stored| stored.stored_set.confirmed);
+                self.proof_sets.refetch_set_listing(requested, seen, call).await?
+            }
+        };
         match stored.find(&wanted.digest, call.now) {
-            Some((set, file)) => self.archive_from_set(wanted, &stored, &set, file, call).await,
-            None => Err(requested.not_found_error()),
-        }
-    }
-
-    async fn archive_from_set(
-        self: &Arc<Self>,
-        wanted: &ArchiveRef,
-        stored: &UsableProofSet,
-        set: &Arc<ProofSet>,
-        file: ProofSetFile,
-        call: &RequestContext,
-    ) -> Result<Answer<Archive>, Error> {
-        let name = wanted.filename.as_str();
-        let proof = |file: ProofFile| Answer::of_now(set.proof_file(file).into(), Outcome::Hit, call);
-        match file {
-            ProofSetFile::Archive if set.document.filename == wanted.filename => {
-                self.archive_from_fill(&wanted.package, &stored.stored_set, set, call).await
+            Some((set, ProofSetFile::Archive)) if set.document.filename == wanted.filename => {
+                self.archive_from_fill(package, &stored.stored_set, &set, call).await
             }
             // URLs of earlier releases named the platform in these paths too.
-            ProofSetFile::Proof(file) if file.name() == name => Ok(proof(file)),
-            ProofSetFile::Archive | ProofSetFile::Proof(_) => {
-                Err(RequestedFile { package: &wanted.package, digest: &wanted.digest, name }.not_found_error())
+            Some((set, ProofSetFile::Proof(file))) if file.name() == requested.name => {
+                Ok(Answer::of_now(set.proof_file(file).into(), Outcome::Hit, call))
             }
+            Some((_, ProofSetFile::Archive | ProofSetFile::Proof(_))) | None => Err(requested.not_found_error()),
         }
     }
 
