@@ -210,35 +210,22 @@ impl ProofSets {
             Ok(Confirmed { confirmed: Confirmation { checked: call.now, ..value.confirmed }, value })
         };
         let ask = Box::pin(async {
-            let fetched = self.fetch_located_set(package, basis, located, call).await;
-            self.judge_fetched_set(package, fetched, before.clone(), call).await
+            match self.fetch_located_set(package, basis, located, call).await {
+                Ok(set) => self.judge_set(package, set, call).await,
+                Err(error) if is_absent(&error) => self.set_is_gone(package, before.clone(), &error, call).await,
+                Err(error) => Err(error),
+            }
         });
         call.ask(key, rule.patience, ask, replay).await
     }
 
-    /// Judges a verified set as the answer to a client's request, and stores it unless it is refused.
+    /// Judges a verified set, just fetched, by the history of its version, and stores it unless it is refused.
     pub async fn judge_set(
         self: &Arc<Self>,
         package: &Package,
         set: ProofSet,
         call: &RequestContext,
     ) -> SetFlightResult {
-        self.judge_fetched_set(package, Ok(set), None, call).await
-    }
-
-    /// Judges a set that was just fetched by the history of its version, and stores it.
-    async fn judge_fetched_set(
-        self: &Arc<Self>,
-        package: &Package,
-        fetched: Result<ProofSet, Error>,
-        before: Option<Arc<StoredProofSet>>,
-        call: &RequestContext,
-    ) -> SetFlightResult {
-        let set = match fetched {
-            Ok(set) => set,
-            Err(error) if is_absent(&error) => return self.set_is_gone(package, before, &error, call).await,
-            Err(error) => return Err(error),
-        };
         match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
             Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now, call.now).await,
             Admission::HistoryUnavailable => {
