@@ -62,22 +62,15 @@ impl StoredDocument {
 
     /// Adds the services that `before` names or carries on and this document does not name.
     pub fn with_services_of(self, before: &Self) -> Self {
-        let mut dropped = before.dropped_in(&self);
-        dropped.extend(self.dropped_services());
-        if dropped.is_empty() { self } else { self.with_dropped(&dropped) }
-    }
-
-    /// The entries of services that this document names or carries on and `now` does not name.
-    fn dropped_in(&self, now: &Self) -> RawObject {
-        let names = now.services();
-        let before = self.discovery_for_clients();
+        let (names, before) = (self.services(), before.discovery_for_clients());
         let mut dropped = RawObject::new();
         for service in Service::ALL.into_iter().filter(|service| !names.contains(service)) {
             let entry = before.as_ref().ok().filter(|before| before.base(service).is_some());
             let entry = entry.and_then(|before| before.entries.get(service.key()));
             dropped.extend(entry.map(|entry| (service.key().to_owned(), entry.clone())));
         }
-        dropped
+        dropped.extend(self.dropped_services());
+        if dropped.is_empty() { self } else { self.with_dropped(&dropped) }
     }
 }
 
@@ -133,10 +126,8 @@ impl DocumentKind for Hostname {
             tracing::warn!(%host, origin, "a redirect to another origin led to the discovery document of this upstream: the services that it names are asked without the upstream's credential; to show it to them all the same, add their hosts to credentials_for, or set url to where the document is");
         }
         let document = StoredDocument::of(answer, url, fetch.call.now);
-        let before = fetch.before.as_ref().filter(|_| settings.keep_gone);
-        let dropped = before.map(|before| before.dropped_in(&document)).filter(|dropped| !dropped.is_empty());
-        Ok(match dropped {
-            Some(dropped) => document.with_dropped(&dropped),
+        Ok(match fetch.before.as_ref().filter(|_| settings.keep_gone) {
+            Some(before) => document.with_services_of(before),
             None => document,
         })
     }
