@@ -18,7 +18,7 @@ use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents};
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::catalog::{Names, UnlistedVersion};
 use crate::mirror::library::default_if_store_unavailable;
-use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
+use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
@@ -97,10 +97,6 @@ impl DocumentKind for Address {
             fetch.dropped_but_stored(self, &VersionList::empty(self.into())).await?;
         }
         fetch.keep_gone_copy(&error).await
-    }
-
-    async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
-        fetch.store(document).await
     }
 }
 
