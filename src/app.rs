@@ -391,7 +391,7 @@ impl RunningApp {
         let mirror = &self.parts.mirror;
         let checks = mirror.runtime.upstream_hosts().into_iter().map(|host| async move {
             let call = mirror.runtime.job_context(self.parts.clock.now());
-            match mirror.documents.discovery(&host, &call).await {
+            match mirror.documents.get(&host, &call).await {
                 Ok(document) if document.outcome == Outcome::Stale => Some(format!("{host} does not answer correctly")),
                 Ok(_) => None,
                 Err(error) => Some(format!("{host}: {}", error.explain().cause)),

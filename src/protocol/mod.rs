@@ -335,7 +335,7 @@ impl Protocols {
             let body = render_list(&list.value).map_err(|e| Error::unreadable_list(address, e))?;
             return Ok(document(list.map(|_| body)).await);
         }
-        let list = self.mirror.documents.versions(address, call).await?;
+        let list = self.mirror.documents.get(address, call).await?;
         let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {
             let list = document

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::Links;
 use super::route::Route;
-use crate::address::{FileName, Package, Platform, ProviderAddress, Version};
+use crate::address::{Address, FileName, Package, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{
@@ -50,7 +50,7 @@ pub(super) async fn version(
 ) -> Result<Answer<Vec<u8>>, Error> {
     let (archives, combined) = match mirror.runtime.connectivity() {
         Connectivity::Online => {
-            let list = mirror.documents.versions(&address.into(), call).await?;
+            let list = mirror.documents.get(&Address::from(address), call).await?;
             let versions = list
                 .value
                 .versions(Service::Providers)

@@ -29,7 +29,7 @@ pub(super) async fn discovery(
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
     let unreadable = |reason| Error::Unreadable { subject: format!("the cached discovery document of {host}"), reason };
-    let answer = mirror.documents.discovery(host, call).await?;
+    let answer = mirror.documents.get(host, call).await?;
     let discovery = answer.value.discovery_for_clients().map_err(unreadable)?;
     let entries = services(discovery, host, |path| links.url(path));
     let body = serde_json::to_vec(&entries).map_err(|e| unreadable(e.to_string()))?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use url::{ParseError, Url};
 
-use crate::address::{Address, Hostname};
+use crate::address::Hostname;
 use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
@@ -191,24 +191,6 @@ impl DocumentFetch<'_> {
 impl Documents {
     pub(in crate::mirror) fn new(runtime: Arc<Runtime>, library: Arc<Library>) -> Arc<Self> {
         Arc::new(Self { runtime, library, flights: SingleFlights::default() })
-    }
-
-    /// Returns the discovery document of an upstream.
-    pub async fn discovery(
-        self: &Arc<Self>,
-        host: &Hostname,
-        call: &RequestContext,
-    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
-        self.get(host, call).await
-    }
-
-    /// Returns the version list of a provider or a module, in the client's spelling.
-    pub async fn versions(
-        self: &Arc<Self>,
-        address: &Address,
-        call: &RequestContext,
-    ) -> Result<Answer<Arc<StoredDocument>>, Error> {
-        self.get(address, call).await
     }
 
     /// Returns a document: the stored copy while it is fresh or upstream does not answer, else what upstream answers.

@@ -436,7 +436,7 @@ impl Operations {
         version: &Version,
         call: &RequestContext,
     ) -> Result<Result<Vec<Platform>, Error>, Error> {
-        let answer = match self.documents.versions(&(&selection.of).into(), call).await {
+        let answer = match self.documents.get(&Address::from(&selection.of), call).await {
             Err(error @ Error::NotFound(_)) => return Ok(Err(error)),
             answer => answer?,
         };

@@ -59,7 +59,7 @@ impl Operations {
         request.charge(missing)?;
         let lookup = async {
             if self.runtime.connectivity() == Connectivity::Online {
-                self.documents.discovery(host, call).await?;
+                self.documents.get(host, call).await?;
             }
             self.offline.client_versions(address, call).await
         };
