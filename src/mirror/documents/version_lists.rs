@@ -25,7 +25,7 @@ use crate::upstream::discovery::Service;
 use crate::upstream::error::UpstreamError;
 use crate::upstream::providers::VersionList;
 use crate::upstream::request::Document;
-use crate::upstream::{Upstream, modules, providers};
+use crate::upstream::{modules, providers};
 
 /// The most versions of a list that one line of the log names.
 const MAX_LOGGED_VERSIONS: usize = 10;
@@ -123,27 +123,13 @@ impl DocumentFetch<'_> {
         tracing::warn!(of = %address, count, versions = shown.join(", "), "larder cannot read versions of a list; {effect}");
     }
 
+    /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is
+    /// lost.
     async fn dropped_but_stored(&self, address: &Address, list: &VersionList) -> Result<Bytes, Error> {
         let Self { documents, request, call, before, .. } = self;
-        let address = call.config.canonical(address);
-        documents.dropped_but_stored(&request.upstream, &address, list, before.as_ref(), call.now).await
-    }
-}
-
-impl Documents {
-    /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is
-    /// lost. `address` is the canonical spelling.
-    async fn dropped_but_stored(
-        self: &Arc<Self>,
-        upstream: &Upstream,
-        address: &Address,
-        list: &VersionList,
-        before: Option<&Arc<StoredDocument>>,
-        now: Timestamp,
-    ) -> Result<Bytes, Error> {
-        let library = &self.library;
-        if !upstream.settings.keep_gone {
-            library.update_dropped_alarms(address.clone(), Vec::new(), now).await?;
+        let (library, address) = (&documents.library, call.config.canonical(address));
+        if !request.upstream.settings.keep_gone {
+            library.update_dropped_alarms(address, Vec::new(), call.now).await?;
             return Ok(Bytes::new());
         }
         let (owned_address, listed) =
@@ -158,12 +144,12 @@ impl Documents {
             None => None,
         };
         // Versions that a bundle's list did not name were not dropped by upstream.
-        let upstream_list_before = before.filter(|before| !before.metadata.from_bundle);
+        let upstream_list_before = before.as_ref().filter(|before| !before.metadata.from_bundle);
         let dropped_before =
             upstream_list_before.map(|before| before.dropped_versions(list.service)).unwrap_or_default();
         let dropped_before: HashSet<Version> = dropped_before.into_iter().map(|listed| listed.version).collect();
         let dropped = stored.iter().filter(|(_, stored)| !stored.is_imported).map(|(version, _)| version.clone());
-        library.update_dropped_alarms(address.clone(), dropped.collect(), now).await?;
+        library.update_dropped_alarms(address.clone(), dropped.collect(), call.now).await?;
         let mut entries = Vec::new();
         for (version, UnlistedVersion { platforms, is_imported }) in stored {
             // A version imported without signatures need never have been listed upstream.
