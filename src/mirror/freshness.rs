@@ -54,6 +54,11 @@ impl Upstream {
             target: RevalidationTarget::SameLocation,
         }
     }
+
+    /// The lifetime of a 404 for a document of one version.
+    pub(super) fn not_found_lifetime(&self) -> Duration {
+        self.freshness_rule(|fresh| fresh.download).not_found_lifetime()
+    }
 }
 
 /// The location at which a stored document is revalidated.

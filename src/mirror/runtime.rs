@@ -63,11 +63,7 @@ impl Runtime {
 
     /// The time for which a 404 of this upstream is cached.
     pub fn not_found_lifetime(&self, host: &Hostname) -> Duration {
-        let config = self.config.load();
-        config
-            .upstreams
-            .get(host)
-            .map_or(Duration::ZERO, |upstream| upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime())
+        self.config.load().upstreams.get(host).map_or(Duration::ZERO, |upstream| upstream.not_found_lifetime())
     }
 
     /// The state of the outbound link: online or offline.

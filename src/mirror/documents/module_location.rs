@@ -53,10 +53,7 @@ impl DocumentKind for ModulePackage {
         let DocumentFetch { documents, request, call, before, .. } = fetch;
         let address = Address::from(&self.module);
         let listed = match before {
-            None => {
-                let lifetime = request.rule.not_found_lifetime();
-                documents.must_be_listed(&address, &self.version, &request.key, lifetime, call).await?
-            }
+            None => documents.must_be_listed(&address, &self.version, &request.key, call).await?,
             Some(_) => documents.listing_state(&address, &self.version, call).await,
         };
         Ok(Some(listed))

@@ -241,20 +241,20 @@ impl Documents {
         ListingState::of(list.map(|answer| (answer.value, answer.checked)), address, version).await
     }
 
-    /// Refuses a version that upstream does not list, for an object at `key` that is not stored. A list older than
-    /// `not_found_lifetime`, the lifetime of a 404, is revalidated first, because the version may just have been published.
-    /// A version whose state is unknown passes.
+    /// Refuses a version that upstream does not list, for an object at `key` that is not stored. A list older than the
+    /// lifetime of a 404 is revalidated first, because the version may just have been published. A version whose state is
+    /// unknown passes.
     ///
     /// # Errors
-    /// [`Error::NotFound`], which is cached for `not_found_lifetime`.
+    /// [`Error::NotFound`], which is cached for the lifetime of a 404.
     pub async fn must_be_listed(
         self: &Arc<Self>,
         address: &Address,
         version: &Version,
         key: &Key,
-        not_found_lifetime: Duration,
         call: &RequestContext,
     ) -> Result<ListingState, Error> {
+        let not_found_lifetime = call.upstream(address.host())?.not_found_lifetime();
         let mut listed = self.listing_state(address, version, call).await;
         if let ListingState::Unlisted { list_checked, copy_confirmed } = listed
             && list_checked.after(not_found_lifetime) < call.now

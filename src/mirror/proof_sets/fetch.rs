@@ -80,9 +80,8 @@ impl ProofSets {
         let provider = Address::from(&package.provider);
         let listed = match basis {
             SetBasis::Nothing => {
-                let lifetime = upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime();
                 let key = Key::ProofSet(package.clone());
-                self.documents.must_be_listed(&provider, &package.version, &key, lifetime, call).await?
+                self.documents.must_be_listed(&provider, &package.version, &key, call).await?
             }
             _ => self.documents.listing_state(&provider, &package.version, call).await,
         };

@@ -257,8 +257,8 @@ impl ProofSets {
                 .await
             }
             before => {
-                let lifetime = upstream.freshness_rule(|fresh| fresh.download).not_found_lifetime();
-                let absence = call.remember_absence(Key::ProofSet(package.clone()), error.to_string(), lifetime);
+                let (key, lifetime) = (Key::ProofSet(package.clone()), upstream.not_found_lifetime());
+                let absence = call.remember_absence(key, error.to_string(), lifetime);
                 if before.is_some() && self.runtime.is_current_config(call) {
                     let owned_package = package.clone();
                     self.library.on_disk(move |library| library.remove_set(&owned_package)).await?;
