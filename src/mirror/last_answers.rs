@@ -59,10 +59,9 @@ impl LastAnswers {
 
     /// Keeps an answer. A full memory starts anew: the latest answers are the ones that a person asks about.
     fn insert(&self, key: &Key, answer: LastAnswer, now: Timestamp) {
-        let until = now.after(LIFETIME);
-        if !self.0.insert(Effects::Real, key.clone(), answer.clone(), until, now) {
+        if !self.0.insert(Effects::Real, key.clone(), answer.clone(), LIFETIME, now) {
             self.0.remove_if(|_| true);
-            self.0.insert(Effects::Real, key.clone(), answer, until, now);
+            self.0.insert(Effects::Real, key.clone(), answer, LIFETIME, now);
         }
     }
 

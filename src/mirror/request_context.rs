@@ -186,7 +186,7 @@ impl RequestContext {
 
     /// Remembers for a while that upstream does not have a document, and returns the error.
     pub fn remember_absence(&self, key: Key, reason: String, lifetime: Duration) -> Error {
-        self.config.not_found.insert(self.effects(), key, reason.clone(), self.now.after(lifetime), self.now);
+        self.config.not_found.insert(self.effects(), key, reason.clone(), lifetime, self.now);
         Error::NotFound(reason)
     }
 

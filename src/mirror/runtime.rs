@@ -308,9 +308,9 @@ impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
         map.get(key).filter(|entry| entry.holds(now)).map(|entry| entry.value.clone())
     }
 
-    /// Stores a value until `until`. A full map takes no more, and the result is false: a client that requests ten
+    /// Stores a value for `lifetime`. A full map takes no more, and the result is false: a client that requests ten
     /// thousand absent objects has them asked for upstream.
-    pub fn insert(&self, effects: Effects, key: K, value: V, until: Timestamp, now: Timestamp) -> bool {
+    pub fn insert(&self, effects: Effects, key: K, value: V, lifetime: Duration, now: Timestamp) -> bool {
         if effects == Effects::None {
             return true;
         }
@@ -320,7 +320,7 @@ impl<K: Hash + Eq + Clone, V: Clone> TtlCache<K, V> {
         }
         let has_room = map.len() < MAX_TTL_ENTRIES || map.contains_key(&key);
         if has_room {
-            map.insert(key, TtlEntry { since: now, until, value });
+            map.insert(key, TtlEntry { since: now, until: now.after(lifetime), value });
         }
         has_room
     }

@@ -212,7 +212,7 @@ impl ArchiveRequest {
     /// before a client gets a byte.
     pub(super) fn remember_length(&self, bytes: u64) {
         let now = self.file.call.now;
-        self.archives.learned_lengths.insert(Effects::Real, self.key(), bytes, now.after(LENGTH_LIFETIME), now);
+        self.archives.learned_lengths.insert(Effects::Real, self.key(), bytes, LENGTH_LIFETIME, now);
     }
 
     fn key(&self) -> (Package, Digest) {

@@ -48,7 +48,7 @@ impl VerifiedReader {
         if self.recently_used.get(&digest, now).is_some() {
             return;
         }
-        self.recently_used.insert(Effects::Real, digest, (), now.after(Duration::from_secs(60)), now);
+        self.recently_used.insert(Effects::Real, digest, (), Duration::from_secs(60), now);
         let reader = Arc::clone(self);
         self.runtime.tasks.spawn_blocking(move || reader.library.file_used(&digest, now));
     }

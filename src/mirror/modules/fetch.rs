@@ -137,7 +137,7 @@ impl<'a> SourceFetch<'a> {
     fn remember_subdir(&self, subdir: Option<&Subdir>) -> Result<(), Error> {
         let RequestContext { config, now, .. } = self.call;
         let (key, subdir) = (config.key_of_package(self.package), subdir_in_archive(self.package, subdir)?);
-        config.pending_subdirs.insert(self.call.effects(), key, subdir, now.after(SUBDIR_CACHED_FOR), *now);
+        config.pending_subdirs.insert(self.call.effects(), key, subdir, SUBDIR_CACHED_FOR, *now);
         Ok(())
     }
 

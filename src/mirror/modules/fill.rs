@@ -260,8 +260,8 @@ impl Modules {
             .upstreams
             .get(&key.module.host)
             .map_or(Duration::ZERO, |upstream| upstream.settings.fresh.download);
-        let until = call.now.after(RECHECK_INTERVAL.min(fresh));
-        call.config.recently_rechecked.insert(call.effects(), key.clone(), (), until, call.now);
+        let interval = RECHECK_INTERVAL.min(fresh);
+        call.config.recently_rechecked.insert(call.effects(), key.clone(), (), interval, call.now);
         let recheck = (key.clone(), call.config.generation);
         // One check at a time per version. No request waits for it, so without effects it never runs.
         drop(self.work.recheck_flights.join_or_spawn(call.effects(), &self.runtime.tasks, recheck, (), || {

@@ -319,9 +319,8 @@ impl Modules {
         match self.open_module(&key, wanted.digest.as_ref(), call).await? {
             Some(archive) => Ok(Answer::of_now(archive, Outcome::Miss, call)),
             None => {
-                let rule = call.upstream(&package.module.host)?.freshness_rule(|fresh| fresh.download);
-                let until = call.now.after(rule.not_found_lifetime());
-                call.config.refetched_locations.insert(call.effects(), key, (), until, call.now);
+                let lifetime = call.upstream(&package.module.host)?.not_found_lifetime();
+                call.config.refetched_locations.insert(call.effects(), key, (), lifetime, call.now);
                 Err(no_such_archive(wanted))
             }
         }

@@ -120,9 +120,8 @@ impl ProofSets {
         let fetched = timeout_at(call.deadline, flight).await.map_err(|_| Error::Slow(subject))??;
         let stored = UsableProofSet { stored_set: fetched.value, fallback: None };
         if stored.find(wanted.digest, call.now).is_none() {
-            let rule = call.upstream(&package.provider.host)?.freshness_rule(|fresh| fresh.download);
-            let until = call.now.after(rule.not_found_lifetime());
-            call.config.refetched_sets.insert(call.effects(), package.clone(), (), until, call.now);
+            let lifetime = call.upstream(&package.provider.host)?.not_found_lifetime();
+            call.config.refetched_sets.insert(call.effects(), package.clone(), (), lifetime, call.now);
         }
         Ok(stored)
     }
