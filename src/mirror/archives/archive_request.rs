@@ -151,7 +151,7 @@ impl DownloadSource for ArchiveRequest {
             if is_deleted {
                 self.drop_lost().await;
             }
-            return Err(as_upstream_failure(error).into());
+            return Err(as_upstream_failure(error, "a file that its own document names").into());
         }
     }
 }
@@ -230,13 +230,14 @@ pub fn length_mismatch(incoming: &IncomingFile, sent_to_clients: u64, announced_
         .into()
 }
 
-/// Turns a 4xx for a file of a verified document into an upstream failure: the client asked for something that exists.
-fn as_upstream_failure(error: UpstreamError) -> UpstreamError {
+/// Turns a 4xx for `file`, which upstream itself names, into an upstream failure: the client asked for something that
+/// exists.
+pub fn as_upstream_failure(error: UpstreamError, file: &str) -> UpstreamError {
     let status = match error.fault {
         Fault::Absent(status) | Fault::Rejected { status, .. } => status,
         _ => return error,
     };
-    let fault = Fault::Unusable(format!("{status} for a file that its own document names"));
+    let fault = Fault::Unusable(format!("{status} for {file}"));
     UpstreamError { fault, ..error }
 }
 

@@ -13,7 +13,7 @@ use crate::address::ModulePackage;
 use crate::digest::FastHash;
 use crate::error::Error;
 use crate::mirror::Modules;
-use crate::mirror::archives::archive_request::FileRequest;
+use crate::mirror::archives::archive_request::{FileRequest, as_upstream_failure};
 use crate::mirror::archives::download::{Download, validators};
 use crate::mirror::counters::REFUSED_TREE;
 use crate::mirror::documents::RETRIES;
@@ -24,7 +24,7 @@ use crate::packaging::{Tree, TreeError, TreeLimits, TreePath, find_folder, unpac
 use crate::store::{Scratch, StoreError};
 use crate::upstream::CredentialScope;
 use crate::upstream::discovery::Service;
-use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::error::UpstreamError;
 use crate::upstream::git::GitError;
 use crate::upstream::limits::{ConcurrencyLimit, Permit};
 use crate::upstream::outbound::origin;
@@ -254,17 +254,10 @@ impl Modules {
     }
 }
 
-/// Converts an error for a file that a location names. An upstream 4xx becomes a fault of upstream, because the module
-/// itself exists.
+/// Converts an error for a file that a location names.
 pub fn location_fault(error: UpstreamError) -> FetchTreeError {
     let may_be_too_old = error.fault.may_be_an_expired_url();
-    let fault = match error.fault {
-        Fault::Absent(status) | Fault::Rejected { status, .. } => {
-            Fault::Unusable(format!("{status} for the source that its location names"))
-        }
-        fault => fault,
-    };
-    let error = Error::from(UpstreamError { fault, ..error });
+    let error = as_upstream_failure(error, "the source that its location names").into();
     if may_be_too_old { FetchTreeError::StaleLocation(error) } else { FetchTreeError::Failed(error) }
 }
 
