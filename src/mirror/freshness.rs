@@ -1,4 +1,4 @@
-//! Decides if a stored document is served, revalidated or fetched. Pure: no clock, no disk, no network.
+//! Decides if a stored document is served or revalidated. Pure: no clock, no disk, no network.
 
 use std::time::Duration;
 
@@ -87,32 +87,23 @@ impl FreshnessRule {
     }
 }
 
+/// What to do with a stored copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FreshnessDecision {
-    /// Serve the stored copy; it is fresh.
+    /// Serve it; it is fresh.
     Serve,
-    /// Serve the stored copy; upstream cannot be asked.
+    /// Serve it; upstream cannot be asked.
     ServeStale,
-    /// Revalidate with patience; serve the stored copy if that fails.
+    /// Revalidate it with patience; serve it if that fails.
     Revalidate,
-    /// Fetch it; nothing is stored.
-    Fetch,
-    /// Refuse: nothing is stored, and upstream cannot be asked.
-    Refuse,
 }
 
 pub fn decide(
-    stored: Option<Confirmation>,
+    confirmed: Confirmation,
     rule: &FreshnessRule,
     connectivity: Connectivity,
     now: Timestamp,
 ) -> FreshnessDecision {
-    let Some(confirmed) = stored else {
-        return match connectivity {
-            Connectivity::Online => FreshnessDecision::Fetch,
-            Connectivity::Offline => FreshnessDecision::Refuse,
-        };
-    };
     let from_the_future = confirmed.checked > now.after(CLOCK_SLACK);
     match connectivity {
         _ if now < rule.fresh_until(confirmed) && !from_the_future => FreshnessDecision::Serve,
@@ -149,10 +140,8 @@ mod tests {
 
     #[test]
     fn freshness_decisions_match_the_table() {
-        let stored = |checked, gone| Some(Confirmation { checked: Timestamp(checked), gone });
+        let stored = |checked, gone| Confirmation { checked: Timestamp(checked), gone };
         for (case, stored, connectivity, now, verdict) in [
-            ("nothing stored", None, Connectivity::Online, 1000, FreshnessDecision::Fetch),
-            ("nothing stored, sealed", None, Connectivity::Offline, 1000, FreshnessDecision::Refuse),
             ("just checked", stored(1000, false), Connectivity::Online, 1000, FreshnessDecision::Serve),
             ("the last fresh second", stored(1000, false), Connectivity::Online, 1299, FreshnessDecision::Serve),
             ("the first stale second", stored(1000, false), Connectivity::Online, 1300, FreshnessDecision::Revalidate),
@@ -197,7 +186,7 @@ mod tests {
     fn a_zero_lifetime_always_revalidates() {
         let rule = FreshnessRule { fresh: Duration::ZERO, ..RULE };
         let confirmed = Confirmation { checked: Timestamp(5), gone: false };
-        assert_eq!(decide(Some(confirmed), &rule, Connectivity::Online, Timestamp(5)), FreshnessDecision::Revalidate);
+        assert_eq!(decide(confirmed, &rule, Connectivity::Online, Timestamp(5)), FreshnessDecision::Revalidate);
         assert_eq!(rule.not_found_lifetime(), Duration::ZERO);
     }
 }

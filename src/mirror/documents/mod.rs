@@ -286,7 +286,7 @@ impl Documents {
         // Larder may have gone offline since the caller read the store.
         let stored = stored.filter(|stored| kind.is_usable(&stored.value, upstream));
         if let Some(stored) = stored.as_ref().filter(|stored| seen != Some(stored.confirmed))
-            && decide(Some(stored.confirmed), rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
+            && decide(stored.confirmed, rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve
         {
             return Ok(stored.clone());
         }

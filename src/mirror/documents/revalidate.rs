@@ -14,7 +14,7 @@ use crate::mirror::freshness::{
 };
 use crate::mirror::request_context::Urgency;
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
+use crate::mirror::{Answer, Connectivity, FetchReason, Outcome, RequestContext};
 use crate::upstream::backoff::Origin;
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.
@@ -36,8 +36,7 @@ impl Documents {
     ) -> Result<Answer<T>, Error> {
         let DocumentRequest { subject, key, upstream, rule } = request;
         let host = &upstream.settings.host;
-        let verdict =
-            decide(stored.as_ref().map(|stored| stored.confirmed), rule, self.runtime.connectivity(), call.now);
+        let connectivity = self.runtime.connectivity();
         let until = |Confirmed { value, confirmed }, outcome, fresh_until| {
             let outcome = if confirmed.gone { Outcome::Gone } else { outcome };
             Answer { value, outcome, fresh_until, checked: confirmed.checked }
@@ -47,13 +46,25 @@ impl Documents {
             until(fetched, outcome, fresh_until)
         };
         let stale = |stored| until(stored, Outcome::Stale, call.now);
-        match (verdict, stored) {
-            (FreshnessDecision::Serve, Some(stored)) => Ok(answer(stored, Outcome::Hit)),
-            // Upstream cannot be asked, so for a moment the store need not be read again either.
-            (FreshnessDecision::ServeStale, Some(stored)) => {
-                Ok(until(stored, Outcome::Stale, call.now.after(STORED_ANSWER_LIFETIME)))
+        let Some(stored) = stored else {
+            if connectivity == Connectivity::Offline {
+                return Err(self.library.offline_error(subject.clone()).await);
             }
-            (FreshnessDecision::Revalidate, Some(stored)) => {
+            let _place = self.runtime.take_waiting_place(subject, call)?;
+            return match await_flight(call, call.deadline, flight(FetchReason::NotStored, call)).await {
+                Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
+                Err(_) => {
+                    let late = Err(Error::Slow(subject.clone()));
+                    call.record_answer(key, rule.patience, &late);
+                    late
+                }
+            };
+        };
+        match decide(stored.confirmed, rule, connectivity, call.now) {
+            FreshnessDecision::Serve => Ok(answer(stored, Outcome::Hit)),
+            // Upstream cannot be asked, so for a moment the store need not be read again either.
+            FreshnessDecision::ServeStale => Ok(until(stored, Outcome::Stale, call.now.after(STORED_ANSWER_LIFETIME))),
+            FreshnessDecision::Revalidate => {
                 let origins = match rule.target {
                     RevalidationTarget::SameLocation => stored.value.origins(),
                     // The backoff of the old location does not apply to the new one.
@@ -91,18 +102,6 @@ impl Documents {
                         call.record_answer::<()>(key, rule.patience, &Err(Error::Slow(subject.clone())));
                         call.config.outbound.backoff.record_client_timeout(host, &origins, rule.patience, now);
                         Ok(stale(stored))
-                    }
-                }
-            }
-            (FreshnessDecision::Refuse, _) => Err(self.library.offline_error(subject.clone()).await),
-            (_, None) | (FreshnessDecision::Fetch, _) => {
-                let _place = self.runtime.take_waiting_place(subject, call)?;
-                match await_flight(call, call.deadline, flight(FetchReason::NotStored, call)).await {
-                    Ok(fetched) => Ok(answer(fetched?, Outcome::Miss)),
-                    Err(_) => {
-                        let late = Err(Error::Slow(subject.clone()));
-                        call.record_answer(key, rule.patience, &late);
-                        late
                     }
                 }
             }

@@ -186,7 +186,7 @@ impl ProofSets {
         let is_expired = fetch_reason == FetchReason::ExpiredUrl;
         if let Some(before) = before.as_ref().filter(|before| !is_expired && seen != Some(before.confirmed)) {
             // Another flight has stored a newer set since the caller read the store.
-            if decide(Some(before.confirmed), rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
+            if decide(before.confirmed, rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
                 return Ok(Confirmed { confirmed: before.confirmed, value: Arc::clone(before) });
             }
         }
