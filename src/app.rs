@@ -659,8 +659,13 @@ pub fn mirror(
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    let outbound =
-        Outbound::new(&config.network, &config.upstreams, own, metrics.counters.traffic(), settings.upstream_limits)?;
+    let outbound = Outbound::new(
+        &config.network,
+        &config.upstreams,
+        own,
+        metrics.counters.traffic.clone(),
+        settings.upstream_limits,
+    )?;
     let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
     let runtime_config = RuntimeConfig::new(upstreams, outbound, &config.store, required_platforms);
     let counters = metrics.counters.clone();

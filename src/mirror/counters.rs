@@ -27,7 +27,7 @@ pub const REFUSED_TREE: &str = "tree";
 /// The counters of the mirror and of the layers below it.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
-    /// Requests to and bytes from upstreams.
+    /// Requests to and bytes from upstreams; all copies share one total.
     pub traffic: Traffic,
     /// Archive downloads in progress.
     pub fills: Gauge,
@@ -40,7 +40,8 @@ pub struct Counters {
     alarms: Family<[Label; 1], Counter>,
     evicted: Family<[Label; 2], Counter>,
     evicted_bytes: Family<[Label; 2], Counter>,
-    rehashed: Counter,
+    /// Stored archives that were compared with their digests.
+    pub rehashed: Counter,
     damaged: Family<[Label; 1], Counter>,
 }
 
@@ -83,11 +84,6 @@ impl EvictionReason {
 }
 
 impl Counters {
-    /// The traffic counters of upstreams; all copies share one total.
-    pub fn traffic(&self) -> Traffic {
-        self.traffic.clone()
-    }
-
     /// Registers the counters under their names. Those without a host label are visible from the start, at zero.
     pub fn register(&self, registry: &mut Registry) {
         self.traffic.register(registry);
@@ -152,10 +148,6 @@ impl Counters {
         let labels = [("kind", kind.word()), ("reason", reason.word())];
         self.evicted.get_or_create(&labels).inc();
         self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
-    }
-
-    pub(super) fn count_rehashed(&self) {
-        self.rehashed.inc();
     }
 
     /// Counts a stored archive that did not match its digest, or was missing.

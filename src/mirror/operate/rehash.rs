@@ -120,13 +120,13 @@ impl Operations {
                 Ok(())
             };
             self.library.on_disk(record).await?;
-            self.runtime.counters.count_rehashed();
+            self.runtime.counters.rehashed.inc();
             return Ok(None);
         }
         let found = if opened.is_some() { DamageFinding::Damaged } else { DamageFinding::Missing };
         let give_up = move |library: &Library| library.packages_without_file(digest, opened.as_ref());
         let Some(names) = self.library.on_complete_index(give_up).await? else { return Ok(None) };
-        self.runtime.counters.count_rehashed();
+        self.runtime.counters.rehashed.inc();
         self.runtime.counters.damaged(found);
         let packages = names.iter().map(|(packages, _)| packages.to_string()).collect();
         // Use the present configuration: a reload may have replaced the one at the start of a long verification.
