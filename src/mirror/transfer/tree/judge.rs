@@ -26,8 +26,6 @@ use crate::store::StoreError;
 use crate::upstream::backoff::Origin;
 use crate::verify::{PackageLimits, ProofBasis, package_hashes};
 
-/// The requests for one proof set: document, sums and signature.
-const REQUESTS_PER_SET: u32 = 3;
 /// Interval between two checks of an upstream's rate limit.
 const RATE_LIMIT_POLL: Duration = Duration::from_millis(500);
 /// Maximum wait for an upstream's rate limit.
@@ -216,7 +214,7 @@ impl TreeImport {
         let request = JobRequest { runtime, subject: &subject, host, origins: &origins, call };
         let give_up = Instant::now() + MAX_RATE_LIMIT_WAIT;
         loop {
-            match request.charge(REQUESTS_PER_SET) {
+            match request.charge(proof_sets::REQUESTS_PER_SET) {
                 Ok(()) => break,
                 Err(Error::RevalidationSkipped(_)) if Instant::now() < give_up => sleep(RATE_LIMIT_POLL).await,
                 // An operator waits for the verdict. A backoff of upstream may last minutes, so it is an error.
