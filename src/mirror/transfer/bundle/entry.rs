@@ -47,11 +47,8 @@ pub(super) struct EntryCriteria<'a> {
 impl EntryCriteria<'_> {
     pub(super) fn is_accepted(&self, library: &Library, artifact: &Artifact) -> bool {
         self.accept.iter().any(|selector| {
-            let (address, versions) = match selector {
-                PackageSelector::Provider(selection) => (Address::from(&selection.of), &selection.versions),
-                PackageSelector::Module(selection) => (Address::from(&selection.of), &selection.versions),
-            };
-            library.runtime.config().canonical(&address) == artifact.into() && versions.include(artifact.version())
+            library.runtime.config().canonical(&selector.address()) == artifact.into()
+                && selector.versions().include(artifact.version())
         })
     }
 }
