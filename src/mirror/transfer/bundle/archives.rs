@@ -158,7 +158,7 @@ impl BundledSet {
         let bytes = arrived.into_archive_bytes()?;
         let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;
         let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
-        library.runtime.config().not_found.remove_if(|key| *key == Key::ProofSet(package.clone()));
+        library.runtime.config().not_found.remove(&Key::ProofSet(package));
         library.enforce_size_limit();
         Ok(outcome)
     }
@@ -392,7 +392,7 @@ impl BundledModule {
         };
         let (archive, bytes) = (archive.map_err(store_failed)?, arrived.into_archive_bytes()?);
         library.commit(&key, archive, bytes, record_proof).map_err(store_failed)?;
-        library.runtime.config().not_found.remove_if(|absent| *absent == location_key);
+        library.runtime.config().not_found.remove(&location_key);
         library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
     }

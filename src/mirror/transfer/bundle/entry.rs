@@ -167,10 +167,9 @@ impl BundledDocumentUpdate {
             return Ok(ApplyOutcome::Held);
         }
         let config = library.runtime.config();
-        if let Some(address) = listed_address(&key) {
-            config.not_found.remove_if(|absent| absent.is_document_of(address, |_| true));
-        } else {
-            config.not_found.remove_if(|absent| *absent == key);
+        match listed_address(&key) {
+            Some(address) => config.not_found.remove_if(|absent| absent.is_document_of(address, |_| true)),
+            None => config.not_found.remove(&key),
         }
         library.enforce_size_limit();
         Ok(ApplyOutcome::Applied { note: None })
