@@ -415,14 +415,10 @@ pub async fn until_stored(
 pub struct TailStream {
     pub progress: watch::Receiver<FillProgress>,
     /// The length announced to the client, if any. A body of another length is an error.
-    announced: Option<u64>,
+    pub announced: Option<u64>,
 }
 
 impl TailStream {
-    pub fn new(progress: watch::Receiver<FillProgress>, announced: Option<u64>) -> Self {
-        Self { progress, announced }
-    }
-
     /// Streams the bytes as they arrive, within the read budget `memory`. Ends in an error where the fill fails, so
     /// that the client does not take the body for complete.
     pub fn stream(self, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send {
@@ -430,33 +426,25 @@ impl TailStream {
         stream::try_unfold((self.progress, 0, memory), move |(mut progress, offset, memory)| async move {
             loop {
                 let state = progress.borrow_and_update().clone();
-                let size_bytes = match &state {
-                    FillProgress::Committed { archive, .. } => Some(archive.size_bytes),
-                    FillProgress::NotStored { size_bytes, .. } => Some(*size_bytes),
-                    FillProgress::Waiting
-                    | FillProgress::Streaming { .. }
-                    | FillProgress::NoSpace(_)
-                    | FillProgress::Failed(_) => None,
-                };
-                if announced.is_some_and(|announced| size_bytes.is_some_and(|size_bytes| announced != size_bytes)) {
-                    return Err(io::Error::other("upstream sent another length than it announced"));
-                }
-                if size_bytes == Some(offset) {
-                    return Ok(None);
-                }
-                let (bytes, limit) = match state {
-                    FillProgress::Waiting => (None, 0),
+                let (bytes, limit, is_whole) = match state {
+                    FillProgress::Waiting => (None, 0, false),
                     FillProgress::Streaming { bytes, written, .. } => {
                         let before_the_tail = announced.unwrap_or(written).saturating_sub(TAIL_BYTES);
-                        (Some(bytes), written.min(before_the_tail))
+                        (Some(bytes), written.min(before_the_tail), false)
                     }
-                    FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes),
-                    FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes),
+                    FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes, true),
+                    FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes, true),
                     FillProgress::NoSpace(_) => {
                         return Err(io::Error::other("the disk would not take it; the next request gets it without"));
                     }
                     FillProgress::Failed(error) => return Err(io::Error::other(error.to_string())),
                 };
+                if is_whole && announced.is_some_and(|announced| announced != limit) {
+                    return Err(io::Error::other("upstream sent another length than it announced"));
+                }
+                if is_whole && offset == limit {
+                    return Ok(None);
+                }
                 if let Some(bytes) = bytes.filter(|_| offset < limit) {
                     let most = usize::try_from(limit - offset).unwrap_or(READ_BUFFER_BYTES);
                     let piece = bytes.read_at(offset, most, &memory).await?;

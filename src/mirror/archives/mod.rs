@@ -223,7 +223,8 @@ impl Archives {
         mut progress: watch::Receiver<FillProgress>,
         call: &RequestContext,
     ) -> Result<(Archive, Outcome), Error> {
-        let arriving = |progress, length| Archive::Arriving { follow: TailStream::new(progress, length), length };
+        let arriving =
+            |progress, length| Archive::Arriving { follow: TailStream { progress, announced: length }, length };
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
