@@ -29,7 +29,7 @@ use crate::mirror::archives::archive_request::ArchiveRequest;
 use crate::mirror::archives::download::TailStream;
 use crate::mirror::archives::fill::Fill;
 use crate::mirror::archives::pass_through::PassThrough;
-use crate::mirror::archives::verified_open::OpenOutcome;
+use crate::mirror::counters::DamageFinding;
 use crate::mirror::freshness::CHECKED_COPY_LIFETIME;
 use crate::mirror::library::file_refs::{ArchiveRef, ProofFileBytes};
 use crate::mirror::library::fill_progress::FillProgress;
@@ -128,7 +128,7 @@ impl Archives {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         if let Some(archive) =
             self.library.stored_archive_of_url(wanted).await?.filter(|archive| policy.is_met_by(&archive.proof.how))
-            && let OpenOutcome::Checked(archive) = self.reader.open_stored(package, &archive, call).await?
+            && let Ok(archive) = self.reader.open_stored(package, &archive, call).await?
         {
             let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
             return Ok(Answer { fresh_until, ..Answer::of_now(archive, Outcome::Hit, call) });
@@ -164,7 +164,7 @@ impl Archives {
         let (digest, subject) = (set.document.shasum, format!("the archive of {package}"));
         // A fill may have finished since the first check: do not start another.
         if let Some(archive) = self.library.stored_archive(package, digest).await?
-            && let OpenOutcome::Checked(archive) = self.reader.open_stored(package, &archive, call).await?
+            && let Ok(archive) = self.reader.open_stored(package, &archive, call).await?
         {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));
         }
@@ -241,10 +241,10 @@ impl Archives {
                 FillProgress::Committed { archive, bytes } => {
                     let length = Some(archive.size_bytes);
                     return match (self.reader.open_stored(package, &archive, call).await?, bytes) {
-                        (OpenOutcome::Checked(archive), _) => Ok((archive, Outcome::Miss)),
+                        (Ok(archive), _) => Ok((archive, Outcome::Miss)),
                         // Already evicted again, but the file of the download is still open.
-                        (OpenOutcome::Missing, Some(_)) => Ok((arriving(progress, length), Outcome::Miss)),
-                        (OpenOutcome::Missing | OpenOutcome::Damaged, _) => {
+                        (Err(DamageFinding::Missing), Some(_)) => Ok((arriving(progress, length), Outcome::Miss)),
+                        (Err(DamageFinding::Missing | DamageFinding::Damaged), _) => {
                             Err(Error::Interrupted(format!("the archive of {package}")))
                         }
                     };

@@ -53,49 +53,43 @@ impl VerifiedReader {
         self.runtime.tasks.spawn_blocking(move || reader.library.file_used(&digest, now));
     }
 
-    /// Opens and checks a stored archive (promise 10). A missing or damaged one is for the
-    /// caller to fetch again.
+    /// Opens and checks a stored archive (promise 10). A missing or damaged one, the inner error, is for the caller to
+    /// fetch again. A failure to record it is only logged.
     pub async fn open_stored(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,
         listed: &StoredArchive,
         call: &RequestContext,
-    ) -> Result<OpenOutcome, Error> {
-        let (artifact, digest, stored) = (artifact.into(), listed.digest, listed.first_stored());
+    ) -> Result<Result<Archive, DamageFinding>, Error> {
+        let (digest, effects) = (listed.digest, call.effects());
         let open = move |library: &Library| default_if_store_unavailable(library.open_file(&digest));
-        let stored_blob = self.library.on_disk(open).await?;
-        if call.effects() == Effects::None {
-            return self.look_at(stored_blob, listed).await;
+        let opened = match self.library.on_disk(open).await? {
+            Some(blob) => self.checked(blob, listed, effects).await?.ok_or(DamageFinding::Damaged),
+            None => Err(DamageFinding::Missing),
+        };
+        match &opened {
+            _ if effects == Effects::None => {}
+            Ok(_) => self.record_use(digest, call.now),
+            Err(found) => self.give_up_file(&artifact.into(), listed, *found).await,
         }
-        let Some(blob) = stored_blob else {
-            self.give_up_file(&artifact, listed, DamageFinding::Missing).await;
-            return Ok(OpenOutcome::Missing);
-        };
-        let archive = if let Some(bytes) = self.small_copy(&blob, listed).await? {
-            Archive::InMemory { bytes, digest, stored: Some(stored) }
-        } else if self.is_right(&blob, listed).await? {
-            Archive::OnDisk { blob, digest, stored }
-        } else {
-            self.give_up_file(&artifact, listed, DamageFinding::Damaged).await;
-            return Ok(OpenOutcome::Damaged);
-        };
-        self.record_use(digest, call.now);
-        Ok(OpenOutcome::Checked(archive))
+        Ok(opened)
     }
 
-    /// Finds what `open_stored` would find, without reading a large archive and without an effect.
-    async fn look_at(&self, stored_blob: Option<Blob>, listed: &StoredArchive) -> Result<OpenOutcome, Error> {
-        let Some(blob) = stored_blob else { return Ok(OpenOutcome::Missing) };
-        let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        let is_right = match blob.size_bytes() == listed.size_bytes {
-            true if is_small => {
-                let (blob, expected) = (blob.clone(), listed.fast);
-                self.library.on_disk(move |_| Ok(unless_damaged(blob.fast_hash())? == Some(expected))).await?
-            }
-            has_size => has_size,
-        };
+    /// Checks an open archive; `None` if it is damaged.
+    async fn checked(
+        self: &Arc<Self>,
+        blob: Blob,
+        listed: &StoredArchive,
+        effects: Effects,
+    ) -> Result<Option<Archive>, Error> {
         let (digest, stored) = (listed.digest, listed.first_stored());
-        Ok(if is_right { OpenOutcome::Checked(Archive::OnDisk { blob, digest, stored }) } else { OpenOutcome::Damaged })
+        if effects == Effects::Real
+            && let Some(bytes) = self.small_copy(&blob, listed).await?
+        {
+            return Ok(Some(Archive::InMemory { bytes, digest, stored: Some(stored) }));
+        }
+        let is_right = self.is_right(&blob, listed, effects).await?;
+        Ok(is_right.then_some(Archive::OnDisk { blob, digest, stored }))
     }
 
     /// Reads and checks a small archive, unless a checked copy is in memory. Readers share one copy, however slow they
@@ -115,18 +109,19 @@ impl VerifiedReader {
     }
 
     /// Checks an archive on disk: a large one before its first answer after a start, a small one each time. Concurrent
-    /// requests share one check.
-    async fn is_right(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive) -> Result<bool, Error> {
+    /// requests share one check. Without effects, only the size of a large one is checked.
+    async fn is_right(self: &Arc<Self>, blob: &Blob, archive: &StoredArchive, effects: Effects) -> Result<bool, Error> {
         if blob.size_bytes() != archive.size_bytes {
             return Ok(false);
         }
         let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
-        if !is_small && self.library.catalog.verified_since_start.lock().contains(&archive.digest) {
+        let is_verified = || self.library.catalog.verified_since_start.lock().contains(&archive.digest);
+        if !is_small && (effects == Effects::None || is_verified()) {
             return Ok(true);
         }
         let (digest, expected) = (archive.digest, archive.fast);
         let if_task_dies = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.check_flights.join_or_spawn(Effects::Real, &self.runtime.tasks, digest, if_task_dies, || {
+        let check = self.check_flights.join_or_spawn(effects, &self.runtime.tasks, digest, if_task_dies, || {
             let (reader, blob) = (Arc::clone(self), blob.clone());
             async move {
                 let right = reader.library.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
@@ -148,12 +143,6 @@ impl VerifiedReader {
             tracing::error!(package = %artifact, %digest, %error, "an unusable file of an archive could not be set aside");
         }
     }
-}
-
-pub enum OpenOutcome {
-    Checked(Archive),
-    Missing,
-    Damaged,
 }
 
 /// The memory budget of all copies, in bytes.

@@ -16,7 +16,6 @@ use crate::address::{Artifact, ModulePackage};
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::mirror::archives::unattended::FillsByClient;
-use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::{location_label, subdir_in_archive};
 use crate::mirror::effects::Effects;
 use crate::mirror::library::default_if_store_unavailable;
@@ -344,10 +343,7 @@ impl Modules {
             }
         };
         let Some(stored_archive) = stored_archive else { return Ok(None) };
-        match self.reader.open_stored(key, &stored_archive, call).await? {
-            OpenOutcome::Checked(archive) => Ok(Some(archive)),
-            OpenOutcome::Missing | OpenOutcome::Damaged => Ok(None),
-        }
+        Ok(self.reader.open_stored(key, &stored_archive, call).await?.ok())
     }
 
     /// Fills the archive of a version unless it is stored.

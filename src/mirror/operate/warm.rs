@@ -9,7 +9,6 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::archive_request::ArchiveRequest;
 use crate::mirror::archives::download::until_stored;
-use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::documents::module_location::location_label;
 use crate::mirror::freshness::Revalidatable;
 use crate::mirror::library::StoredArchive;
@@ -116,7 +115,7 @@ impl Operations {
         let subject = format!("the archive of {package}");
         let call = self.runtime.step_context(Urgency::Job, now);
         if let Some(archive) = self.library.stored_archive(package, digest).await?
-            && let OpenOutcome::Checked(_) = self.archives.reader.open_stored(package, &archive, &call).await?
+            && self.archives.reader.open_stored(package, &archive, &call).await?.is_ok()
         {
             return Ok((WarmedArchive::AlreadyStored, archive));
         }
@@ -153,7 +152,7 @@ impl VerifiedReader {
             return Ok(false);
         }
         let opened = self.open_stored(artifact, archive, &self.runtime.job_context(now)).await?;
-        Ok(matches!(opened, OpenOutcome::Checked(_)))
+        Ok(opened.is_ok())
     }
 }
 

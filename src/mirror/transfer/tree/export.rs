@@ -13,7 +13,6 @@ use crate::error::Error;
 use crate::filesystem_mirror::index::{ArchiveHashes, VersionIndex, index_files};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, Mode, SumsScope};
 use crate::mirror::archives::Archive;
-use crate::mirror::archives::verified_open::OpenOutcome;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::{RequestContext, Transfers};
 use crate::packaging::TarWriter;
@@ -179,8 +178,8 @@ async fn open(
     let gone = || Error::NotStored(format!("the archive of {package}"));
     let stored_archive = transfers.library.stored_archive(package, digest).await?.ok_or_else(gone)?;
     match transfers.reader.open_stored(package, &stored_archive, call).await? {
-        OpenOutcome::Checked(Archive::InMemory { bytes, .. }) => Ok((bytes.len() as u64, Box::new(bytes.reader()))),
-        OpenOutcome::Checked(Archive::OnDisk { blob, .. }) => Ok((blob.size_bytes(), Box::new(blob.reader()))),
-        OpenOutcome::Checked(_) | OpenOutcome::Missing | OpenOutcome::Damaged => Err(gone()),
+        Ok(Archive::InMemory { bytes, .. }) => Ok((bytes.len() as u64, Box::new(bytes.reader()))),
+        Ok(Archive::OnDisk { blob, .. }) => Ok((blob.size_bytes(), Box::new(blob.reader()))),
+        Ok(Archive::Arriving { .. } | Archive::PassedThrough { .. }) | Err(_) => Err(gone()),
     }
 }
