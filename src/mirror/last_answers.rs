@@ -39,26 +39,17 @@ pub struct Failure {
 pub struct LastAnswers(TtlCache<Key, LastAnswer>);
 
 impl LastAnswers {
-    /// Records a failed answer, which took this long.
-    pub fn record_failure(&self, key: &Key, failure: Failure, took: Duration, now: Timestamp) {
-        // Other errors say nothing about upstream.
-        if is_of_upstream(&failure.error) {
-            self.insert(key, LastAnswer { at: now, took, failure: Some(failure) }, now);
+    /// Records an answer, which took this long. A good one removes an earlier answer, unless a client that waits for
+    /// `patience` would not have seen it.
+    pub fn record(&self, key: &Key, failure: Option<Failure>, took: Duration, patience: Duration, now: Timestamp) {
+        match &failure {
+            None if took < patience => return self.0.remove(key),
+            // Other errors say nothing about upstream.
+            Some(Failure { error, .. }) if !is_of_upstream(error) => return,
+            Some(_) | None => {}
         }
-    }
-
-    /// Records a good answer, which took this long. It removes an earlier one, unless a client that waits for `patience`
-    /// would not have seen it.
-    pub fn record_success(&self, key: &Key, took: Duration, patience: Duration, now: Timestamp) {
-        if took < patience {
-            self.0.remove(key);
-        } else {
-            self.insert(key, LastAnswer { at: now, took, failure: None }, now);
-        }
-    }
-
-    /// Keeps an answer. A full memory starts anew: the latest answers are the ones that a person asks about.
-    fn insert(&self, key: &Key, answer: LastAnswer, now: Timestamp) {
+        let answer = LastAnswer { at: now, took, failure };
+        // A full memory starts anew: the latest answers are the ones that a person asks about.
         if !self.0.insert(Effects::Real, key.clone(), answer.clone(), LIFETIME, now) {
             self.0.remove_if(|_| true);
             self.0.insert(Effects::Real, key.clone(), answer, LIFETIME, now);
@@ -179,13 +170,10 @@ mod tests {
             (Some(Failure { error: Error::Looped, broke_off: false }), fast, "good"),
         ] {
             let answers = LastAnswers::default();
-            match failure {
-                Some(failure) => answers.record_failure(&key, failure, took, now),
-                None => answers.record_success(&key, took, PATIENCE, now),
-            }
+            answers.record(&key, failure, took, PATIENCE, now);
             assert_eq!(replayed(&answers, &key, now), expected, "{took:?}");
             assert_eq!(replayed(&answers, &key, now.after(LIFETIME)), "good", "an old answer counts");
-            answers.record_success(&key, fast, PATIENCE, now);
+            answers.record(&key, None, fast, PATIENCE, now);
             assert!(answers.get(&key, now).is_none(), "a good answer did not replace {expected}");
         }
     }
@@ -196,8 +184,7 @@ mod tests {
         let (answers, now) = (LastAnswers::default(), Timestamp(1_000));
         let key = |number: usize| Key::discovery(&Hostname::parse(&format!("r{number}.example")).unwrap());
         for number in 0..25_000 {
-            let failure = Failure { error: Error::NotFound("it is not there".to_owned()), broke_off: false };
-            answers.record_failure(&key(number), failure, Duration::ZERO, now);
+            answers.record(&key(number), failed(false), Duration::ZERO, PATIENCE, now);
         }
         assert_eq!(replayed(&answers, &key(24_999), now), "failed");
         let known = (0..25_000).filter(|number| answers.get(&key(*number), now).is_some()).count();

@@ -213,13 +213,8 @@ impl RequestContext {
     /// within `patience` needs no record.
     pub fn record_answer<T>(&self, key: &Key, patience: Duration, result: &Result<T, Error>) {
         let (answers, took, now) = (&self.config.last_answers, self.started.elapsed(), self.present());
-        self.effects().run(|| match result {
-            Ok(_) => answers.record_success(key, took, patience, now),
-            Err(error) => {
-                let failure = Failure { error: error.clone(), broke_off: false };
-                answers.record_failure(key, failure, took, now);
-            }
-        });
+        let failure = result.as_ref().err().map(|error| Failure { error: error.clone(), broke_off: false });
+        self.effects().run(|| answers.record(key, failure, took, patience, now));
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

@@ -82,14 +82,9 @@ impl Fill {
             _ => false,
         };
         let (answers, name, now) = (&call.config.last_answers, Key::Name(package.into()), call.present());
+        let failure = ended.as_ref().err().map(|error| Failure { error: error.clone(), broke_off: has_begun });
         // No late download needs a record: its archive is stored, and clients wait for an archive.
-        match ended {
-            Ok(_) => answers.record_success(&name, Duration::ZERO, Duration::MAX, now),
-            Err(error) => {
-                let failure = Failure { error: error.clone(), broke_off: has_begun };
-                answers.record_failure(&name, failure, Duration::ZERO, now);
-            }
-        }
+        answers.record(&name, failure, Duration::ZERO, Duration::MAX, now);
     }
 
     fn log_not_stored(&self, reason: &StoreError, subject: &str) {
