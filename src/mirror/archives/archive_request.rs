@@ -62,7 +62,7 @@ impl FileRequest {
                 tokio::time::sleep(pause).await;
                 Ok(())
             }
-            NextStep::TooSlow => Err(self.too_slow()),
+            NextStep::TooSlow => Err(self.upstream_error(self.attempts.too_slow()).into()),
             NextStep::GiveUp => Err(error.into()),
         }
     }
@@ -92,11 +92,6 @@ impl FileRequest {
 
     fn upstream_error(&self, fault: Fault) -> UpstreamError {
         UpstreamError { subject: self.subject.clone(), origin: origin(&self.url), fault }
-    }
-
-    fn too_slow(&self) -> Error {
-        let reason = format!("less than 1 KiB/s over {} s", self.documents.runtime.limits.stall.as_secs());
-        self.upstream_error(Fault::Slow(reason)).into()
     }
 }
 
@@ -131,7 +126,7 @@ impl DownloadSource for ArchiveRequest {
             let started = Instant::now();
             let answered = self.file.send_once(from, validators).await;
             if self.file.attempts.is_too_slow_to_answer(started.elapsed()) {
-                return Err(self.file.too_slow());
+                return Err(self.file.upstream_error(self.file.attempts.too_slow()).into());
             }
             let error = match answered {
                 Ok(incoming) => return Ok(incoming),
@@ -331,6 +326,11 @@ impl DownloadAttempts {
         }
         self.waited = Duration::ZERO;
         std::mem::take(&mut self.received_bytes) < MIN_DOWNLOAD_RATE * self.stall.as_secs()
+    }
+
+    /// The fault of an upstream that is too slow.
+    pub fn too_slow(&self) -> Fault {
+        Fault::Slow(format!("less than 1 KiB/s over {} s", self.stall.as_secs()))
     }
 
     /// Returns true after a refusal if the URL may have expired: then the document that names it is fetched again, once.

@@ -269,7 +269,7 @@ pub(super) async fn next_piece(
     }
     // Count only the wait for upstream, not the time that our disk or a client takes.
     if attempts.is_too_slow(began.elapsed(), piece.len() as u64) {
-        return Err(incoming.upstream_error(Fault::Slow(format!("less than 1 KiB/s over {} s", stall.as_secs()))));
+        return Err(incoming.upstream_error(attempts.too_slow()));
     }
     Ok(Some(piece))
 }
