@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::explanation::{Explanation, safe_text};
-use crate::mirror::{Archive, Outcome};
+use crate::mirror::{Archive, Outcome, tail_stream};
 use crate::protocol::explain::HttpAnswers;
 use crate::protocol::rendered::RenderedDocument;
 use crate::protocol::route::{Api, Route, RouteError};
@@ -214,7 +214,9 @@ fn file(archive: Archive, route: &Route, conditions: RequestConditions<'_>, memo
         Archive::Arriving { .. } | Archive::PassedThrough { .. } if expects_other_digest(route, conditions.headers) => {
             return precondition_failed();
         }
-        Archive::Arriving { follow, length } => Response::new(Body::stream(follow.stream(memory), length)),
+        Archive::Arriving { progress, length } => {
+            Response::new(Body::stream(tail_stream(progress, length, memory), length))
+        }
         Archive::PassedThrough { passing, length } => Response::new(Body::stream(passing.stream(), length)),
         Archive::InMemory { bytes, digest, stored } => {
             let size_bytes = bytes.len() as u64;

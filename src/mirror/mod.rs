@@ -45,6 +45,7 @@ pub use self::transfer::{
 };
 pub use crate::mirror::alarm_kind::AlarmKind;
 pub use crate::mirror::archives::Archive;
+pub use crate::mirror::archives::download::tail_stream;
 pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::counters::{Counters, DamageFinding};
 pub use crate::mirror::documents::pages::UpstreamPage;

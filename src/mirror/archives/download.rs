@@ -410,54 +410,48 @@ pub async fn until_stored(
     }
 }
 
-/// One client's position in a fill.
-#[derive(Debug)]
-pub struct TailStream {
-    pub progress: watch::Receiver<FillProgress>,
-    /// The length announced to the client, if any. A body of another length is an error.
-    pub announced: Option<u64>,
-}
-
-impl TailStream {
-    /// Streams the bytes as they arrive, within the read budget `memory`. Ends in an error where the fill fails, so
-    /// that the client does not take the body for complete.
-    pub fn stream(self, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send {
-        let announced = self.announced;
-        stream::try_unfold((self.progress, 0, memory), move |(mut progress, offset, memory)| async move {
-            loop {
-                let state = progress.borrow_and_update().clone();
-                let (bytes, limit, is_whole) = match state {
-                    FillProgress::Waiting => (None, 0, false),
-                    FillProgress::Streaming { bytes, written, .. } => {
-                        let before_the_tail = announced.unwrap_or(written).saturating_sub(TAIL_BYTES);
-                        (Some(bytes), written.min(before_the_tail), false)
-                    }
-                    FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes, true),
-                    FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes, true),
-                    FillProgress::NoSpace(_) => {
-                        return Err(io::Error::other("the disk would not take it; the next request gets it without"));
-                    }
-                    FillProgress::Failed(error) => return Err(io::Error::other(error.to_string())),
-                };
-                if is_whole && announced.is_some_and(|announced| announced != limit) {
-                    return Err(io::Error::other("upstream sent another length than it announced"));
+/// Streams the bytes of a fill to one client as they arrive, within the read budget `memory`. Ends in an error where the
+/// fill fails, or where it has another length than the one announced to the client, if any: the client must not take the
+/// body for complete.
+pub fn tail_stream(
+    progress: watch::Receiver<FillProgress>,
+    announced: Option<u64>,
+    memory: ReadShare,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    stream::try_unfold((progress, 0, memory), move |(mut progress, offset, memory)| async move {
+        loop {
+            let state = progress.borrow_and_update().clone();
+            let (bytes, limit, is_whole) = match state {
+                FillProgress::Waiting => (None, 0, false),
+                FillProgress::Streaming { bytes, written, .. } => {
+                    let before_the_tail = announced.unwrap_or(written).saturating_sub(TAIL_BYTES);
+                    (Some(bytes), written.min(before_the_tail), false)
                 }
-                if is_whole && offset == limit {
-                    return Ok(None);
+                FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes, true),
+                FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes, true),
+                FillProgress::NoSpace(_) => {
+                    return Err(io::Error::other("the disk would not take it; the next request gets it without"));
                 }
-                if let Some(bytes) = bytes.filter(|_| offset < limit) {
-                    let most = usize::try_from(limit - offset).unwrap_or(READ_BUFFER_BYTES);
-                    let piece = bytes.read_at(offset, most, &memory).await?;
-                    if piece.is_empty() {
-                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-                    }
-                    let next = offset + piece.len() as u64;
-                    return Ok(Some((piece, (progress, next, memory))));
-                }
-                if progress.changed().await.is_err() {
-                    return Err(io::Error::other("the fill was interrupted"));
-                }
+                FillProgress::Failed(error) => return Err(io::Error::other(error.to_string())),
+            };
+            if is_whole && announced.is_some_and(|announced| announced != limit) {
+                return Err(io::Error::other("upstream sent another length than it announced"));
             }
-        })
-    }
+            if is_whole && offset == limit {
+                return Ok(None);
+            }
+            if let Some(bytes) = bytes.filter(|_| offset < limit) {
+                let most = usize::try_from(limit - offset).unwrap_or(READ_BUFFER_BYTES);
+                let piece = bytes.read_at(offset, most, &memory).await?;
+                if piece.is_empty() {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+                }
+                let next = offset + piece.len() as u64;
+                return Ok(Some((piece, (progress, next, memory))));
+            }
+            if progress.changed().await.is_err() {
+                return Err(io::Error::other("the fill was interrupted"));
+            }
+        }
+    })
 }

@@ -26,7 +26,6 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::archive_request::ArchiveRequest;
-use crate::mirror::archives::download::TailStream;
 use crate::mirror::archives::fill::Fill;
 use crate::mirror::archives::pass_through::PassThrough;
 use crate::mirror::counters::DamageFinding;
@@ -62,8 +61,8 @@ pub enum Archive {
     },
     /// Arriving from upstream and not verified yet. Must not look complete before it is.
     Arriving {
-        /// The body; its last bytes are withheld until the archive is verified and committed.
-        follow: TailStream,
+        /// The fill. Its last bytes are withheld until the archive is verified and committed.
+        progress: watch::Receiver<FillProgress>,
         /// The length, where upstream announced one.
         length: Option<u64>,
     },
@@ -223,8 +222,6 @@ impl Archives {
         mut progress: watch::Receiver<FillProgress>,
         call: &RequestContext,
     ) -> Result<(Archive, Outcome), Error> {
-        let arriving =
-            |progress, length| Archive::Arriving { follow: TailStream { progress, announced: length }, length };
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
@@ -235,7 +232,7 @@ impl Archives {
                         None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
                     };
                     if may_begin {
-                        return Ok((arriving(progress, length), Outcome::Miss));
+                        return Ok((Archive::Arriving { progress, length }, Outcome::Miss));
                     }
                 }
                 FillProgress::Committed { archive, bytes } => {
@@ -243,7 +240,9 @@ impl Archives {
                     return match (self.reader.open_stored(package, &archive, call).await?, bytes) {
                         (Ok(archive), _) => Ok((archive, Outcome::Miss)),
                         // Already evicted again, but the file of the download is still open.
-                        (Err(DamageFinding::Missing), Some(_)) => Ok((arriving(progress, length), Outcome::Miss)),
+                        (Err(DamageFinding::Missing), Some(_)) => {
+                            Ok((Archive::Arriving { progress, length }, Outcome::Miss))
+                        }
                         (Err(DamageFinding::Missing | DamageFinding::Damaged), _) => {
                             Err(Error::Interrupted(format!("the archive of {package}")))
                         }
@@ -256,7 +255,8 @@ impl Archives {
                 }
                 FillProgress::NotStored { size_bytes, .. } => {
                     self.runtime.counters.passed_through.inc();
-                    return Ok((arriving(progress, Some(size_bytes)), Outcome::PassedThrough));
+                    let length = Some(size_bytes);
+                    return Ok((Archive::Arriving { progress, length }, Outcome::PassedThrough));
                 }
                 FillProgress::NoSpace(reason) => {
                     return Ok((self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough));

@@ -220,9 +220,10 @@ impl Archives {
     ) -> Result<(), Error> {
         let subject = format!("the archive of {}", wanted.package);
         // The context of a flight: an archive that cannot be stored is not passed through for it.
-        if let Archive::Arriving { follow, .. } = self.archive(wanted, &self.runtime.flight_context(call)).await?.value
+        if let Archive::Arriving { progress, .. } =
+            self.archive(wanted, &self.runtime.flight_context(call)).await?.value
         {
-            until_stored(follow.progress, &subject, |_, _| {}).await?;
+            until_stored(progress, &subject, |_, _| {}).await?;
         }
         match self.library.stored_archive_of_url(wanted).await? {
             Some(archive) if self.library.file_is_local(archive.digest).await? => Ok(()),
