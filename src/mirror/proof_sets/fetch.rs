@@ -218,11 +218,7 @@ impl ProofSets {
         let Some(url) = &document.signature_url else { return none };
         match self.companion(fetch, "the signature of SHA256SUMS", url, stored_file, MAX_SIGNATURE).await {
             // A policy of checksums needs no signature, so its absence is not an error.
-            Err(Error::Upstream(error))
-                if policy == VerificationPolicy::Checksum && matches!(error.fault, Fault::Absent(_)) =>
-            {
-                none
-            }
+            Err(error) if policy == VerificationPolicy::Checksum && is_absent(&error) => none,
             fetched => fetched,
         }
     }
