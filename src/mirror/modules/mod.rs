@@ -235,12 +235,8 @@ impl Modules {
             call.effects()
                 .run(|| tracing::warn!(%package, %error, "upstream gave no location; the stored copy is served"));
         }
-        Ok(Answer {
-            value: local_location(package, &archive),
-            outcome,
-            fresh_until: call.now,
-            checked: archive.stored_at,
-        })
+        let location = local_location(package, &archive);
+        Ok(Answer { checked: archive.stored_at, ..Answer::of_now(location, outcome, call) })
     }
 
     /// Passes an unsupported source on to the client, unless larder is offline or the address may hold secrets.
