@@ -24,7 +24,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::library::intake::ArchiveBytes;
-use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata};
+use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
 use crate::mirror::{Library, ProofSets, Runtime, VerifiedReader};
 use crate::store::{ResumeNote, Scratch, Staged, StoreError};
 use crate::upstream::error::sanitized;
@@ -98,6 +98,12 @@ fn set_of_files(
         proof,
     };
     ProofSet::new(metadata, body, sums, signature, package).map_err(|reason| sanitized(&reason))
+}
+
+/// The current or previous set that names this archive.
+fn set_of(stored_set: &StoredProofSet, digest: Digest) -> Option<&Arc<ProofSet>> {
+    let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| set);
+    [Some(&stored_set.current), predecessor].into_iter().flatten().find(|set| set.document.shasum == digest)
 }
 
 /// A staging file of an import, removed on drop unless its bytes are committed.

@@ -17,9 +17,9 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::module_history;
-use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
+use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
-use crate::mirror::transfer::Spool;
+use crate::mirror::transfer::{Spool, set_of};
 use crate::mirror::{Library, Transfers, proof_sets};
 use crate::store::{DocumentKey, Key, StoreError};
 use crate::verify::{PackedTree, ProofBasis};
@@ -204,19 +204,15 @@ impl Transfers {
         base: &DeltaBase<'_>,
         small_files: &mut Spool,
     ) -> Result<Option<BundleEntry>, GatherError> {
-        let stored = self.library.read_set(package)?;
-        let stored_set = stored.as_ref().map(|stored_set| &*stored_set.stored_set);
-        let Some((set, stored_set)) = stored_set.and_then(|stored_set| Some((set_of(stored_set, digest)?, stored_set)))
-        else {
-            return Err(not_stored(&proof_sets::describe_set(package)));
-        };
+        let no_set = || not_stored(&proof_sets::describe_set(package));
+        let stored_set = self.library.read_set(package)?.ok_or_else(no_set)?.stored_set;
+        let set = set_of(&stored_set, digest).ok_or_else(no_set)?;
         if set.proof().how == ProofBasis::Imported {
             let reason = "was imported without signatures, so no other mirror can verify it; run `larder import` there";
             return Err(GatherError::Missing(vec![format!("{package} {reason}")]));
         }
-        let Some(blob) = self.library.open_file(&digest)? else {
-            return Err(not_stored(&format!("the archive of {package}")));
-        };
+        let no_archive = || not_stored(&format!("the archive of {package}"));
+        let blob = self.library.open_file(&digest)?.ok_or_else(no_archive)?;
         if base.inventory.has(&Artifact::from(package), digest, proof_of(set)) {
             return Ok(None);
         }
@@ -296,12 +292,6 @@ impl Transfers {
 
 fn not_stored(subject: &str) -> GatherError {
     GatherError::Missing(vec![format!("{subject} is not stored")])
-}
-
-/// The current or previous set that names this archive.
-fn set_of(stored_set: &StoredProofSet, digest: Digest) -> Option<&ProofSet> {
-    let predecessor = stored_set.predecessor.as_ref().map(|(set, _)| &**set);
-    [Some(&*stored_set.current), predecessor].into_iter().flatten().find(|set| set.document.shasum == digest)
 }
 
 /// The identity of a proof set: the SHA-256 over the digests of its three files.

@@ -14,6 +14,7 @@ use crate::filesystem_mirror::index::{ArchiveHashes, VersionIndex, index_files};
 use crate::filesystem_mirror::{MirrorFileKind, MirrorPath, Mode, SumsScope};
 use crate::mirror::archives::Archive;
 use crate::mirror::library::proof_set::ProofSet;
+use crate::mirror::transfer::set_of;
 use crate::mirror::{RequestContext, Transfers};
 use crate::packaging::TarWriter;
 use crate::verify::ProofBasis;
@@ -103,9 +104,7 @@ impl Transfers {
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
         let no_set = || Error::NotStored(format!("the proof set for the archive of {package}"));
         let stored = self.proof_sets.usable_set(package, call).await?.ok_or_else(no_set)?;
-        let predecessor = stored.stored_set.predecessor.as_ref().map(|(set, _)| set);
-        let mut sets = [Some(&stored.stored_set.current), stored.fallback.as_ref(), predecessor].into_iter().flatten();
-        let set = sets.find(|set| set.document.shasum == digest).ok_or_else(no_set)?;
+        let set = set_of(&stored.stored_set, digest).ok_or_else(no_set)?;
         if self.library.stored_archive(package, digest).await?.is_none() || !self.library.file_is_local(digest).await? {
             return Err(Error::NotStored(format!("the archive of {package}")));
         }
