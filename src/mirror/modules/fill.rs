@@ -16,10 +16,10 @@ use crate::mirror::archives::download::StageWriter;
 use crate::mirror::archives::fill::FillGauge;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::documents::module_location::{LocationDocument, subdir_in_archive};
+use crate::mirror::library::StoredArchive;
 use crate::mirror::library::damage::DELETED_UPSTREAM;
 use crate::mirror::library::intake::{PackedArchive, TreeExpectation};
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleFirstSeen, ModuleTree};
-use crate::mirror::library::{Reservation, StoredArchive};
 use crate::mirror::modules::fetch::{FetchTreeError, FetchedTree, SourceFetch};
 use crate::mirror::single_flight::shareable;
 use crate::mirror::{Connectivity, Library, Modules, RequestContext};
@@ -148,12 +148,12 @@ impl Modules {
         // A separate reservation per fill, released when the archive is packed.
         let mut reservation = self.library.reservation();
         let mut location = self.documents.get(package, call).await?.value.as_location(package)?;
-        let fetched = match self.fetch_tree(package, &location, &mut reservation, call).await {
+        let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(&location).await {
             Err(FetchTreeError::StaleLocation(error)) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
                 let document = self.documents.fetch_now(package, Some(location.confirmed), call).await?;
                 location = document.value.as_location(package)?;
-                self.fetch_tree(package, &location, &mut reservation, call).await
+                SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(&location).await
             }
             fetched => fetched,
         };
@@ -175,16 +175,6 @@ impl Modules {
             .library
             .on_disk(move |library| pack_into_stage(library, &owned_package, &name, fetched, &location, now));
         packing.await?.map_err(|reason| self.refused_tree(package, &origin, reason))
-    }
-
-    async fn fetch_tree(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        location: &LocationDocument,
-        reservation: &mut Reservation,
-        call: &RequestContext,
-    ) -> Result<FetchedTree, FetchTreeError> {
-        SourceFetch::new(self, package, call, reservation).await?.fetch_tree(location).await
     }
 }
 
@@ -358,7 +348,7 @@ impl Modules {
         call: &RequestContext,
     ) -> Result<ModuleTree, Error> {
         let mut reservation = self.library.reservation();
-        let fetched = self.fetch_tree(package, location, &mut reservation, call).await;
+        let fetched = SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(location).await;
         let fetched = fetched.map_err(FetchTreeError::error)?;
         self.library.reserve(&mut reservation, fetched.tree.bytes()).await?;
         let (origin, location, now) = (fetched.origin.clone(), location.clone(), call.now);
