@@ -62,24 +62,16 @@ pub struct FetchedTree {
     pub _scratch: Arc<Scratch>,
 }
 
-/// Reasons that a tree could not be fetched.
-pub enum FetchTreeError {
-    /// The location may be outdated: registries sign URLs, and the file behind one may have been replaced.
-    StaleLocation(Error),
-    Failed(Error),
-}
-
-impl FetchTreeError {
-    pub fn error(self) -> Error {
-        match self {
-            Self::StaleLocation(error) | Self::Failed(error) => error,
-        }
-    }
+/// The reason that a tree could not be fetched.
+pub struct FetchTreeError {
+    pub error: Error,
+    /// True if the location may be outdated: registries sign URLs, and the file behind one may have been replaced.
+    pub may_be_stale_location: bool,
 }
 
 impl<E: Into<Error>> From<E> for FetchTreeError {
     fn from(error: E) -> Self {
-        Self::Failed(error.into())
+        Self { error: error.into(), may_be_stale_location: false }
     }
 }
 
@@ -256,9 +248,9 @@ impl Modules {
 
 /// Converts an error for a file that a location names.
 pub fn location_fault(error: UpstreamError) -> FetchTreeError {
-    let may_be_too_old = error.fault.may_be_an_expired_url();
+    let may_be_stale_location = error.fault.may_be_an_expired_url();
     let error = as_upstream_failure(error, "the source that its location names").into();
-    if may_be_too_old { FetchTreeError::StaleLocation(error) } else { FetchTreeError::Failed(error) }
+    FetchTreeError { error, may_be_stale_location }
 }
 
 /// Maximum size of a checksum list, in bytes.
@@ -323,8 +315,8 @@ impl SourceFetch<'_> {
             Ok(Ok(tree)) => Ok((tree, permit, validators)),
             Ok(Err(reason)) => Err(self.refused(&origin, reason).into()),
             Err(verdict) => {
-                let subject = format!("{subject} from {origin}");
-                Err(FetchTreeError::StaleLocation(Error::Unverified { subject, verdict }))
+                let error = Error::Unverified { subject: format!("{subject} from {origin}"), verdict };
+                Err(FetchTreeError { error, may_be_stale_location: true })
             }
         }
     }

@@ -149,7 +149,7 @@ impl Modules {
         let mut reservation = self.library.reservation();
         let mut location = self.documents.get(package, call).await?.value.as_location(package)?;
         let fetched = match SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(&location).await {
-            Err(FetchTreeError::StaleLocation(error)) => {
+            Err(FetchTreeError { error, may_be_stale_location: true }) => {
                 tracing::warn!(%package, %error, "a location's source was refused; the location is fetched again");
                 let document = self.documents.fetch_now(package, Some(location.confirmed), call).await?;
                 location = document.value.as_location(package)?;
@@ -157,7 +157,7 @@ impl Modules {
             }
             fetched => fetched,
         };
-        let fetched = fetched.map_err(FetchTreeError::error)?;
+        let fetched = fetched.map_err(|failed| failed.error)?;
         let origin = fetched.origin.clone();
         // The archive may be larger than the tree, because links become copies.
         let resolving = self.library.on_disk(move |_| {
@@ -349,7 +349,7 @@ impl Modules {
     ) -> Result<ModuleTree, Error> {
         let mut reservation = self.library.reservation();
         let fetched = SourceFetch::new(self, package, call, &mut reservation).await?.fetch_tree(location).await;
-        let fetched = fetched.map_err(FetchTreeError::error)?;
+        let fetched = fetched.map_err(|failed| failed.error)?;
         self.library.reserve(&mut reservation, fetched.tree.bytes()).await?;
         let (origin, location, now) = (fetched.origin.clone(), location.clone(), call.now);
         let packing = self.library.on_disk(move |_| {
