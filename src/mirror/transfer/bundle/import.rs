@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::address::{Artifact, Hostname, PackageSelector, ProviderAddress, Version, WaitingVersion};
+use crate::address::{Hostname, PackageSelector, WaitingVersion};
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome, FileRole,
     Manifest, Receipt,
@@ -154,16 +154,6 @@ impl Transfers {
     }
 }
 
-/// The versions of providers of which a bundle has packages.
-fn provider_versions(manifest: &Manifest) -> BTreeSet<(ProviderAddress, Version)> {
-    let packages = manifest.entries.iter().filter_map(BundleEntry::package_archive);
-    let versions = packages.filter_map(|(artifact, _)| match artifact {
-        Artifact::Provider(package) => Some((package.provider, package.version)),
-        Artifact::Module(_) => None,
-    });
-    versions.collect()
-}
-
 impl Library {
     fn apply_bundle<R: Read>(
         &self,
@@ -197,9 +187,12 @@ impl Library {
             ended.get_or_insert_with(reason);
             Vec::new()
         });
-        let brought = provider_versions(&manifest);
-        let is_brought =
-            |waiting: &WaitingVersion| brought.contains(&(waiting.provider.clone(), waiting.version.clone()));
+        let versions = manifest.entries.iter().filter_map(|entry| match entry {
+            BundleEntry::Provider(entry) => Some((&entry.provider, &entry.version)),
+            _ => None,
+        });
+        let brought: BTreeSet<_> = versions.collect();
+        let is_brought = |waiting: &WaitingVersion| brought.contains(&(&waiting.provider, &waiting.version));
         let (signed_by, trusted) = Receipt::signer(&signature_status);
         let mut receipt = Receipt {
             manifest: digest,
