@@ -86,35 +86,28 @@ pub struct ApplyOptions {
 }
 
 impl Transfers {
-    /// Applies a bundle and reports each step. The returned handle yields the result, even if the receiver is dropped. A
-    /// shutdown waits for it.
+    /// Applies a bundle while reading it, and reports each step. The returned handle yields the result, even if the receiver
+    /// is dropped. A shutdown waits for it. Everything applied is synced before the receipt is reported. To continue an
+    /// interrupted bundle, apply it again: stored entries are skipped.
+    ///
+    /// # Errors
+    /// [`ApplyError`]: nothing was changed. Later refusals are in the receipt.
     pub fn spawn_apply(
         self: &Arc<Self>,
         bundle: impl Read + Send + 'static,
         options: ApplyOptions,
         clock: Clock,
     ) -> (mpsc::Receiver<ApplyEvent>, JoinHandle<Result<Receipt, ApplyError>>) {
-        let (sender, receiver) = mpsc::channel(EVENT_QUEUE);
-        let transfers = Arc::clone(self);
-        let report = move |event| {
-            // The bundle is applied even if the receiver is gone.
-            let _ = sender.blocking_send(event);
-        };
-        let applying = async move { transfers.apply(bundle, options, clock, report).await };
-        (receiver, self.runtime.tasks.spawn_to_end(applying))
+        let (events, receiver) = mpsc::channel(EVENT_QUEUE);
+        (receiver, self.runtime.tasks.spawn_to_end(Arc::clone(self).apply(bundle, options, clock, events)))
     }
 
-    /// Applies a bundle while reading it, on blocking threads; so are its events reported. Everything applied is synced
-    /// before the receipt is reported. To continue an interrupted bundle, apply it again: stored entries are skipped.
-    ///
-    /// # Errors
-    /// [`ApplyError`]: nothing was changed. Later refusals are in the receipt.
-    pub async fn apply(
-        self: &Arc<Self>,
+    async fn apply(
+        self: Arc<Self>,
         bundle: impl Read + Send + 'static,
         options: ApplyOptions,
         clock: Clock,
-        mut report: impl FnMut(ApplyEvent) + Send + 'static,
+        events: mpsc::Sender<ApplyEvent>,
     ) -> Result<Receipt, ApplyError> {
         let import_lock = Arc::clone(&self.bundle_import_lock).try_lock_owned().map_err(|_| ApplyError::Busy)?;
         let interrupted = |_| Error::Interrupted("applying the bundle".to_owned());
@@ -130,20 +123,20 @@ impl Transfers {
         });
         let (opened, options, clock) = opening.await.map_err(interrupted)??;
         self.library.until_index_is_complete().await?;
-        let library = Arc::clone(&self.library);
+        let (library, reporter) = (Arc::clone(&self.library), events.clone());
         let applying = self.runtime.tasks.spawn_blocking(move || {
             let eviction_hold = library.hold_entries(&opened.manifest);
-            let receipt = library.apply_bundle(opened, &options, &clock, &mut report)?;
-            Ok::<_, ApplyError>((receipt, eviction_hold, report))
+            let receipt = library.apply_bundle(opened, &options, &clock, &reporter)?;
+            Ok::<_, ApplyError>((receipt, eviction_hold))
         });
-        let (receipt, eviction_hold, mut report) = applying.await.map_err(interrupted)??;
+        let (receipt, eviction_hold) = applying.await.map_err(interrupted)??;
         // A pass that was requested during the import would otherwise evict its least recently used archives.
         self.library.wait_for_eviction().await;
         drop(eviction_hold);
         // Released before the end is reported: a script that reads it may apply its next bundle at once.
         drop(import_lock);
-        let done = ApplyEvent::Done { receipt: receipt.clone() };
-        self.runtime.tasks.spawn_blocking(move || report(done)).await.map_err(interrupted)?;
+        // The receiver may be gone.
+        let _ = events.send(ApplyEvent::Done { receipt: receipt.clone() }).await;
         let library = Arc::clone(&self.library);
         self.runtime.tasks.spawn(async move {
             if let Err(error) = library.complete_hashes().await {
@@ -160,17 +153,17 @@ impl Library {
         opened: BundleReader<R>,
         options: &ApplyOptions,
         clock: &Clock,
-        report: &mut impl FnMut(ApplyEvent),
+        events: &mpsc::Sender<ApplyEvent>,
     ) -> Result<Receipt, ApplyError> {
         let manifest = Arc::clone(&opened.manifest);
         self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
-        report(ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
+        report(events, ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
         tracing::info!(manifest = %digest, entries = manifest.entries.len(), bytes, ?signature_status, "a bundle is applied");
         let shared = SharedFiles::new(self, &manifest)?;
         let mut application =
-            BundleApplication { library: self, options, clock, shared, opened, report, read_bytes: 0 };
+            BundleApplication { library: self, options, clock, shared, opened, events, read_bytes: 0 };
         let (entries, mut ended) = application.apply_entries(&manifest);
         // The cached list may be newer than the bundle, and may not name what the bundle brought.
         let addresses = self.addresses_of_packages(&manifest);
@@ -224,18 +217,23 @@ impl Library {
     }
 }
 
-struct BundleApplication<'a, R, F> {
+/// Reports a step. The bundle is applied even if the receiver is gone.
+fn report(events: &mpsc::Sender<ApplyEvent>, event: ApplyEvent) {
+    let _ = events.blocking_send(event);
+}
+
+struct BundleApplication<'a, R> {
     library: &'a Library,
     options: &'a ApplyOptions,
     clock: &'a Clock,
     shared: SharedFiles,
     opened: BundleReader<R>,
-    report: F,
+    events: &'a mpsc::Sender<ApplyEvent>,
     /// Bytes read so far.
     read_bytes: u64,
 }
 
-impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
+impl<R: Read> BundleApplication<'_, R> {
     /// Applies the entries in order. Returns their outcomes, and the reason if it stopped early.
     fn apply_entries(&mut self, manifest: &Manifest) -> (Vec<EntryOutcome>, Option<String>) {
         let mut included = manifest.files().peekable();
@@ -260,7 +258,7 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
                 ApplyOutcome::Refused { why, accept }
             });
             let entry_outcome = EntryOutcome { package, outcome };
-            (self.report)(ApplyEvent::Entry(entry_outcome.clone()));
+            report(self.events, ApplyEvent::Entry(entry_outcome.clone()));
             all.push(entry_outcome);
         }
         let ended = ended.or_else(|| self.opened.end().err().map(|bad| bad.to_string()));
@@ -358,13 +356,13 @@ impl<R: Read, F: FnMut(ApplyEvent)> BundleApplication<'_, R, F> {
 
     /// Reads the next file of the bundle, and returns the digest of its bytes.
     fn read(&mut self, file: &EntryFile, mut on_chunk: impl FnMut(&[u8])) -> Result<Digest, UnreadableRest> {
-        let Self { opened, report, read_bytes, .. } = self;
+        let Self { opened, events, read_bytes, .. } = self;
         let actual = opened.file(file, |chunk| {
             on_chunk(chunk);
             let before = *read_bytes;
             *read_bytes = read_bytes.saturating_add(chunk.len() as u64);
             if *read_bytes / PROGRESS_BYTES > before / PROGRESS_BYTES {
-                report(ApplyEvent::Read { bytes: *read_bytes });
+                report(events, ApplyEvent::Read { bytes: *read_bytes });
             }
         });
         actual.map_err(|bad| UnreadableRest(format!("its {} ({}) could not be read: {bad}", file.role, file.name())))
