@@ -372,8 +372,7 @@ impl TreeImport {
         }
         let reservation = self.reserve_bytes(arrived.stage.written()).await?;
         let upstream = self.call.upstream(&package.provider.host)?;
-        let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), upstream, call.now);
-        let set = set.map_err(|reason| Error::Unreadable { subject: proof_sets::describe_set(&package), reason })?;
+        let set = unsigned_set(&package, digest, sums_of([(&package, digest)]), upstream, call.now)?;
         let stored_set = transfers.proof_sets.keep_unsigned(&package, set, call).await?;
         let set = Arc::clone(&stored_set.current);
         if set.document.shasum != digest {

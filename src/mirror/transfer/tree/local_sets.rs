@@ -165,7 +165,7 @@ pub(super) fn unsigned_set(
     sums: Bytes,
     upstream: &Upstream,
     now: Timestamp,
-) -> Result<ProofSet, String> {
+) -> Result<ProofSet, Error> {
     let filename = MirrorPath::archive(package).name_of_file();
     let Platform { os, arch } = &package.platform;
     let body = json!({
@@ -181,7 +181,8 @@ pub(super) fn unsigned_set(
     let proof = Proof { how: ProofBasis::Imported, warnings: Vec::new() };
     let url = conventional_url(package, upstream);
     let files = [body.to_string().into(), sums, Bytes::from_static(NO_SIGNATURE)];
-    set_of_files(package, [url.clone(), url], now, proof, files)
+    let set = set_of_files(package, [url.clone(), url], now, proof, files);
+    set.map_err(|reason| Error::Unreadable { subject: describe_set(package), reason })
 }
 
 /// Writes a SHA256SUMS for these archives.
@@ -262,8 +263,7 @@ impl Transfers {
         for (package, stored_set) in &unsigned {
             if stored_set.current.sums != sums {
                 let digest = stored_set.current.document.shasum;
-                let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now);
-                let set = set.map_err(|reason| Error::Unreadable { subject: describe_set(package), reason })?;
+                let set = unsigned_set(package, digest, sums.clone(), &upstream, call.now)?;
                 self.proof_sets.keep_unsigned(package, set, call).await?;
             }
             let key = Key::ProofSet(package.clone());
