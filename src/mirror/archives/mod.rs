@@ -7,19 +7,11 @@ pub mod pass_through;
 pub mod unattended;
 pub mod verified_open;
 
-use crate::mirror::archives::pass_through::MAX_PASS_THROUGHS;
-use crate::mirror::archives::unattended::FillsByClient;
-use crate::mirror::effects::Effects;
-use crate::mirror::request_context::ProxyPath;
-use crate::mirror::runtime::TtlCache;
-use crate::mirror::single_flight::SingleFlights;
-use crate::mirror::{Library, ProofSets, Runtime, VerifiedReader};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
 
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::address::Package;
 use crate::clock::Timestamp;
@@ -27,14 +19,21 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::archives::archive_request::ArchiveRequest;
 use crate::mirror::archives::fill::Fill;
-use crate::mirror::archives::pass_through::PassThrough;
+use crate::mirror::archives::pass_through::{MAX_PASS_THROUGHS, PassThrough};
+use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::counters::DamageFinding;
+use crate::mirror::effects::Effects;
 use crate::mirror::freshness::CHECKED_COPY_LIFETIME;
 use crate::mirror::library::file_refs::{ArchiveRef, ProofFileBytes};
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetFile, StoredProofSet};
 use crate::mirror::proof_sets::files::RequestedFile;
-use crate::mirror::{Answer, Outcome, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
+use crate::mirror::request_context::ProxyPath;
+use crate::mirror::runtime::TtlCache;
+use crate::mirror::single_flight::SingleFlights;
+use crate::mirror::{
+    Answer, Library, Outcome, ProofSets, RequestContext, Runtime, SMALL_ARCHIVE_BYTES, Urgency, VerifiedReader,
+};
 use crate::store::{Blob, Key};
 use crate::upstream::outbound::Connectivity;
 

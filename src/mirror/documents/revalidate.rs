@@ -1,20 +1,18 @@
 //! Serves documents and proof sets by freshness: from the store, by revalidation with patience, or by a fetch.
 
-use crate::mirror::Documents;
-use crate::mirror::effects::Effects;
-use crate::mirror::request_context::DocumentRequest;
 use std::sync::Arc;
 
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::Error;
+use crate::mirror::effects::Effects;
 use crate::mirror::freshness::{
     Confirmed, FlightResult, FreshnessDecision, Revalidatable, RevalidationTarget, STORED_ANSWER_LIFETIME, decide,
 };
-use crate::mirror::request_context::Urgency;
+use crate::mirror::request_context::{DocumentRequest, Urgency};
 use crate::mirror::single_flight::SharedResult;
-use crate::mirror::{Answer, Connectivity, FetchReason, Outcome, RequestContext};
+use crate::mirror::{Answer, Connectivity, Documents, FetchReason, Outcome, RequestContext};
 use crate::upstream::backoff::Origin;
 
 /// Waits for a flight until a deadline. A job waits until the flight ends, which has its own limits.

@@ -15,10 +15,9 @@ use crate::bundle::{
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
-use crate::mirror::library::StoredArchive;
-use crate::mirror::library::module_history;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::library::{StoredArchive, module_history};
 use crate::mirror::transfer::{Spool, set_of};
 use crate::mirror::{Library, Transfers, proof_sets};
 use crate::store::{DocumentKey, Key, StoreError};
