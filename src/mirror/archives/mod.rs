@@ -226,11 +226,8 @@ impl Archives {
             match state {
                 FillProgress::Waiting => {}
                 FillProgress::Streaming { written, length, .. } => {
-                    let may_begin = match length {
-                        Some(length) => length > SMALL_ARCHIVE_BYTES,
-                        None => written > SMALL_ARCHIVE_BYTES && call.takes_unknown_length,
-                    };
-                    if may_begin {
+                    let is_large = length.unwrap_or(written) > SMALL_ARCHIVE_BYTES;
+                    if is_large && (length.is_some() || call.takes_unknown_length) {
                         return Ok((Archive::Arriving { progress, length }, Outcome::Miss));
                     }
                 }

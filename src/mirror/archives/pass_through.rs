@@ -99,10 +99,7 @@ impl PassThrough {
     /// Receives the bytes that are needed before the status line (promise 3).
     async fn into_archive(mut self, call: &RequestContext) -> Result<Archive, Error> {
         loop {
-            let may_begin = match self.length {
-                Some(length) => length > SMALL_ARCHIVE_BYTES,
-                None => self.received > SMALL_ARCHIVE_BYTES,
-            };
+            let may_begin = self.length.unwrap_or(self.received) > SMALL_ARCHIVE_BYTES;
             if may_begin && self.length.is_none() && !call.takes_unknown_length {
                 let reason = "upstream does not say how long it is, this mirror cannot store it, and a client of HTTP/1.0 could not tell a part of it from the whole";
                 return Err(Error::Busy { subject: self.request.file.subject.clone(), reason: reason.to_owned() });
