@@ -54,19 +54,20 @@ impl<S: DownloadSource> Download<'_, S> {
         let subject = self.source.file().subject.clone();
         let mut staged = self.stage().await?;
         loop {
-            let (staged_bytes, validators) = (staged.written(), validators(&staged));
-            if staged_bytes > 0 && !self.is_verified_by_digest && validators.for_range().is_none() {
+            let before =
+                PartialDownload { bytes: staged.written(), length: staged.note().and_then(|note| note.length) };
+            let validators = validators(&staged);
+            if before.bytes > 0 && !self.is_verified_by_digest && validators.for_range().is_none() {
                 staged = self.start_over(staged).await?;
                 continue;
             }
-            if is_complete(&staged) {
+            if before.bytes > 0 && before.length == Some(before.bytes) {
                 return Ok(staged);
             }
             let incoming = tokio::select! {
-                answered = self.source.send(staged_bytes, &validators) => answered?,
+                answered = self.source.send(before.bytes, &validators) => answered?,
                 reason = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(reason),
             };
-            let before = PartialDownload { bytes: staged_bytes, length: staged.note().and_then(|note| note.length) };
             let length = match self.source.file().attempts.compare_length(before, incoming.body_offset, incoming.length)
             {
                 LengthAgreement::Length(length) => length,
@@ -120,7 +121,7 @@ impl<S: DownloadSource> Download<'_, S> {
                 }
                 ConnectionEnd::Broken(error) => {
                     let offset = staged.written();
-                    self.source.file().handle_break(error, offset.saturating_sub(staged_bytes), offset).await?;
+                    self.source.file().handle_break(error, offset.saturating_sub(before.bytes), offset).await?;
                 }
             }
         }
@@ -192,10 +193,6 @@ impl Library {
             tracing::warn!(of = subject, %error, "the staging file of a download could not be removed");
         }
     }
-}
-
-fn is_complete(staged: &Staged) -> bool {
-    staged.note().and_then(|note| note.length).is_some_and(|length| length > 0 && staged.written() == length)
 }
 
 /// The validators for resuming a staged download.
