@@ -1,13 +1,13 @@
 //! The metrics of the mirror. Every label value is a constant of ours, or the host of a configured upstream.
 
+use derive_more::Display;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
-
-use crate::address::Hostname;
 use serde::{Deserialize, Serialize};
 
+use crate::address::Hostname;
 use crate::mirror::alarm_kind::AlarmKind;
 use crate::upstream::Traffic;
 use crate::verify;
@@ -36,17 +36,18 @@ pub struct Counters {
     /// Locations of modules that larder cannot fetch and that clients were sent to.
     pub elsewhere: Counter,
     not_stored: Family<[Label; 1], Counter>,
-    unverified: Family<[(&'static str, String); 2], Counter>,
+    unverified: Family<[OwnedLabel; 2], Counter>,
     alarms: Family<[Label; 1], Counter>,
-    evicted: Family<[Label; 2], Counter>,
-    evicted_bytes: Family<[Label; 2], Counter>,
+    evicted: Family<[OwnedLabel; 2], Counter>,
+    evicted_bytes: Family<[OwnedLabel; 2], Counter>,
     /// Stored archives that were compared with their digests.
     pub rehashed: Counter,
-    damaged: Family<[Label; 1], Counter>,
+    damaged: Family<[OwnedLabel; 1], Counter>,
 }
 
 /// The name and the value of a label.
 type Label = (&'static str, &'static str);
+type OwnedLabel = (&'static str, String);
 
 /// The two kinds of stored objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,19 +69,11 @@ impl ObjectKind {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Display, Clone, Copy, PartialEq, Eq)]
+#[display(rename_all = "kebab-case")]
 pub enum EvictionReason {
     SizeLimit,
     DiskFull,
-}
-
-impl EvictionReason {
-    fn word(self) -> &'static str {
-        match self {
-            Self::SizeLimit => "size-limit",
-            Self::DiskFull => "disk-full",
-        }
-    }
 }
 
 impl Counters {
@@ -112,11 +105,11 @@ impl Counters {
             self.alarms.get_or_create_owned(&[("kind", kind.name())]);
         }
         for found in [DamageFinding::Damaged, DamageFinding::Missing] {
-            self.damaged.get_or_create_owned(&[("found", found.word())]);
+            self.damaged.get_or_create_owned(&[("found", found.to_string())]);
         }
         let reasons = [EvictionReason::SizeLimit, EvictionReason::DiskFull];
         for (kind, reason) in ObjectKind::ALL.into_iter().flat_map(|kind| reasons.map(|reason| (kind, reason))) {
-            let labels = [("kind", kind.word()), ("reason", reason.word())];
+            let labels = evicted_labels(kind, reason);
             self.evicted.get_or_create_owned(&labels);
             self.evicted_bytes.get_or_create_owned(&labels);
         }
@@ -145,38 +138,33 @@ impl Counters {
     }
 
     pub(super) fn evicted(&self, kind: ObjectKind, reason: EvictionReason, bytes: u64) {
-        let labels = [("kind", kind.word()), ("reason", reason.word())];
+        let labels = evicted_labels(kind, reason);
         self.evicted.get_or_create(&labels).inc();
         self.evicted_bytes.get_or_create(&labels).inc_by(bytes);
     }
 
     /// Counts a stored archive that did not match its digest, or was missing.
     pub fn damaged(&self, found: DamageFinding) {
-        self.damaged.get_or_create(&[("found", found.word())]).inc();
+        self.damaged.get_or_create(&[("found", found.to_string())]).inc();
     }
 }
 
-fn unverified_labels(host: &Hostname, kind: &'static str) -> [(&'static str, String); 2] {
+fn evicted_labels(kind: ObjectKind, reason: EvictionReason) -> [OwnedLabel; 2] {
+    [("kind", kind.word().to_owned()), ("reason", reason.to_string())]
+}
+
+fn unverified_labels(host: &Hostname, kind: &'static str) -> [OwnedLabel; 2] {
     [("host", host.to_string()), ("kind", kind.to_owned())]
 }
 
 /// The kind of damage to an archive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[display(rename_all = "snake_case")]
 pub enum DamageFinding {
     /// Its bytes are wrong. They were quarantined.
     Damaged,
     /// A name listed it, but it was not stored.
     Missing,
-}
-
-impl DamageFinding {
-    /// The name, also in metrics.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Damaged => "damaged",
-            Self::Missing => "missing",
-        }
-    }
 }

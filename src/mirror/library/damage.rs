@@ -48,7 +48,7 @@ impl Library {
         if found == DamageFinding::Damaged || self.file_use(digest)?.is_some() {
             self.forget_file(digest);
             self.runtime.counters.damaged(found);
-            tracing::warn!(%digest, found = found.word(), "the file of a stored archive cannot be used; it is fetched again");
+            tracing::warn!(%digest, found = found.to_string(), "the file of a stored archive cannot be used; it is fetched again");
         }
         Ok(())
     }

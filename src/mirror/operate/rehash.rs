@@ -69,7 +69,7 @@ impl fmt::Display for DamagedArchive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { digest, of: packages, found, healed } = self;
         let packages = if packages.is_empty() { "no package".to_owned() } else { packages.join(", ") };
-        write!(f, "{}: the archive of {packages} (SHA-256 {digest}); {healed}", found.word())
+        write!(f, "{found}: the archive of {packages} (SHA-256 {digest}); {healed}")
     }
 }
 
