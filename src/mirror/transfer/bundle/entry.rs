@@ -205,8 +205,6 @@ fn listed_address(key: &Key) -> Option<&Address> {
     }
 }
 
-type ListEntries = BTreeMap<Version, Box<RawValue>>;
-
 impl Library {
     /// Merges a bundle's document with the stored one that it replaces: versions with stored archives, and services,
     /// stay listed.
@@ -228,26 +226,12 @@ impl Library {
         let Some(address) = listed_address(key).filter(|address| keeps_gone(address.host())) else {
             return Ok(incoming);
         };
-        Ok(match self.dropped_entries(names, address, stored, &incoming)? {
-            Some(dropped) => incoming.with_dropped(&dropped.into_values().collect::<Vec<_>>()),
-            None => incoming,
-        })
-    }
-
-    /// The entries to list besides upstream's; `None` if upstream's list names every stored version.
-    fn dropped_entries(
-        &self,
-        names: Names<'_>,
-        address: &Address,
-        stored: Option<&StoredDocument>,
-        incoming: &StoredDocument,
-    ) -> Result<Option<ListEntries>, StoreError> {
         let service = Service::from(address);
-        let Ok(list) = incoming.as_versions(service) else { return Ok(None) };
+        let Ok(list) = incoming.as_versions(service) else { return Ok(incoming) };
         let listed = list.versions.iter().map(|listed| listed.version.clone()).collect();
         let unlisted = self.stored_besides(names, address, &listed)?;
         if unlisted.is_empty() {
-            return Ok(None);
+            return Ok(incoming);
         }
         let before = stored.and_then(|stored| stored.as_versions(service).ok());
         let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
@@ -256,7 +240,8 @@ impl Library {
             Some((version.clone(), entry))
         });
         let dropped = incoming.dropped_versions(service).into_iter().map(|listed| (listed.version, listed.raw));
-        Ok(Some(dropped.chain(entries).collect()))
+        let entries: BTreeMap<Version, Box<RawValue>> = dropped.chain(entries).collect();
+        Ok(incoming.with_dropped(&entries.into_values().collect::<Vec<_>>()))
     }
 
     /// The providers and modules of which a bundle has packages, in the canonical spelling.
