@@ -154,7 +154,10 @@ impl Modules {
             return Err(self.library.missing_error(&key, subject, call).await);
         }
         let filled = match call.effects() {
-            Effects::Real => self.fill_in_time(package, &subject, call).await?,
+            Effects::Real => {
+                let _place = self.runtime.take_waiting_place(&subject, call)?;
+                timeout_at(call.deadline, self.module_fill(package, call)).await.ok().transpose()?
+            }
             Effects::None => match self.replay_fill(package, self.runtime.limits.answer_within, call) {
                 // The client's deadline comes before the end of the fill.
                 Error::Slow(_) => None,
@@ -175,17 +178,6 @@ impl Modules {
         let archive = ModuleArchiveRef { package: package.clone(), digest: None };
         let pending = ModuleLocation::Local { archive, checksum: None, subdir };
         Ok(Answer { outcome: Outcome::Pending, ..answer.map(|_| pending) })
-    }
-
-    /// Fills a version; `None` if that outlasts the client's deadline.
-    async fn fill_in_time(
-        self: &Arc<Self>,
-        package: &ModulePackage,
-        subject: &str,
-        call: &RequestContext,
-    ) -> Result<Option<StoredArchive>, Error> {
-        let _place = self.runtime.take_waiting_place(subject, call)?;
-        timeout_at(call.deadline, self.module_fill(package, call)).await.map_or(Ok(None), |filled| filled.map(Some))
     }
 
     /// Handles a move to a source that larder cannot fetch, and so cannot verify. Raises an alarm and returns the error
