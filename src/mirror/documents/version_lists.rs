@@ -2,7 +2,7 @@
 //! A version that the list does not name is not fetched. With a registry that answers for any version, a client could
 //! otherwise fill the store, and the first-seen records, which are never removed.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,7 +157,7 @@ impl DocumentFetch<'_> {
                 tracing::warn!(of = %address, %version, "upstream has dropped a stored version; it stays listed (keep_gone)");
             }
             let as_written = earlier.as_ref().and_then(|list| list.get(&version)).map(|entry| entry.raw.clone());
-            entries.extend(as_written.or_else(|| entry_of(list.service, &version, platforms.iter())));
+            entries.extend(as_written.or_else(|| entry_of(list.service, &version, &platforms)));
         }
         Ok(serde_json::to_vec(&entries).map(Bytes::from).unwrap_or_default())
     }
@@ -175,15 +175,11 @@ impl Library {
 }
 
 /// Builds the entry of a version in a list, as a registry would write it. Those of modules have no platforms.
-pub fn entry_of<'a>(
-    service: Service,
-    version: &Version,
-    platforms: impl Iterator<Item = &'a Platform>,
-) -> Option<Box<RawValue>> {
+pub fn entry_of(service: Service, version: &Version, platforms: &BTreeSet<Platform>) -> Option<Box<RawValue>> {
     let mut entry = serde_json::json!({ "version": version });
     if service == Service::Providers {
         entry["platforms"] =
-            platforms.map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
+            platforms.iter().map(|Platform { os, arch }| serde_json::json!({"os": os, "arch": arch})).collect();
     }
     to_raw_value(&entry).ok()
 }

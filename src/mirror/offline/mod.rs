@@ -94,9 +94,9 @@ impl Offline {
         list.versions.retain(|listed| shown.contains_key(&listed.version));
         list.unreadable.clear();
         // Entries already listed stay as upstream wrote them.
-        let entry =
-            |(version, platforms): (&&Version, &&BTreeSet<Platform>)| entry_of(service, version, platforms.iter());
-        list.add_new_versions(shown.iter().filter_map(entry).collect());
+        list.add_new_versions(
+            shown.iter().filter_map(|(version, stored)| entry_of(service, version, stored)).collect(),
+        );
         Ok(stored_answer(document, list, call))
     }
 

@@ -236,7 +236,7 @@ impl Library {
         let before = stored.and_then(|stored| stored.as_versions(service).ok());
         let as_written = |version: &Version| Some(before.as_ref()?.get(version)?.raw.clone());
         let entries = unlisted.iter().filter_map(|(version, stored)| {
-            let entry = as_written(version).or_else(|| entry_of(service, version, stored.platforms.iter()))?;
+            let entry = as_written(version).or_else(|| entry_of(service, version, &stored.platforms))?;
             Some((version.clone(), entry))
         });
         let dropped = incoming.dropped_versions(service).into_iter().map(|listed| (listed.version, listed.raw));
