@@ -332,19 +332,19 @@ impl Runtime {
     /// Charges a revalidation to the upstream's rate budget. A fetch of something that is not stored is free.
     pub fn spend_revalidation_budget(
         &self,
-        subject: &str,
-        host: &Hostname,
+        request: &DocumentRequest,
         fetch_reason: FetchReason,
         requests: u32,
         call: &RequestContext,
     ) -> Result<(), Error> {
         let (backoff, purpose) = (&call.config.outbound.backoff, BudgetPurpose::Revalidation);
+        let host = &request.upstream.settings.host;
         let is_within = match (fetch_reason, call.effects()) {
             (FetchReason::NotStored | FetchReason::ExpiredUrl, _) => true,
             (FetchReason::Revalidate, Effects::None) => backoff.can_spend(host, purpose, requests, call.now),
             (FetchReason::Revalidate, Effects::Real) => backoff.spend(host, purpose, requests, call.now),
         };
-        if is_within { Ok(()) } else { Err(Error::RevalidationSkipped(subject.to_owned())) }
+        if is_within { Ok(()) } else { Err(Error::RevalidationSkipped(request.subject.clone())) }
     }
 
     /// Limits a flight of several requests to the deadline of one document.

@@ -279,7 +279,7 @@ impl Documents {
         fetch_reason: FetchReason,
         call: &RequestContext,
     ) -> DocumentFlightResult {
-        let DocumentRequest { subject, upstream, rule, .. } = request;
+        let DocumentRequest { upstream, rule, .. } = request;
         // Another flight may have stored a newer copy since the caller read the store.
         let stored = self.usable_copy(kind, request, call).await?;
         // Larder may have gone offline since the caller read the store.
@@ -291,7 +291,7 @@ impl Documents {
         }
         if stored.is_some() {
             // A document that is not stored is always fetched.
-            self.runtime.spend_revalidation_budget(subject, kind.host(), fetch_reason, 1, call)?;
+            self.runtime.spend_revalidation_budget(request, fetch_reason, 1, call)?;
         }
         let before = stored.map(|stored| stored.value);
         let mut fetch = DocumentFetch { documents: self, request, call, before, listed: None };

@@ -187,13 +187,7 @@ impl ProofSets {
                 return Ok(Confirmed { confirmed: before.confirmed, value: Arc::clone(before) });
             }
         }
-        self.runtime.spend_revalidation_budget(
-            subject,
-            &package.provider.host,
-            fetch_reason,
-            REQUESTS_PER_SET,
-            call,
-        )?;
+        self.runtime.spend_revalidation_budget(request, fetch_reason, REQUESTS_PER_SET, call)?;
         let basis = match &before {
             None => SetBasis::Nothing,
             Some(_) if is_expired => SetBasis::Expired,
