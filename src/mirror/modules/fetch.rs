@@ -59,7 +59,7 @@ pub struct FetchedTree {
     /// neither another one nor any other permit.
     _permit: Permit,
     /// Dropped last: it contains the tree's files.
-    pub _scratch: Arc<Scratch>,
+    _scratch: Scratch,
 }
 
 /// The reason that a tree could not be fetched.
@@ -151,7 +151,7 @@ impl<'a> SourceFetch<'a> {
         let spooling = self.modules.library.on_disk(|library| {
             let scratch = library.scratch()?;
             let spool = scratch.file()?;
-            Ok((Arc::new(scratch), spool))
+            Ok((scratch, spool))
         });
         let (scratch, spool) = spooling.await?;
         let (bytes, file_bytes) = (self.modules.max_tree_bytes(), self.call.config.max_module_file_bytes);
