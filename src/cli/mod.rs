@@ -20,11 +20,13 @@ mod terminal;
 mod trees;
 mod warm;
 
+use std::future::poll_fn;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -403,29 +405,35 @@ fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
 }
 
 /// Catches SIGXFSZ: a write beyond the file size limit is then an error, not the end of the process.
-fn catch_file_size_signal() -> anyhow::Result<Signals> {
-    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).context("SIGXFSZ cannot be caught")
+fn catch_file_size_signal() -> anyhow::Result<CaughtSignals> {
+    CaughtSignals::catch([(Signal::XFSZ, "SIGXFSZ")])
 }
 
-/// Ctrl-C and SIGTERM.
+/// Signals that do not end the process.
 #[derive(Debug)]
-struct StopSignals {
-    interrupt: Signals,
-    terminate: Signals,
-}
+struct CaughtSignals(Vec<(Signal, Signals)>);
 
-impl StopSignals {
-    fn catch() -> anyhow::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt()).context("SIGINT cannot be caught")?,
-            terminate: signal(SignalKind::terminate()).context("SIGTERM cannot be caught")?,
-        })
+impl CaughtSignals {
+    fn catch(wanted: impl IntoIterator<Item = (Signal, &'static str)>) -> anyhow::Result<Self> {
+        let catch = |(number, name): (Signal, &str)| {
+            let signals = signal(SignalKind::from_raw(number.as_raw()));
+            Ok((number, signals.with_context(|| format!("{name} cannot be caught"))?))
+        };
+        wanted.into_iter().map(catch).collect::<anyhow::Result<_>>().map(Self)
     }
 
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
+    /// Catches Ctrl-C and SIGTERM.
+    fn catch_stop() -> anyhow::Result<Self> {
+        Self::catch([(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")])
+    }
+
+    /// Waits for the next of the signals.
+    async fn next(&mut self) -> Signal {
+        let next = poll_fn(|context| {
+            let arrived =
+                |(number, signals): &mut (Signal, Signals)| signals.poll_recv(context).is_ready().then_some(*number);
+            self.0.iter_mut().find_map(arrived).map_or(Poll::Pending, Poll::Ready)
+        });
+        next.await
     }
 }

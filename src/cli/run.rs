@@ -20,12 +20,13 @@ use serde_json::json;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-use self::client::ClientSignals;
 use self::client_files::ClientFiles;
 use self::larder::LarderOfRun;
 use self::temp_folder::TempFolder;
 use super::terminal::plural;
-use super::{CommonOptions, Interrupted, catch_file_size_signal, print_error, print_error_json, runtime};
+use super::{
+    CaughtSignals, CommonOptions, Interrupted, catch_file_size_signal, print_error, print_error_json, runtime,
+};
 use crate::config::{self, Config};
 use crate::mirror::{FileAmount, PackageAmounts};
 use crate::protocol::run::{RunReport, RunSources, RunSummary};
@@ -58,18 +59,18 @@ impl Run {
 
     async fn run_through_larder(&self, config: &Config, common: &CommonOptions) -> anyhow::Result<u8> {
         let began = Instant::now();
-        let mut signals = ClientSignals::catch()?;
+        let mut signals = client::catch_signals()?;
         let _file_size_signal = catch_file_size_signal()?;
         let folder = Arc::new(TempFolder::new()?);
         let starting = LarderOfRun::find_or_start(config, self.offline, &folder);
         let larder = tokio::select! {
             started = starting => started?,
-            () = signals.stop() => return Err(stopped_before_client()),
+            _ = signals.next() => return Err(stopped_before_client()),
         };
         let exit = self.run_client(config, &larder, &folder, &mut signals).await;
         let (report, own) = tokio::select! {
             left = larder.leave() => left,
-            () = signals.stop() => (None, None),
+            _ = signals.next() => (None, None),
         };
         let took = began.elapsed();
         if let Some(own) = own {
@@ -79,7 +80,7 @@ impl Run {
                     print_error(&format!("{error:#}"));
                 },
                 // Only other runs are served by now.
-                () = signals.stop() => {}
+                _ = signals.next() => {}
             }
         }
         if exit.is_ok() {
@@ -94,11 +95,11 @@ impl Run {
         config: &Config,
         larder: &LarderOfRun,
         folder: &Arc<TempFolder>,
-        signals: &mut ClientSignals,
+        signals: &mut CaughtSignals,
     ) -> anyhow::Result<u8> {
         let notes = tokio::select! {
             notes = self.write_client_config(config, larder, folder) => notes?,
-            () = signals.stop() => return Err(stopped_before_client()),
+            _ = signals.next() => return Err(stopped_before_client()),
         };
         for note in notes.iter().chain(larder.note()) {
             print_error(note);

@@ -14,14 +14,14 @@ use std::time::Duration;
 use anyhow::Context;
 use bytesize::ByteSize;
 use clap::Args;
+use rustix::process::Signal;
 use sd_notify::NotifyState;
 use tokio::net::UnixDatagram;
-use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::terminal::format_seconds;
-use super::{CommonOptions, StopSignals, catch_file_size_signal, print_json, print_line, runtime};
+use super::{CaughtSignals, CommonOptions, catch_file_size_signal, print_json, print_line, runtime};
 use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::ClientRoute;
@@ -62,7 +62,7 @@ impl Serve {
         let stop = CancellationToken::new();
         let manager = Arc::new(ServiceManager::of_this_process());
         tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);
-        let hangups = signal(SignalKind::hangup()).context("SIGHUP cannot be caught")?;
+        let hangups = CaughtSignals::catch([(Signal::HUP, "SIGHUP")])?;
         let _file_size_signal = catch_file_size_signal()?;
         let app = App::start(&config, StartSettings::default()).await.context("larder did not start")?;
         print_startup(&app, &config, &common).await?;
@@ -91,9 +91,9 @@ struct ServeTasks {
 
 impl ServeTasks {
     /// Reloads the configuration on each SIGHUP. Stops instead if the terminal is gone.
-    async fn reload_on(self: Arc<Self>, mut hangups: Signals, stop: CancellationToken) {
+    async fn reload_on(self: Arc<Self>, mut hangups: CaughtSignals, stop: CancellationToken) {
         let had_terminal = std::io::stdin().is_terminal();
-        while let Some(Some(())) = stop.run_until_cancelled(hangups.recv()).await {
+        while stop.run_until_cancelled(hangups.next()).await.is_some() {
             if had_terminal && !std::io::stdin().is_terminal() {
                 tracing::info!("stopping: the terminal is gone");
                 return stop.cancel();
@@ -178,7 +178,7 @@ async fn warn_unreachable_upstreams(running: Arc<RunningApp>, stop: Cancellation
 
 /// Stops on SIGTERM and Ctrl-C; running downloads may finish.
 fn stop_on_signals(stop: CancellationToken, manager: Arc<ServiceManager>) -> anyhow::Result<impl Future<Output = ()>> {
-    let mut signals = StopSignals::catch()?;
+    let mut signals = CaughtSignals::catch_stop()?;
     Ok(async move {
         signals.next().await;
         tracing::info!("stopping: no new connections; running downloads may finish");

@@ -17,7 +17,7 @@ use super::terminal::{
     width_of_stdout,
 };
 use super::{
-    CommonOptions, Interrupted, StopSignals, block_on, catch_file_size_signal, print_error, print_json, print_line,
+    CaughtSignals, CommonOptions, Interrupted, block_on, catch_file_size_signal, print_error, print_json, print_line,
 };
 use crate::address::Hostname;
 use crate::config::Config;
@@ -70,7 +70,7 @@ pub(super) async fn warm_and<T>(
     then: impl AsyncFnOnce(&AdminClient, &Job) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     // Signals are caught from here on, also between two awaits.
-    let mut interrupts = StopSignals::catch()?;
+    let mut interrupts = CaughtSignals::catch_stop()?;
     let _file_size_signal = catch_file_size_signal()?;
     with_larder(config, StoreNeed::Any, async |larder| {
         if larder.is_in_process() && output == WarmOutput::Lines {
@@ -79,14 +79,14 @@ pub(super) async fn warm_and<T>(
         }
         let job = tokio::select! {
             started = larder.post(WARM, order) => started?,
-            () = interrupts.next() => return Err(interrupted(larder)),
+            _ = interrupts.next() => return Err(interrupted(larder)),
         };
         let watched = WatchedJob { larder, host: config.default_host(), job, began: Instant::now() };
         let job = watched.watch(output, &mut interrupts).await?;
         // The job is finished, so an interrupt now ends the command at once.
         tokio::select! {
             result = then(larder, &job) => result,
-            () = interrupts.next() => Err(Interrupted::with_text("stopped")),
+            _ = interrupts.next() => Err(Interrupted::with_text("stopped")),
         }
     })
     .await
@@ -125,7 +125,7 @@ impl WatchedJob<'_> {
     }
 
     /// Shows the progress until the job ends; returns the finished job.
-    async fn watch(mut self, output: WarmOutput, interrupts: &mut StopSignals) -> anyhow::Result<Job> {
+    async fn watch(mut self, output: WarmOutput, interrupts: &mut CaughtSignals) -> anyhow::Result<Job> {
         let mut display = WarmDisplay::new(output, self.host.clone());
         let mut is_stopped = false;
         loop {
@@ -137,7 +137,7 @@ impl WatchedJob<'_> {
                 POLL_INTERVAL + POLL_INTERVAL_PER_ITEM * u32::try_from(self.job.items.len()).unwrap_or(u32::MAX);
             tokio::select! {
                 () = tokio::time::sleep(pause) => self.job = self.report().await?,
-                () = interrupts.next() => {
+                _ = interrupts.next() => {
                     if std::mem::replace(&mut is_stopped, true) {
                         return Err(interrupted(self.larder));
                     }

@@ -6,12 +6,11 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitStatus;
 
-use anyhow::Context as _;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
-use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
+use crate::cli::CaughtSignals;
 use crate::config::text;
 
 /// Names the client's configuration file, to Terraform, OpenTofu and every program that calls them.
@@ -51,7 +50,7 @@ impl NotStarted {
 pub(super) async fn run(
     command: &[OsString],
     config_file: &Path,
-    signals: &mut ClientSignals,
+    signals: &mut CaughtSignals,
 ) -> Result<u8, NotStarted> {
     let Some((program, arguments)) = command.split_first() else { return Ok(0) };
     let mut command = Command::new(program);
@@ -65,7 +64,7 @@ pub(super) async fn run(
         tokio::select! {
             // First the signal: the Ctrl-C that ended the client must not count once more for what larder does then.
             biased;
-            signal = signals.next_to_forward(group) => {
+            signal = next_to_forward(signals, group) => {
                 let client = client.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
                 // A client that has ended meanwhile needs no signal.
                 let _ = client.map(|client| kill_process(client, signal));
@@ -98,63 +97,22 @@ impl SignalGroup {
     }
 }
 
-/// The signals that would end this process before its client. One that was ignored when this process began stays ignored,
-/// for the client too, as `nohup` means it.
-#[derive(Debug)]
-pub(super) struct ClientSignals {
-    /// Ctrl-C. A terminal sends it to the client itself.
-    interrupt: Option<Signals>,
-    /// Ctrl-\, as `interrupt`.
-    quit: Option<Signals>,
-    terminate: Option<Signals>,
-    hangup: Option<Signals>,
+/// Catches the signals that would end this process before its client. One that was ignored when this process began stays
+/// ignored, for the client too, as `nohup` means it.
+pub(super) fn catch_signals() -> anyhow::Result<CaughtSignals> {
+    let ignored = ignored_signals();
+    let ending =
+        [(Signal::INT, "SIGINT"), (Signal::QUIT, "SIGQUIT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")];
+    CaughtSignals::catch(ending.into_iter().filter(|(number, _)| ignored & (1 << (number.as_raw() - 1)) == 0))
 }
 
-impl ClientSignals {
-    pub(super) fn catch() -> anyhow::Result<Self> {
-        let ignored = ignored_signals();
-        let catch = |number: Signal, name: &str| {
-            let is_ignored = ignored & (1 << (number.as_raw() - 1)) != 0;
-            let caught = (!is_ignored).then(|| signal(SignalKind::from_raw(number.as_raw())));
-            caught.transpose().with_context(|| format!("{name} cannot be caught"))
-        };
-        Ok(Self {
-            interrupt: catch(Signal::INT, "SIGINT")?,
-            quit: catch(Signal::QUIT, "SIGQUIT")?,
-            terminate: catch(Signal::TERM, "SIGTERM")?,
-            hangup: catch(Signal::HUP, "SIGHUP")?,
-        })
-    }
-
-    /// Waits for a signal that the client does not get by itself.
-    async fn next_to_forward(&mut self, group: SignalGroup) -> Signal {
-        loop {
-            match (self.next().await, group) {
-                (Signal::INT | Signal::QUIT, SignalGroup::Shared) => {}
-                (signal, _) => return signal,
-            }
+/// Waits for a signal that the client does not get by itself: a terminal sends Ctrl-C and Ctrl-\ to its whole group.
+async fn next_to_forward(signals: &mut CaughtSignals, group: SignalGroup) -> Signal {
+    loop {
+        match (signals.next().await, group) {
+            (Signal::INT | Signal::QUIT, SignalGroup::Shared) => {}
+            (signal, _) => return signal,
         }
-    }
-
-    /// Waits for any of the signals, while no client runs.
-    pub(super) async fn stop(&mut self) {
-        self.next().await;
-    }
-
-    async fn next(&mut self) -> Signal {
-        tokio::select! {
-            () = next(&mut self.interrupt) => Signal::INT,
-            () = next(&mut self.quit) => Signal::QUIT,
-            () = next(&mut self.terminate) => Signal::TERM,
-            () = next(&mut self.hangup) => Signal::HUP,
-        }
-    }
-}
-
-async fn next(signals: &mut Option<Signals>) {
-    match signals {
-        Some(signals) => drop(signals.recv().await),
-        None => std::future::pending().await,
     }
 }
 
