@@ -392,16 +392,14 @@ fn error_chain_text(error: &anyhow::Error) -> String {
     chain
 }
 
-/// Runs the work of a command. A background read or hash may still run after it; its result is not needed.
+/// Runs the work of a command. A background read or hash may still run after it: the next start repeats it where it is
+/// needed.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = runtime()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.context("the runtime would not start")?;
     let result = runtime.block_on(work);
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime, std::io::Error> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }
 
 /// Catches SIGXFSZ: a write beyond the file size limit is then an error, not the end of the process.

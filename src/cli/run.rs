@@ -25,7 +25,7 @@ use self::larder::LarderOfRun;
 use self::temp_folder::TempFolder;
 use super::terminal::plural;
 use super::{
-    CaughtSignals, CommonOptions, Interrupted, catch_file_size_signal, print_error, print_error_json, runtime,
+    CaughtSignals, CommonOptions, Interrupted, block_on, catch_file_size_signal, print_error, print_error_json,
 };
 use crate::config::{self, Config};
 use crate::mirror::{FileAmount, PackageAmounts};
@@ -50,11 +50,7 @@ impl Run {
         for warning in warnings {
             print_error(&warning.to_string());
         }
-        let runtime = runtime().context("the runtime would not start")?;
-        let result = runtime.block_on(self.run_through_larder(&config, common));
-        // A background read or hash may still run; the next start repeats it.
-        runtime.shutdown_timeout(Duration::from_secs(1));
-        result
+        block_on(self.run_through_larder(&config, common))
     }
 
     async fn run_through_larder(&self, config: &Config, common: &CommonOptions) -> anyhow::Result<u8> {

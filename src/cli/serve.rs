@@ -21,7 +21,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::terminal::format_seconds;
-use super::{CaughtSignals, CommonOptions, catch_file_size_signal, print_json, print_line, runtime};
+use super::{CaughtSignals, CommonOptions, block_on, catch_file_size_signal, print_json, print_line};
 use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::ClientRoute;
@@ -39,11 +39,7 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
         let config = self.load_config(common, common.config.as_deref())?;
-        let runtime = runtime().context("the runtime would not start")?;
-        let result = runtime.block_on(self.serve(config, common.clone()));
-        // A background read or hash may still run; the next start repeats it.
-        runtime.shutdown_timeout(Duration::from_secs(1));
-        result
+        block_on(self.serve(config, common.clone()))
     }
 
     /// Loads the configuration and applies the overrides of the command line.
