@@ -76,16 +76,8 @@ struct StatusOfRunning {
 struct FoundLarder {
     admin: AdminClient,
     is_offline: bool,
-    holder: Holder,
-}
-
-/// The process that has the store.
-#[derive(Debug)]
-enum Holder {
-    /// Another run, with the Unix socket at which it hands its larder on.
-    Run(PathBuf),
-    /// A larder that outlasts this run.
-    Service,
+    /// The Unix socket at which another run hands its larder on; `None` if the larder outlasts this run.
+    handover: Option<PathBuf>,
 }
 
 impl LarderOfRun {
@@ -103,7 +95,7 @@ impl LarderOfRun {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match find(config).await {
-                Ok(Some(FoundLarder { admin, is_offline, holder })) => {
+                Ok(Some(FoundLarder { admin, is_offline, handover })) => {
                     if offline && !is_offline {
                         bail!(
                             "a larder with network access has the store {}, and --offline does not change that: stop it, or leave \
@@ -114,12 +106,9 @@ impl LarderOfRun {
                     let note = (is_offline && !own_config.network.offline).then(|| {
                         "the larder that has the store is offline: only what is stored can be installed".to_owned()
                     });
-                    let handover = match holder {
-                        Holder::Run(handover) => handover,
-                        Holder::Service => {
-                            let id = RunId::random().context(NO_RANDOM)?;
-                            return Ok(Self { id, admin, source: LarderSource::Service, note });
-                        }
+                    let Some(handover) = handover else {
+                        let id = RunId::random().context(NO_RANDOM)?;
+                        return Ok(Self { id, admin, source: LarderSource::Service, note });
                     };
                     if let Ok((following, continuation)) = Following::connect(&handover, issue).await {
                         let id = following.id();
@@ -315,13 +304,13 @@ async fn find(config: &Config) -> Result<Option<FoundLarder>, NotReached> {
     {
         return Err(admin.failed("the store has another larder since").into());
     }
-    let holder = noted.and_then(|noted| noted.handover.clone()).map_or(Holder::Service, Holder::Run);
-    if let (Holder::Run(_), Some(note)) = (&holder, &note)
+    let handover = noted.and_then(|noted| noted.handover.clone());
+    if let (Some(_), Some(note)) = (&handover, &note)
         && !note.place.is_same_network(&Place::here())
     {
         return Err(NotReached::Elsewhere { store: config.store.path.clone(), host: note.place.host.clone() });
     }
-    Ok(Some(FoundLarder { admin, is_offline, holder }))
+    Ok(Some(FoundLarder { admin, is_offline, handover }))
 }
 
 /// The configuration of a larder that serves one machine for one run: both listeners on free ports of the loopback address,
