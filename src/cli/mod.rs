@@ -23,7 +23,7 @@ mod warm;
 use std::future::poll_fn;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -152,23 +152,14 @@ struct CommonOptions {
 }
 
 impl CommonOptions {
-    fn load(&self) -> Result<(Config, Vec<Diagnostic>), Problems> {
-        self.load_from(self.config.as_deref())
-    }
-
-    /// Reads the configuration as far as it can be read.
-    fn read(&self) -> ConfigReading {
-        self.read_from(self.config.as_deref())
-    }
-
     /// Loads the configuration and applies the overrides of the command line.
-    fn load_from(&self, file: Option<&Path>) -> Result<(Config, Vec<Diagnostic>), Problems> {
-        self.read_from(file).valid()
+    fn load(&self) -> Result<(Config, Vec<Diagnostic>), Problems> {
+        self.read().valid()
     }
 
     /// Reads the configuration as far as it can be read, and applies the overrides of the command line.
-    fn read_from(&self, file: Option<&Path>) -> ConfigReading {
-        let ConfigReading { mut config, warnings, problems } = ConfigReading::of(file);
+    fn read(&self) -> ConfigReading {
+        let ConfigReading { mut config, warnings, problems } = ConfigReading::of(self.config.as_deref());
         config.admin.listen = self.admin_listen.unwrap_or(config.admin.listen);
         config.admin.asked = self.admin_listen;
         if let Some(store) = &self.store {

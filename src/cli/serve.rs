@@ -7,7 +7,6 @@ use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::SocketAddr as UnixAddress;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,13 +37,13 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
-        let config = self.load_config(common, common.config.as_deref())?;
+        let config = self.load_config(common)?;
         block_on(self.serve(config, common.clone()))
     }
 
     /// Loads the configuration and applies the overrides of the command line.
-    fn load_config(&self, common: &CommonOptions, file: Option<&Path>) -> Result<Config, Problems> {
-        let (mut config, warnings) = common.load_from(file)?;
+    fn load_config(&self, common: &CommonOptions) -> Result<Config, Problems> {
+        let (mut config, warnings) = common.load()?;
         config.network.offline |= self.offline;
         config.server.listen = self.listen.unwrap_or(config.server.listen);
         for warning in warnings {
@@ -66,8 +65,8 @@ impl Serve {
         if !config.network.offline {
             tokio::spawn(warn_unreachable_upstreams(app.running(), stop.clone()));
         }
-        let tasks =
-            Arc::new(ServeTasks { running: app.running(), serve: self, common, manager, source: config.source });
+        let common = CommonOptions { config: config.source, ..common };
+        let tasks = Arc::new(ServeTasks { running: app.running(), serve: self, common, manager });
         tokio::spawn(tasks.reload_on(hangups, stop.clone()));
         app.serve(stop).await.context("the store would not close")?;
         tracing::info!("stopped");
@@ -79,10 +78,9 @@ impl Serve {
 struct ServeTasks {
     running: Arc<RunningApp>,
     serve: Serve,
+    /// These name the file of the first start. Without it, a reload fails instead of using the defaults.
     common: CommonOptions,
     manager: Arc<ServiceManager>,
-    /// File of the first start. Without it, a reload fails instead of using the defaults.
-    source: Option<PathBuf>,
 }
 
 impl ServeTasks {
@@ -118,7 +116,7 @@ impl ServeTasks {
     async fn reload(self: Arc<Self>) -> Result<Reloaded, String> {
         let tasks = Arc::clone(&self);
         // Reading the files may block for long.
-        let load = move || tasks.serve.load_config(&tasks.common, tasks.source.as_deref());
+        let load = move || tasks.serve.load_config(&tasks.common);
         let reading = tokio::task::spawn_blocking(load);
         let config = reading.await.map_err(|error| error.to_string())?.map_err(|problems| problems.to_string())?;
         self.running.reload(config).await.map_err(|problems| problems.to_string())
