@@ -56,7 +56,7 @@ impl Serve {
         open_files::raise_limit();
         let stop = CancellationToken::new();
         let manager = Arc::new(ServiceManager::of_this_process());
-        tokio::spawn(stop_on_signals(stop.clone(), Arc::clone(&manager))?);
+        tokio::spawn(stop_on_signals(CaughtSignals::catch_stop()?, stop.clone(), Arc::clone(&manager)));
         let hangups = CaughtSignals::catch([(Signal::HUP, "SIGHUP")])?;
         let _file_size_signal = catch_file_size_signal()?;
         let app = App::start(&config, StartSettings::default()).await.context("larder did not start")?;
@@ -171,14 +171,11 @@ async fn warn_unreachable_upstreams(running: Arc<RunningApp>, stop: Cancellation
 }
 
 /// Stops on SIGTERM and Ctrl-C; running downloads may finish.
-fn stop_on_signals(stop: CancellationToken, manager: Arc<ServiceManager>) -> anyhow::Result<impl Future<Output = ()>> {
-    let mut signals = CaughtSignals::catch_stop()?;
-    Ok(async move {
-        signals.next().await;
-        tracing::info!("stopping: no new connections; running downloads may finish");
-        manager.stopping().await;
-        stop.cancel();
-    })
+async fn stop_on_signals(mut signals: CaughtSignals, stop: CancellationToken, manager: Arc<ServiceManager>) {
+    signals.next().await;
+    tracing::info!("stopping: no new connections; running downloads may finish");
+    manager.stopping().await;
+    stop.cancel();
 }
 
 /// Timeout of the listener check without a watchdog interval.
