@@ -42,6 +42,8 @@ use crate::answer_json;
 use crate::app::StartError;
 use crate::config::{self, Config, ConfigReading, Diagnostic, Problems, StoreNaming};
 use crate::explanation::safe_text;
+use crate::protocol::admin::operation::Operation;
+use crate::protocol::admin::outcome_lines::{pinned_lines, purged_lines, refreshed_lines};
 use crate::wording::escape_format_characters;
 
 /// Exit code of a usage error, and of an `accept` that nobody has decided about.
@@ -268,14 +270,14 @@ impl Command {
             Command::Import(import) => import.run(common),
             Command::Bundle(bundle) => bundle.run(common),
             Command::Inventory => bundle::print_inventory(common).map(|()| true),
-            Command::Refresh(addresses) => addresses.refresh(common),
-            Command::Purge(addresses) => addresses.purge(common),
+            Command::Refresh(addresses) => addresses.run(Operation::Refresh, common, refreshed_lines),
+            Command::Purge(addresses) => addresses.run(Operation::Purge, common, purged_lines),
             Command::Accept(accept) => match accept.run(common) {
                 Ok(operate::Decision::Open) => return ExitCode::from(USAGE),
                 decision => decision.map(|decision| decision == operate::Decision::Accepted),
             },
-            Command::Pin(addresses) => addresses.pin(common),
-            Command::Unpin(addresses) => addresses.unpin(common),
+            Command::Pin(addresses) => addresses.run(Operation::Pin, common, pinned_lines),
+            Command::Unpin(addresses) => addresses.run(Operation::Unpin, common, pinned_lines),
             Command::Verify => operate::verify(common),
             Command::Completions(completions) => completions.run(common).map(|()| true),
             Command::Man(man) => man.run(common).map(|()| true),

@@ -16,7 +16,7 @@ use crate::http::admin_client::AdminClient;
 use crate::mirror::{AcceptOutcome, AcceptResult, EvidenceName, VerifyEvent};
 use crate::protocol::admin::VERIFY;
 use crate::protocol::admin::operation::{AcceptRequest, Operation, OperationReport, TargetAddresses};
-use crate::protocol::admin::outcome_lines::{accepted_lines, pinned_lines, purged_lines, refreshed_lines};
+use crate::protocol::admin::outcome_lines::accepted_lines;
 
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
@@ -27,34 +27,15 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Asks upstream again; returns true if it succeeded for every address.
-    pub(super) fn refresh(&self, common: &CommonOptions) -> anyhow::Result<bool> {
-        self.run(Operation::Refresh, common, refreshed_lines)
-    }
-
-    /// Removes from the store; returns true if it succeeded for every address.
-    pub(super) fn purge(&self, common: &CommonOptions) -> anyhow::Result<bool> {
-        self.run(Operation::Purge, common, purged_lines)
-    }
-
-    /// Pins; returns true if it succeeded for every address.
-    pub(super) fn pin(&self, common: &CommonOptions) -> anyhow::Result<bool> {
-        self.run(Operation::Pin, common, pinned_lines)
-    }
-
-    /// Unpins; returns true if it succeeded for every address.
-    pub(super) fn unpin(&self, common: &CommonOptions) -> anyhow::Result<bool> {
-        self.run(Operation::Unpin, common, pinned_lines)
-    }
-
-    fn run<T: Serialize + DeserializeOwned>(
-        &self,
+    /// Sends the addresses to an operation, and prints its result; returns true if it succeeded for every address.
+    pub(super) fn run<T: Serialize + DeserializeOwned>(
+        self,
         operation: Operation,
         common: &CommonOptions,
         lines_of: impl Fn(&[T], &Hostname) -> Vec<String>,
     ) -> anyhow::Result<bool> {
         let config = config_to_ask(common)?;
-        let target = TargetAddresses { what: self.addresses.clone() };
+        let target = TargetAddresses { what: self.addresses };
         let report = ask(&config, async |larder: &AdminClient| larder.post(operation.path(), &target).await)?;
         let host = config.default_host();
         print_result(&report, common.json, |items| lines_of(items, &host))
