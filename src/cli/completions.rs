@@ -21,15 +21,6 @@ enum Shell {
 }
 
 impl Shell {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Bash => "bash",
-            Self::Zsh => "zsh",
-            Self::Fish => "fish",
-            Self::Powershell => "powershell",
-        }
-    }
-
     /// The generator of this shell's scripts.
     fn generator(self) -> aot::Shell {
         match self {
@@ -50,12 +41,12 @@ pub(super) struct Completions {
 
 impl Completions {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
-        let mut script = Vec::new();
-        aot::generate(self.shell.generator(), &mut command_with_help(), "larder", &mut script);
+        let (shell, mut script) = (self.shell.generator(), Vec::new());
+        aot::generate(shell, &mut command_with_help(), "larder", &mut script);
         let script = String::from_utf8(script).context("the completions are not UTF-8 text")?;
         let script = script.trim_end();
         if common.json {
-            print_json(&serde_json::json!({ "shell": self.shell.name(), "script": format!("{script}\n") }));
+            print_json(&serde_json::json!({ "shell": shell.to_string(), "script": format!("{script}\n") }));
         } else {
             print_line(script);
         }
