@@ -123,8 +123,7 @@ impl ListPrinter {
         let ListTotals { addresses, versions, archives, bytes } = self.totals;
         if addresses > 1 {
             let (versions, archives) = (plural(versions, "version"), plural(archives, "archive"));
-            let addresses = if addresses == 1 { "1 address".to_owned() } else { format!("{addresses} addresses") };
-            print_line(&format!("\n{addresses}, {versions}, {archives}, {}", ByteSize(bytes)));
+            print_line(&format!("\n{addresses} addresses, {versions}, {archives}, {}", ByteSize(bytes)));
         } else if addresses == 0 {
             let mut page = TextPage::of_width(self.width);
             page.push_with_prefix("", &nothing_text(given));
