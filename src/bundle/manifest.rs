@@ -2,8 +2,8 @@
 //! form and contains its own digest, so that an altered byte is found even without a signature.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -286,33 +286,26 @@ pub struct BundledArchive {
 }
 
 /// The role of a file in its entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display)]
 pub enum FileRole {
     /// A JSON document as upstream sent it: a discovery document, a version list or a download document.
+    #[display("document")]
     Document,
     /// A JSON list of the entries that upstream has removed from the version list and that larder still lists.
+    #[display("list of dropped versions")]
     Dropped,
     /// SHA256SUMS.
+    #[display("SHA256SUMS")]
     Sums,
     /// The signature of SHA256SUMS.
+    #[display("signature")]
     Signature,
     /// The location of a module version: the source address that the registry gave for it.
+    #[display("location")]
     Location,
     /// The archive of a provider or a module.
+    #[display("archive")]
     Archive,
-}
-
-impl fmt::Display for FileRole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Document => "document",
-            Self::Dropped => "list of dropped versions",
-            Self::Sums => "SHA256SUMS",
-            Self::Signature => "signature",
-            Self::Location => "location",
-            Self::Archive => "archive",
-        })
-    }
 }
 
 /// A file of a bundle entry, and its role.

@@ -92,7 +92,8 @@ impl fmt::Debug for SigningKey {
 }
 
 /// A public key that verifies signatures. Its text form is `ed25519:` and base64.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
+#[display("{PUBLIC_KEY_PREFIX}{}", STANDARD.encode(_0))]
 pub struct PublicKey([u8; KEY_BYTES]);
 
 impl PublicKey {
@@ -110,12 +111,6 @@ impl PublicKey {
     /// The short identifier that signatures contain.
     pub fn id(&self) -> KeyId {
         Digest::of(&self.0).prefix()
-    }
-}
-
-impl fmt::Display for PublicKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PUBLIC_KEY_PREFIX}{}", STANDARD.encode(self.0))
     }
 }
 

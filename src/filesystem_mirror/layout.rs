@@ -1,8 +1,6 @@
 //! The paths of a provider tree. They are parsed as Terraform's reader does (filesystem mirror layout). A zip for
 //! which that reader only logs a warning is `Misnamed` here, with the reason.
 
-use std::fmt;
-
 use crate::address::{Hostname, Name, Package, Platform, ProviderAddress, Version};
 
 /// The longest path in a tree, in bytes.
@@ -14,8 +12,9 @@ const SUMS_SUFFIX: &str = "_SHA256SUMS";
 const SIGNATURE_SUFFIX: &str = "_SHA256SUMS.sig";
 const INDEX_NAME: &str = "index.json";
 
-/// A file of a tree.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// A file of a tree. Its text is the path below the tree's folder.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
+#[display("{}/{}", self.folder(), self.name_of_file())]
 pub struct MirrorPath {
     /// The provider in whose folder the file is.
     pub provider: ProviderAddress,
@@ -143,13 +142,6 @@ pub fn enclosing_package(path: &str) -> Option<Package> {
 /// are spelled differently can hold the same package (a host in Unicode and in Punycode).
 pub fn enclosing_package_folder(path: &str) -> &str {
     path.match_indices('/').nth(4).map_or(path, |(end, _)| &path[..end])
-}
-
-impl fmt::Display for MirrorPath {
-    /// The path below the tree's folder.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.folder(), self.name_of_file())
-    }
 }
 
 /// Parses the three segments of a provider's folder.

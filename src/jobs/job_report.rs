@@ -1,8 +1,6 @@
 //! Reports of jobs and their identifiers: the JSON of `/admin/v1/jobs`, written by the running larder and read by the
 //! commands.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::address::PackageRef;
@@ -183,7 +181,8 @@ impl ItemState {
 }
 
 /// Identifier of a job: sixteen random hex digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
+#[display("{}", hex::encode(_0))]
 pub struct JobId([u8; 8]);
 
 impl JobId {
@@ -206,11 +205,5 @@ impl JobId {
 
     pub(super) fn bytes(self) -> [u8; 8] {
         self.0
-    }
-}
-
-impl fmt::Display for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex::encode(self.0))
     }
 }
