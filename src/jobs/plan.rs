@@ -298,14 +298,12 @@ impl StepRunner<'_> {
     async fn state_after(&self, package: &Package, error: &LockMismatch) -> PlanState {
         let availability =
             error.as_error().map_or(ItemAvailability::Unavailable, ItemAvailability::after_document_error);
-        let waits = match availability {
-            ItemAvailability::NeedsBundle => self.waiting_sentence(package).await,
-            _ => None,
-        };
-        match waits {
-            Some(waits) => state_of(ItemAvailability::WaitsForPlatforms, waits),
-            None => state_of(availability, error.to_string()),
+        if availability == ItemAvailability::NeedsBundle
+            && let Some(waits) = self.waiting_sentence(package).await
+        {
+            return state_of(ItemAvailability::WaitsForPlatforms, waits);
         }
+        state_of(availability, error.to_string())
     }
 
     /// The sentence about the version of a package, if it waits for sealed platforms.
@@ -327,10 +325,7 @@ impl StepRunner<'_> {
         let WarmedDocument { value: proof_set, unconfirmed } = self.run_step(resolve, || {}).await?;
         let digest = proof_set.document.shasum;
         let fit = LockFit::check(package, locked, digest)?;
-        let archive = match mirror.library.is_installable(package, digest).await? {
-            true => mirror.library.stored_archive(package, digest).await?,
-            false => None,
-        };
+        let archive = mirror.library.stored_archive(package, digest).await?;
         let Some(archive) = self.verified_archive(package.into(), archive).await? else {
             let size =
                 || async { Ok::<_, Error>(mirror.operations.announced_size(package, &proof_set, clock.now()).await) };
@@ -346,14 +341,17 @@ impl StepRunner<'_> {
         Ok((PlanState::Stored { size_bytes: archive.size_bytes, installs }, unconfirmed))
     }
 
-    /// Returns the stored archive of a package if it is the verified one.
+    /// Returns the stored archive of a package if a client can install it, and its bytes are the verified ones.
     async fn verified_archive(
         &self,
         artifact: Artifact,
         archive: Option<StoredArchive>,
     ) -> Result<Option<StoredArchive>, Error> {
         let Some(archive) = archive else { return Ok(None) };
-        Ok(self.mirror.archives.reader.is_sound(artifact, &archive, self.clock.now()).await?.then_some(archive))
+        let Self { mirror, clock, .. } = self;
+        let is_verified = mirror.library.is_installable(artifact.clone(), archive.digest).await?
+            && mirror.archives.reader.is_sound(artifact, &archive, clock.now()).await?;
+        Ok(is_verified.then_some(archive))
     }
 
     /// Checks a module. A module that was fetched for its calls counts as stored.
@@ -361,11 +359,7 @@ impl StepRunner<'_> {
         let Self { mirror, clock, urgency, .. } = self;
         let find = || mirror.operations.warmed_module(package, *urgency, clock.now());
         let WarmedDocument { value, unconfirmed } = self.run_step(find, || {}).await?;
-        let archive = match value {
-            Some(archive) if mirror.library.is_installable(package, archive.digest).await? => Some(archive),
-            Some(_) | None => None,
-        };
-        let archive = self.verified_archive(mirror.runtime.artifact_of(package), archive).await?;
+        let archive = self.verified_archive(mirror.runtime.artifact_of(package), value).await?;
         let state = match archive.map(|archive| archive.size_bytes) {
             Some(size_bytes) => PlanState::Stored { size_bytes, installs: Installs::AnyWay },
             None => PlanState::ToFetch { size_bytes: None, note: None },
