@@ -14,9 +14,7 @@ use super::job_limits::{AsError, JobLimits, StepRunner};
 use super::list::Jobs;
 use super::resolve::{ItemAvailability, MirrorRegistries, ResolveFindings};
 use super::warm::{LockFit, LockMismatch, MAX_ITEMS};
-use crate::address::{
-    Address, Artifact, ModulePackage, Package, PackageRef, PackageSelector, Platform, Selection, Versions,
-};
+use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, Platform, Versions};
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::mirror::{Connectivity, Mirror, StoredArchive, Urgency, WarmedDocument};
@@ -219,11 +217,7 @@ async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan
 /// Returns true if the order names exact versions, so that a newer version changes nothing.
 fn names_exact_versions(order: &Order) -> bool {
     order.given.iter().all(|given| match given {
-        OrderEntry::Address { what, .. } => {
-            let (PackageSelector::Provider(Selection { versions, .. })
-            | PackageSelector::Module(Selection { versions, .. })) = what;
-            matches!(versions, Versions::Exactly(_))
-        }
+        OrderEntry::Address { what, .. } => matches!(what.versions(), Versions::Exactly(_)),
         OrderEntry::LockFile { .. } => true,
         OrderEntry::Configurations(_) => false,
     })

@@ -277,11 +277,7 @@ impl WarmUpRun<'_> {
     }
 
     async fn try_warm(&self, items: Range<usize>, target: &WarmTarget) -> Result<(), Error> {
-        let address = match &target.selector {
-            PackageSelector::Provider(selection) => Address::from(&selection.of),
-            PackageSelector::Module(selection) => Address::from(&selection.of),
-        };
-        let listed = self.versions(&items.clone().collect::<Vec<_>>(), &address).await?;
+        let listed = self.versions(&items.clone().collect::<Vec<_>>(), &target.selector.address()).await?;
         let listed: Vec<&Version> = listed.iter().collect();
         match &target.selector {
             PackageSelector::Provider(selection) => {
