@@ -183,7 +183,7 @@ impl ItemState {
 /// Identifier of a job: sixteen random hex digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, derive_more::Display)]
 #[display("{}", hex::encode(_0))]
-pub struct JobId([u8; 8]);
+pub struct JobId(pub(super) [u8; 8]);
 
 impl JobId {
     /// Parses the printed form.
@@ -197,13 +197,5 @@ impl JobId {
         let mut id = [0; 8];
         aws_lc_rs::rand::fill(&mut id).ok()?;
         Some(Self(id))
-    }
-
-    pub(super) fn from_bytes(bytes: [u8; 8]) -> Self {
-        Self(bytes)
-    }
-
-    pub(super) fn bytes(self) -> [u8; 8] {
-        self.0
     }
 }

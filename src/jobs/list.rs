@@ -338,7 +338,7 @@ impl JobRecords {
     /// may have stopped.
     pub(super) async fn write_end(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) {
         let Err(error) = self.put(id, record).await else { return };
-        match self.run_blocking(move |store| store.records.remove(&Key::Job(id.bytes()), Durability::Synced)).await {
+        match self.run_blocking(move |store| store.records.remove(&Key::Job(id.0), Durability::Synced)).await {
             Ok(()) => {
                 tracing::warn!(job = %id, %error, "the result of a job could not be recorded; after a restart it is forgotten")
             }
@@ -351,7 +351,7 @@ impl JobRecords {
     /// Removes the records of jobs.
     pub(super) async fn forget_jobs(&self, ids: Vec<JobId>) {
         let removed = self.run_blocking(move |store| {
-            ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.bytes()), Durability::Synced))
+            ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.0), Durability::Synced))
         });
         if let Err(error) = removed.await {
             tracing::warn!(%error, "the records of old jobs could not be removed; those jobs are listed again after a restart");
@@ -364,7 +364,7 @@ impl JobRecords {
             let mut jobs = Vec::new();
             for id in store.records.jobs()? {
                 match read(store, &Key::Job(id)) {
-                    Ok(record) => jobs.extend(record.map(|record| (JobId::from_bytes(id), record))),
+                    Ok(record) => jobs.extend(record.map(|record| (JobId(id), record))),
                     Err(error) => {
                         tracing::error!(job = hex::encode(id), %error, "the record of a job cannot be read; the job is not listed")
                     }
@@ -411,7 +411,7 @@ impl JobRecords {
     /// Writes the record of a job, unless it has ended by its record.
     async fn put(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) -> Result<(), String> {
         self.run_blocking(move |store| {
-            let (JobRecord { job, origin, subjects, warm_up }, key) = (record, Key::Job(id.bytes()));
+            let (JobRecord { job, origin, subjects, warm_up }, key) = (record, Key::Job(id.0));
             let has_ended = job.state.has_ended();
             let record = to_json(&JobRecord { job, origin, subjects, warm_up: warm_up.as_deref() });
             store.records.change(&key, |step| {
