@@ -27,6 +27,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::job_limits::JobLimits;
 use super::job_report::{Job, JobId, JobState, JobSummary};
+use super::on_disk;
 use super::running_job::{EndedJobs, ItemSubject, JobEnd, JobOrigin, RunningJob, SharedJobState};
 use super::warm::{self, WarmUp};
 use crate::address::{Artifact, PackageRef};
@@ -338,7 +339,7 @@ impl JobRecords {
     /// may have stopped.
     pub(super) async fn write_end(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) {
         let Err(error) = self.put(id, record).await else { return };
-        match self.run_blocking(move |store| store.records.remove(&Key::Job(id.0), Durability::Synced)).await {
+        match on_disk(&self.0, move |store| store.records.remove(&Key::Job(id.0), Durability::Synced)).await {
             Ok(()) => {
                 tracing::warn!(job = %id, %error, "the result of a job could not be recorded; after a restart it is forgotten")
             }
@@ -350,7 +351,7 @@ impl JobRecords {
 
     /// Removes the records of jobs.
     pub(super) async fn forget_jobs(&self, ids: Vec<JobId>) {
-        let removed = self.run_blocking(move |store| {
+        let removed = on_disk(&self.0, move |store| {
             ids.iter().try_for_each(|id| store.records.remove(&Key::Job(id.0), Durability::Synced))
         });
         if let Err(error) = removed.await {
@@ -360,7 +361,7 @@ impl JobRecords {
 
     /// Reads all job records. Unreadable ones are quarantined and logged.
     pub(super) async fn all(&self) -> Vec<(JobId, JobRecord)> {
-        let read = self.run_blocking(|store| {
+        let read = on_disk(&self.0, |store| {
             let mut jobs = Vec::new();
             for id in store.records.jobs()? {
                 match read(store, &Key::Job(id)) {
@@ -380,7 +381,7 @@ impl JobRecords {
 
     /// Reads the shared record of all recurring jobs; the default if there is none.
     pub(super) async fn recurring<T: DeserializeOwned + Default + Send + 'static>(&self) -> T {
-        let read = self.run_blocking(|store| read(store, &Key::RecurringJobs));
+        let read = on_disk(&self.0, |store| read(store, &Key::RecurringJobs));
         read.await
             .unwrap_or_else(|error| {
                 tracing::error!(%error, "the last runs of the recurring warm-ups cannot be read; every warm-up runs now");
@@ -394,7 +395,7 @@ impl JobRecords {
     where
         T: Serialize + DeserializeOwned + Default,
     {
-        let changing = self.run_blocking(move |store| {
+        let changing = on_disk(&self.0, move |store| {
             let key = Key::RecurringJobs;
             store.records.change(&key, |step| {
                 let mut runs: T = step.read_as(&key, |record| parse(&key, &record))?.intact().unwrap_or_default();
@@ -410,7 +411,7 @@ impl JobRecords {
 
     /// Writes the record of a job, unless it has ended by its record.
     async fn put(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) -> Result<(), String> {
-        self.run_blocking(move |store| {
+        on_disk(&self.0, move |store| {
             let (JobRecord { job, origin, subjects, warm_up }, key) = (record, Key::Job(id.0));
             let has_ended = job.state.has_ended();
             let record = to_json(&JobRecord { job, origin, subjects, warm_up: warm_up.as_deref() });
@@ -423,15 +424,6 @@ impl JobRecords {
             })
         })
         .await
-    }
-
-    async fn run_blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, String> {
-        let store = Arc::clone(&self.0);
-        let result = tokio::task::spawn_blocking(move || work(&store)).await;
-        result.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 }
 

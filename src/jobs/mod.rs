@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::mirror::Mirror;
+use crate::store::{Store, StoreError};
 
 pub use self::job_report::{JobId, JobList};
 pub use self::list::{JobStartError, Jobs, ToPin};
@@ -60,4 +61,14 @@ pub async fn scrub(mirror: Arc<Mirror>, clock: Clock, every: Duration) {
         // After a change of the clock, the due time may have moved.
         let _ = tokio::time::timeout(MAX_SCRUB_PAUSE, clock.sleep_until(next)).await;
     }
+}
+
+/// Works with the store on a thread that may block.
+async fn on_disk<T: Send + 'static>(
+    store: &Arc<Store>,
+    work: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, String> {
+    let store = Arc::clone(store);
+    let result = tokio::task::spawn_blocking(move || work(&store)).await;
+    result.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::on_disk;
 use crate::clock::{Clock, Timestamp};
 use crate::labels::labelled_enum;
 use crate::store::{Durability, HourOfDay, Key, Store, StoreError};
@@ -172,8 +173,7 @@ const LAST_HOUR: u64 = 253_402_300_800 / 3600;
 impl TrafficHistory {
     /// Loads the history of earlier runs. A damaged record is quarantined and logged, and its hour begins anew.
     pub async fn of_store(store: Arc<Store>, clock: Clock, source: Box<dyn TrafficSource>) -> Arc<Self> {
-        let loading = Arc::clone(&store);
-        let read = tokio::task::spawn_blocking(move || read_minutes(&loading)).await;
+        let read = on_disk(&store, |store| Ok(read_minutes(store))).await;
         let mut recorded = Recorded {
             minutes: read.unwrap_or_default(),
             totals: Traffic::default(),
@@ -213,15 +213,11 @@ impl TrafficHistory {
         while let Some((minute, _)) = unsaved.first_key_value() {
             let hour = minute / MINUTES_PER_HOUR;
             let later = unsaved.split_off(&((hour + 1) * MINUTES_PER_HOUR));
-            let (store, counted) = (Arc::clone(&self.store), std::mem::replace(&mut unsaved, later));
+            let counted = std::mem::replace(&mut unsaved, later);
             let writing = counted.clone();
-            let written = tokio::task::spawn_blocking(move || add_to_hour(&store, hour, &writing)).await;
-            let failure = match written {
-                Ok(written) => written.err().map(|error| error.to_string()),
-                Err(error) => Some(error.to_string()),
-            };
+            let written = on_disk(&self.store, move |store| add_to_hour(store, hour, &writing)).await;
             let mut recorded = self.recorded.lock();
-            if let Some(error) = &failure {
+            if let Err(error) = &written {
                 for (minute, counted) in counted {
                     let unsaved = recorded.unsaved.entry(minute).or_default();
                     *unsaved = unsaved.plus(&counted);
@@ -230,7 +226,7 @@ impl TrafficHistory {
                     tracing::warn!(%error, "the traffic of the last minute could not be saved; it is saved with a later one");
                 }
             }
-            recorded.is_failing = failure.is_some();
+            recorded.is_failing = written.is_err();
         }
     }
 
