@@ -69,6 +69,10 @@ impl Traffic {
         TrafficCount::ALL.into_iter().fold(self, |sum, count| sum.with(count, other.get(count)))
     }
 
+    fn add(&mut self, more: &Self) {
+        *self = self.plus(more);
+    }
+
     /// The counts after `earlier`.
     fn since(&self, earlier: &Self) -> Self {
         let more = |count| self.get(count).saturating_sub(earlier.get(count));
@@ -219,8 +223,7 @@ impl TrafficHistory {
             let mut recorded = self.recorded.lock();
             if let Err(error) = &written {
                 for (minute, counted) in counted {
-                    let unsaved = recorded.unsaved.entry(minute).or_default();
-                    *unsaved = unsaved.plus(&counted);
+                    recorded.unsaved.entry(minute).or_default().add(&counted);
                 }
                 if !recorded.is_failing {
                     tracing::warn!(%error, "the traffic of the last minute could not be saved; it is saved with a later one");
@@ -253,10 +256,8 @@ impl TrafficHistory {
         recorded.totals = totals;
         recorded.looked_at = now;
         if !counted.is_empty() {
-            let traffic = recorded.minutes.entry(minute).or_default();
-            *traffic = traffic.plus(&counted);
-            let unsaved = recorded.unsaved.entry(minute).or_default();
-            *unsaved = unsaved.plus(&counted);
+            recorded.minutes.entry(minute).or_default().add(&counted);
+            recorded.unsaved.entry(minute).or_default().add(&counted);
         }
         recorded.forget_old(now);
     }
@@ -295,8 +296,7 @@ fn add_to_hour(store: &Store, hour: u64, counted: &BTreeMap<u64, Traffic>) -> Re
         let mut minutes: BTreeMap<u64, Traffic> =
             recorded.filter(|recorded| recorded.hour == hour).into_iter().flat_map(HourRecord::into_minutes).collect();
         for (minute, counted) in counted {
-            let traffic = minutes.entry(*minute).or_default();
-            *traffic = traffic.plus(counted);
+            minutes.entry(*minute).or_default().add(counted);
         }
         step.put_json(&key, &HourRecord::of(hour, &minutes), Durability::Lazy);
         Ok(())
