@@ -250,19 +250,8 @@ const MAX_PACKAGE_DEPTH: usize = 64;
 pub struct ListedFile {
     /// The path relative to the tree's folder.
     pub path: String,
-    /// The kind of entry.
-    pub kind: ListedFileKind,
-}
-
-/// The kind of an entry of a tree.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListedFileKind {
-    /// A regular file in a provider's folder, with its size in bytes.
-    File(u64),
-    /// A file of an unpacked package, with its size in bytes and its mode.
-    InPackage(u64, Mode),
-    /// A refused entry, such as a link or a device, with the reason.
-    Refused(String),
+    /// The size in bytes and the mode of a regular file; the reason to refuse another entry, such as a link or a device.
+    pub file: Result<(u64, Mode), String>,
 }
 
 struct DirectoryEntry {
@@ -324,9 +313,9 @@ impl MirrorWalk<'_> {
             let Ok(name) = name else { continue };
             let entry_path = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
             let is_version = || Version::parse(&name).is_ok();
-            let kind = match kind {
+            let file = match kind {
                 FileType::RegularFile if depth == PROVIDER_DEPTH && !name.starts_with(TEMP_PREFIX) => {
-                    ListedFileKind::File(size_bytes)
+                    Ok((size_bytes, Mode::Plain))
                 }
                 // Other files in these folders are not part of the layout.
                 FileType::RegularFile => continue,
@@ -342,13 +331,13 @@ impl MirrorWalk<'_> {
                     if self.files.len() > files_before {
                         continue;
                     }
-                    ListedFileKind::Refused("it contains no file".to_owned())
+                    Err("it contains no file".to_owned())
                 }
                 FileType::Directory => continue,
                 FileType::Symlink if depth == 0 && is_spelling_link(folder, &name) => continue,
-                kind => ListedFileKind::Refused(refusal_of(kind).to_owned()),
+                kind => Err(refusal_of(kind).to_owned()),
             };
-            self.files.push(ListedFile { path: entry_path, kind });
+            self.files.push(ListedFile { path: entry_path, file });
         }
         Ok(())
     }
@@ -359,20 +348,18 @@ impl MirrorWalk<'_> {
             let is_utf8 = name.is_ok();
             let name = name.unwrap_or_else(|lossy| lossy);
             let entry_path = format!("{path}/{name}");
-            let kind = match kind {
-                _ if !is_utf8 => ListedFileKind::Refused("its name is not UTF-8".to_owned()),
+            let file = match kind {
+                _ if !is_utf8 => Err("its name is not UTF-8".to_owned()),
                 FileType::Directory if depth < MAX_PACKAGE_DEPTH => {
                     let inner = self.folder.open_folder_in(folder, &name, &entry_path)?;
                     self.walk_package(&inner, &entry_path, depth + 1)?;
                     continue;
                 }
-                FileType::Directory => {
-                    ListedFileKind::Refused(format!("folders are nested more than {MAX_PACKAGE_DEPTH} deep"))
-                }
-                FileType::RegularFile => ListedFileKind::InPackage(size_bytes, mode),
-                kind => ListedFileKind::Refused(refusal_of(kind).to_owned()),
+                FileType::Directory => Err(format!("folders are nested more than {MAX_PACKAGE_DEPTH} deep")),
+                FileType::RegularFile => Ok((size_bytes, mode)),
+                kind => Err(refusal_of(kind).to_owned()),
             };
-            self.files.push(ListedFile { path: entry_path, kind });
+            self.files.push(ListedFile { path: entry_path, file });
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use super::folder::{ListedFile, ListedFileKind, MirrorFolder, MirrorFolderError};
+use super::folder::{ListedFile, MirrorFolder, MirrorFolderError};
 use super::layout::{enclosing_package, enclosing_package_folder};
 use super::{MirrorFileKind, MirrorPath, Mode, PathMeaning};
 use crate::packaging::TarWriter;
@@ -54,34 +54,30 @@ fn plan_files(listed: Vec<ListedFile>) -> SendPlan {
     let mut unpacked_packages: BTreeSet<String> = BTreeSet::new();
     // A package without one of its files would be another package, so the whole package is refused.
     let mut refused_packages: BTreeMap<String, String> = BTreeMap::new();
-    for ListedFile { path, kind } in listed {
-        let (size_bytes, mode) = match kind {
-            ListedFileKind::File(size_bytes) => (size_bytes, Mode::Plain),
-            ListedFileKind::InPackage(size_bytes, mode) => (size_bytes, mode),
-            ListedFileKind::Refused(reason) => {
+    for ListedFile { path, file } in listed {
+        let meaning = MirrorPath::parse(&path).map_err(|bad| bad.to_string());
+        let ((size_bytes, mode), meaning) = match file.and_then(|file| Ok((file, meaning?))) {
+            Ok(found) => found,
+            Err(reason) => {
                 refuse(path, reason, &mut refused_packages, &mut plan.refused);
                 continue;
             }
         };
-        let send_order = match MirrorPath::parse(&path) {
-            Ok(PathMeaning::File(MirrorPath { kind: MirrorFileKind::Archive(..), .. })) => {
+        let send_order = match meaning {
+            PathMeaning::File(MirrorPath { kind: MirrorFileKind::Archive(..), .. }) => {
                 plan.packages += 1;
                 SendOrder::Archive
             }
-            Ok(PathMeaning::File(_)) => SendOrder::IndexOrProof,
-            Ok(PathMeaning::Unpacked(..)) => {
+            PathMeaning::File(_) => SendOrder::IndexOrProof,
+            PathMeaning::Unpacked(..) => {
                 unpacked_packages.insert(enclosing_package_folder(&path).to_owned());
                 SendOrder::Unpacked
             }
-            Ok(PathMeaning::Misnamed(reason)) => {
+            PathMeaning::Misnamed(reason) => {
                 plan.refused.push((path, reason));
                 continue;
             }
-            Ok(PathMeaning::Foreign) => continue,
-            Err(bad) => {
-                refuse(path, bad.to_string(), &mut refused_packages, &mut plan.refused);
-                continue;
-            }
+            PathMeaning::Foreign => continue,
         };
         plan.files.push(Outgoing {
             provider_folder: provider_folder(&path).to_owned(),
@@ -144,11 +140,9 @@ mod tests {
 
     #[test]
     fn index_and_proof_files_are_sent_first_and_packages_as_a_whole_or_not_at_all() {
-        let file = |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::File(1) };
-        let in_package =
-            |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::InPackage(1, Mode::Executable) };
-        let link =
-            |path: &str| ListedFile { path: path.to_owned(), kind: ListedFileKind::Refused("it is a link".to_owned()) };
+        let file = |path: &str| ListedFile { path: path.to_owned(), file: Ok((1, Mode::Plain)) };
+        let in_package = |path: &str| ListedFile { path: path.to_owned(), file: Ok((1, Mode::Executable)) };
+        let link = |path: &str| ListedFile { path: path.to_owned(), file: Err("it is a link".to_owned()) };
         let null = "r.example/acme/null";
         let plan = plan_files(vec![
             file("r.example/acme/null-2/1.2.0.json"),
