@@ -31,7 +31,7 @@ pub mod send;
 pub use self::layout::{BadMirrorPath, MirrorFileKind, MirrorPath, PathMeaning, SumsScope};
 
 /// The mode of a file: executable or not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// Not executable.
     Plain,

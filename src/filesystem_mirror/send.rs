@@ -22,8 +22,8 @@ pub struct SendPlan {
     pub refused: Vec<(String, String)>,
 }
 
-/// A file to send.
-#[derive(Debug, PartialEq, Eq)]
+/// A file to send. Its fields are in the order that files are sorted by.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Outgoing {
     provider_folder: String,
     send_order: SendOrder,
@@ -90,9 +90,7 @@ fn plan_files(listed: Vec<ListedFile>) -> SendPlan {
     plan.files.retain(|file| {
         file.send_order != SendOrder::Unpacked || !refused_packages.contains_key(enclosing_package_folder(&file.path))
     });
-    plan.files.sort_by(|a, b| {
-        (&a.provider_folder, &a.send_order, &a.path).cmp(&(&b.provider_folder, &b.send_order, &b.path))
-    });
+    plan.files.sort();
     plan.packages +=
         unpacked_packages.iter().filter(|package_folder| !refused_packages.contains_key(*package_folder)).count();
     plan.bytes = plan.files.iter().map(|file| file.size_bytes).sum();
