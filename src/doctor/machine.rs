@@ -99,32 +99,30 @@ async fn never_set_up(address: SocketAddr) -> (RunningLarder, Vec<Check>) {
 
 /// Finds the running larder as every command does.
 async fn check_larder(config: &Config, usage: &Usage) -> (RunningLarder, Check) {
-    let (finding, advice) = match in_probe_time(running_larder::find(config)).await {
+    let check = match in_probe_time(running_larder::find(config)).await {
         Some(Ok(Some(found))) => return check_answering(config, found, usage).await,
         Some(Ok(None)) if usage.is_by_runs_alone() => {
             let running = RunningLarder { state: LarderState::RunsAlone, ..RunningLarder::default() };
             return (running, Check::passed(RUNNING, runs_text(usage)));
         }
         Some(Ok(None)) => match usage.served_before_runs() {
-            Some(served) => return (RunningLarder::default(), forgotten_service(served)),
+            Some(served) => forgotten_service(served),
             None => not_running(config).await,
         },
-        Some(Err(error @ NotReached::NoToken { .. })) => {
-            // Only larder's own user has its token, as intended.
-            return (RunningLarder::default(), Check::warn(RUNNING, error.to_string()));
-        }
+        // Only larder's own user has its token, as intended.
+        Some(Err(error @ NotReached::NoToken { .. })) => Check::warn(RUNNING, error.to_string()),
         // Its text names the remedy.
-        Some(Err(error @ NotReached::Elsewhere { .. })) => {
-            return (RunningLarder::default(), Check::fail(RUNNING, error.to_string()));
+        Some(Err(error @ NotReached::Elsewhere { .. })) => Check::fail(RUNNING, error.to_string()),
+        Some(Err(error @ NotReached::InUse { .. })) => {
+            Check::fail(RUNNING, error.to_string()).advise(LOCKED_BY_ANOTHER)
         }
-        Some(Err(error @ NotReached::InUse { .. })) => (error.to_string(), LOCKED_BY_ANOTHER),
-        Some(Err(NotReached::Client(error))) => (error.to_string(), advice_about(&error)),
-        None => (
-            format!("the larder that has the store did not answer within {} s", PROBE_TIMEOUT.as_secs()),
-            "larder hangs, or its machine is overloaded; see its log",
-        ),
+        Some(Err(NotReached::Client(error))) => Check::fail(RUNNING, error.to_string()).advise(advice_about(&error)),
+        None => {
+            let finding = format!("the larder that has the store did not answer within {} s", PROBE_TIMEOUT.as_secs());
+            Check::fail(RUNNING, finding).advise("larder hangs, or its machine is overloaded; see its log")
+        }
     };
-    (RunningLarder::default(), Check::fail(RUNNING, finding).advise(advice))
+    (RunningLarder::default(), check)
 }
 
 /// The advice about a listener that did not answer as larder does.
@@ -137,17 +135,18 @@ const fn advice_about(error: &AdminClientError) -> &'static str {
 
 /// The finding and the advice where no larder has the store. What listens at larder's address is not asked for more than a
 /// sign of life: it may be anything.
-async fn not_running(config: &Config) -> (String, &'static str) {
+async fn not_running(config: &Config) -> Check {
     let address = config.admin.listen;
     let store = config.store.path.display();
-    match ask_unproven(address).await {
+    let (finding, advice) = match ask_unproven(address).await {
         Err(AdminClientError::NotRunning(_)) => (format!("no larder runs: nothing listens on {address}"), START_ADVICE),
         Err(error) => (error.to_string(), advice_about(&error)),
         Ok(_) => (
             format!("something answers on {address} as larder does, but the store in {store} is not in use"),
             "another larder listens there: give the doctor its --config, or this one another port",
         ),
-    }
+    };
+    Check::fail(RUNNING, finding).advise(advice)
 }
 
 /// The finding where only runs have used the store for a while.
