@@ -35,12 +35,8 @@ pub(crate) fn is_own_listener(url: &Url, config: &Config) -> bool {
     if url.origin() == base.origin() {
         return url.path().starts_with(base.path());
     }
-    let is_this_machine = match url.host() {
-        Some(Host::Domain(name)) => name == "localhost",
-        Some(_) => is_loopback(url) && (listening.ip().is_loopback() || listening.ip().is_unspecified()),
-        None => false,
-    };
-    is_this_machine && url.port_or_known_default() == Some(listening.port())
+    let is_reached = url.domain().is_some() || listening.ip().is_loopback() || listening.ip().is_unspecified();
+    is_loopback(url) && is_reached && url.port_or_known_default() == Some(listening.port())
 }
 
 /// True for URLs of this machine, which no request leaves.
