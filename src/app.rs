@@ -641,13 +641,19 @@ pub fn start_problems(config: &Config) -> Vec<String> {
     {
         problems.push(format!("server.tls: {error}"));
     }
-    if let Ok(own) = OwnEntry::random()
-        && let Err(error) =
-            Outbound::new(&config.network, &config.upstreams, own, Traffic::default(), UpstreamLimits::default())
-    {
+    if let Err(error) = outbound(config, Traffic::default(), UpstreamLimits::default()) {
         problems.push(error.to_string());
     }
     problems
+}
+
+/// Builds larder's outbound connector.
+///
+/// # Errors
+/// A file that it needs cannot be read.
+pub fn outbound(config: &Config, traffic: Traffic, limits: UpstreamLimits) -> Result<Outbound, StartError> {
+    let own = OwnEntry::random().map_err(|_| StartError::Random)?;
+    Ok(Outbound::new(&config.network, &config.upstreams, own, traffic, limits)?)
 }
 
 /// Opens the store and builds a mirror without listeners or jobs, for commands that run without a larder.
@@ -658,14 +664,7 @@ pub fn mirror(
     let store = Arc::new((settings.open_store)(&config.store.path, settings.clock.now())?);
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
-    let own = OwnEntry::random().map_err(|_| StartError::Random)?;
-    let outbound = Outbound::new(
-        &config.network,
-        &config.upstreams,
-        own,
-        metrics.counters.traffic.clone(),
-        settings.upstream_limits,
-    )?;
+    let outbound = outbound(config, metrics.counters.traffic.clone(), settings.upstream_limits)?;
     let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
     let runtime_config = RuntimeConfig::new(upstreams, outbound, &config.store, required_platforms);
     let counters = metrics.counters.clone();

@@ -16,14 +16,12 @@ use serde::Serialize;
 pub(crate) use self::listener::is_own_listener;
 use self::machine::{AnnouncedTimes, LarderState, RunningLarder};
 use self::upstreams::UpstreamCheck;
-use crate::app::{self, StartError, running_larder};
-use crate::cdn_loop::OwnEntry;
+use crate::app::{self, running_larder};
 use crate::clock::{Clock, Timestamp};
 use crate::config::{self, Config, ConfigReading, Diagnostic, Problems};
 use crate::http::probe_client::ClientRoots;
 use crate::store::Store;
 use crate::upstream::limits::UpstreamLimits;
-use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
 
 /// The longest wait for one answer of a server or a disk.
@@ -125,7 +123,7 @@ async fn check_upstreams(
         // The outbound connector needs the files that failed to load.
         return Vec::new();
     }
-    let outbound = match outbound(config) {
+    let outbound = match app::outbound(config, Traffic::default(), UpstreamLimits::default()) {
         Ok(outbound) => outbound,
         Err(error) => return vec![Check::fail("upstreams", error.to_string())],
     };
@@ -137,12 +135,6 @@ async fn check_upstreams(
         checks.into_iter().map(|check| check.about(host)).collect::<Vec<_>>()
     });
     join_all(checks).await.concat()
-}
-
-/// Builds larder's outbound connector, without a store.
-fn outbound(config: &Config) -> Result<Outbound, StartError> {
-    let own_entry = OwnEntry::random().map_err(|_| StartError::Random)?;
-    Ok(Outbound::new(&config.network, &config.upstreams, own_entry, Traffic::default(), UpstreamLimits::default())?)
 }
 
 /// Result of a check.
