@@ -417,8 +417,7 @@ impl SharedParts {
     /// Builds the request handlers for a configuration. Counters and request numbers continue.
     fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StartError> {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
-        let protocols =
-            protocols_of(config, base_url_of(config, self.main_address), Arc::clone(&self.mirror), runtime_config);
+        let protocols = protocols_of(config, self.main_address, Arc::clone(&self.mirror), runtime_config);
         let reads = if self.run_ids.is_some() { ReadAccess::Token } else { ReadAccess::Open };
         let clients = Clients {
             allowed: config.server.clients.clone(),
@@ -487,12 +486,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     Ok(Arc::new(Admin {
         process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
         requests: metrics.requests.clone(),
-        protocols: protocols_of(
-            config,
-            base_url_of(config, config.server.listen),
-            Arc::clone(&mirror),
-            mirror.runtime.config(),
-        ),
+        protocols: protocols_of(config, config.server.listen, Arc::clone(&mirror), mirror.runtime.config()),
         registry: metrics.registry(Arc::clone(&mirror), &jobs, clock.now(), clock.clone()),
         jobs,
         mirror,
@@ -506,10 +500,10 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     }))
 }
 
-/// The client protocols of one configuration.
+/// The client protocols of one configuration, for a main listener on `bound`.
 fn protocols_of(
     config: &Config,
-    base: String,
+    bound: SocketAddr,
     mirror: Arc<Mirror>,
     runtime_config: Arc<RuntimeConfig>,
 ) -> Arc<Protocols> {
@@ -517,7 +511,7 @@ fn protocols_of(
         upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
         default_upstream: config.server.default_upstream.clone(),
     };
-    let mount = Mount::new(config.server.public_url.as_ref()).listening_at(base);
+    let mount = Mount::new(config.server.public_url.as_ref()).listening_at(base_url_of(config, bound));
     Arc::new(Protocols::new(mirror, runtime_config, mount, route_context, config.store.memory.as_u64()))
 }
 
