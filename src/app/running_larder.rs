@@ -99,12 +99,9 @@ pub async fn find(config: &Config) -> Result<Option<RunningLarder>, NotReached> 
         // Another program may have the configured address.
         StoreUse::Free if Store::exists(store).unwrap_or(true) => Ok(None),
         // There is no store here. It may be elsewhere, or its folder may be gone while its larder runs.
-        StoreUse::Free => match at_listener(config, config.admin.listen).await {
-            Err(NotReached::NoToken { .. } | NotReached::Client(AdminClientError::NotRunning(_))) => Ok(None),
-            found => found.map(Some),
-        },
-        StoreUse::Unseen(_) => match at_listener(config, config.admin.listen).await {
+        StoreUse::Free | StoreUse::Unseen(_) => match at_listener(config, config.admin.listen).await {
             Err(NotReached::Client(AdminClientError::NotRunning(_))) => Ok(None),
+            Err(NotReached::NoToken { .. }) if matches!(used, StoreUse::Free) => Ok(None),
             found => found.map(Some),
         },
         StoreUse::Noted(note) if !note.place.is_same_machine(&Place::here()) => {
