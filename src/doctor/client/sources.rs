@@ -514,18 +514,15 @@ fn host_of_base(url: &Url, service: &str) -> Option<Hostname> {
 fn failed_probe(error: &ProbeError, subject: &str, url: &Url, advice: String) -> Check {
     let shown = url.origin().ascii_serialization();
     let finding = format!("{subject} leads to {shown}: {error}");
-    match error {
-        ProbeError::Certificate(bad) => Check::fail(CERTIFICATE, finding).advise(certificate_advice(bad)),
-        ProbeError::NoTls(_) => {
-            Check::fail(SCHEME, finding).advise(format!("the server may speak plain http there; {advice}"))
-        }
-        ProbeError::NoHttp(_) => {
-            Check::fail(SCHEME, finding).advise(format!("the server may speak https there; {advice}"))
-        }
+    let (id, advice) = match error {
+        ProbeError::Certificate(bad) => (CERTIFICATE, certificate_advice(bad).to_owned()),
+        ProbeError::NoTls(_) => (SCHEME, format!("the server may speak plain http there; {advice}")),
+        ProbeError::NoHttp(_) => (SCHEME, format!("the server may speak https there; {advice}")),
         ProbeError::HostNotFound { .. } | ProbeError::Unreachable(_) | ProbeError::Slow(_) | ProbeError::NoUrl => {
-            Check::fail(ADDRESS, finding).advise(advice)
+            (ADDRESS, advice)
         }
-    }
+    };
+    Check::fail(id, finding).advise(advice)
 }
 
 #[cfg(test)]
