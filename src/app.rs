@@ -64,7 +64,6 @@ pub struct App {
     admin_limits: listener::Limits,
     base: String,
     scrub: Option<Duration>,
-    lifetime: Lifetime,
 }
 
 /// The listening sockets of a larder. The kernel accepts connections for as long as any process has them.
@@ -155,7 +154,7 @@ impl App {
         let mut settings = settings;
         if let Some(limit) = open_files::limit() {
             open_files::share_out(&mut settings, limit);
-            if settings.lifetime.run_ids().is_some() {
+            if settings.one_run.is_some() {
                 // All clients of runs are on this machine.
                 settings.connections.each_address = settings.connections.connections;
             } else if let Some((wanted, given)) = open_files::shortage_at(limit) {
@@ -163,7 +162,7 @@ impl App {
             }
         }
         let (mirror, store, metrics) = mirror(config, &settings)?;
-        if let Lifetime::Service = settings.lifetime {
+        if settings.one_run.is_none() {
             // Before anything else can fail: the doctor misses a service that was wanted and does not run. A store that cannot
             // be written is served, too.
             let recorded = mirror.library.record_service(settings.clock.now());
@@ -176,10 +175,8 @@ impl App {
         let (main, admin) = sockets.map(|sockets| (sockets.main, sockets.admin)).unzip();
         let (main, main_address) = bind("[server]", config.server.listen, main).await?;
         let (admin, admin_address) = bind("[admin]", config.admin.listen, admin).await?;
-        let handover = match &settings.lifetime {
-            Lifetime::OneRun { handover, .. } => handover.clone(),
-            Lifetime::Service => None,
-        };
+        let (handover, run_ids) = settings.one_run.map(|run| (run.handover, run.ids)).unzip();
+        let handover = handover.flatten();
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = SharedParts {
@@ -195,7 +192,7 @@ impl App {
             supervisor: metrics.supervisor.clone(),
             requests: metrics.requests.clone(),
             runs: Runs::new(&mirror.library, settings.clock.clone()),
-            run_ids: settings.lifetime.run_ids().cloned(),
+            run_ids,
             registry: metrics.registry(Arc::clone(&mirror), &jobs, started, settings.clock.clone()),
             jobs,
             started,
@@ -217,17 +214,7 @@ impl App {
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         let socket = listen_at_socket(&running.parts.store);
         running.parts.store.local.note_listeners(ListenerNote { main: main_address, admin: admin_address, handover });
-        Ok(Self {
-            running: Arc::new(running),
-            main,
-            admin,
-            socket,
-            main_limits,
-            admin_limits,
-            base,
-            scrub,
-            lifetime: settings.lifetime,
-        })
+        Ok(Self { running: Arc::new(running), main, admin, socket, main_limits, admin_limits, base, scrub })
     }
 
     /// Address of the main listener.
@@ -288,8 +275,8 @@ impl App {
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), StoreError> {
-        let Self { running, main, admin, socket, main_limits, admin_limits, scrub, lifetime, .. } = self;
-        if let Lifetime::Service = lifetime {
+        let Self { running, main, admin, socket, main_limits, admin_limits, scrub, .. } = self;
+        if running.parts.run_ids.is_none() {
             running.parts.jobs.resume_interrupted();
         }
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
@@ -587,30 +574,19 @@ pub struct StartSettings {
     pub connections: listener::Limits,
     /// The longest wait for a thread of the blocking pool before the liveness check fails.
     pub pool_within: Duration,
-    /// The end of this larder.
-    pub lifetime: Lifetime,
+    /// Set where this larder is for one run. A service lasts until it is stopped, and continues interrupted jobs.
+    pub one_run: Option<OneRun>,
     /// Opens the store in a folder, at this time.
     pub open_store: fn(&Path, Timestamp) -> Result<Store, StoreError>,
 }
 
-/// The end of a larder.
+/// A larder that lasts as long as a client does. Jobs stay as they are, for the next service.
 #[derive(Debug, Clone)]
-pub enum Lifetime {
-    /// Until it is stopped. Interrupted jobs continue.
-    Service,
-    /// As long as a client does. Jobs stay as they are, for the next service.
-    OneRun {
-        /// The Unix socket at which other runs get the listening sockets, to continue this larder.
-        handover: Option<PathBuf>,
-        /// The ids of the runs that it answers.
-        ids: RunIds,
-    },
-}
-
-impl Lifetime {
-    fn run_ids(&self) -> Option<&RunIds> {
-        if let Self::OneRun { ids, .. } = self { Some(ids) } else { None }
-    }
+pub struct OneRun {
+    /// The Unix socket at which other runs get the listening sockets, to continue this larder.
+    pub handover: Option<PathBuf>,
+    /// The ids of the runs that it answers.
+    pub ids: RunIds,
 }
 
 impl Default for StartSettings {
@@ -621,7 +597,7 @@ impl Default for StartSettings {
             upstream_limits: UpstreamLimits::default(),
             connections: listener::Limits::default(),
             pool_within: watchdog::POOL_TIMEOUT,
-            lifetime: Lifetime::Service,
+            one_run: None,
             open_store: Store::open,
         }
     }

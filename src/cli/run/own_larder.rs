@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::handover;
 use super::temp_folder::TempFolder;
-use crate::app::{App, Lifetime, Sockets, StartError, StartSettings};
+use crate::app::{App, OneRun, Sockets, StartError, StartSettings};
 use crate::cli::print_error;
 use crate::config::Config;
 use crate::http::admin_client::AdminClient;
@@ -52,8 +52,8 @@ impl OwnLarder {
         let path = folder.file(HANDOVER);
         // Without the socket no other run continues this larder.
         let listener = local_socket::listen(&path);
-        let lifetime = Lifetime::OneRun { handover: listener.is_ok().then_some(path), ids: ids.clone() };
-        let mut settings = StartSettings { lifetime, ..StartSettings::default() };
+        let one_run = OneRun { handover: listener.is_ok().then_some(path), ids: ids.clone() };
+        let mut settings = StartSettings { one_run: Some(one_run), ..StartSettings::default() };
         settings.connections.drain = DRAIN_TIMEOUT;
         let app = App::start_on(config, settings, sockets).await?;
         let (admin, runs) = (app.admin(), app.runs());
