@@ -3,6 +3,7 @@
 
 use std::io::{IsTerminal as _, Write};
 
+use anyhow::Context as _;
 use bytesize::ByteSize;
 use clap::Args;
 use serde::Serialize;
@@ -154,11 +155,11 @@ const PERCENT_PER_LINE: u64 = 10;
 pub(super) fn verify(common: &CommonOptions) -> anyhow::Result<bool> {
     let config = config_to_ask(common)?;
     let line = TerminalBar::of_template("{wide_msg}", None);
-    let mut report = VerifyReporter { json: common.json, line, totals: (0, 0), last_percent: 0, last_step: None };
+    let mut report = VerifyReporter { json: common.json, line, totals: (0, 0), last_percent: 0, is_intact: None };
     block_on(with_larder(&config, StoreNeed::Existing, async |larder| {
         Ok(larder.post_steps(VERIFY, |step| report.report(&step)).await?)
     }))?;
-    report.finish()
+    report.is_intact.context("larder stopped before everything was verified")
 }
 
 /// Prints verify events as lines or JSON.
@@ -168,7 +169,8 @@ struct VerifyReporter {
     /// Number of archives in the store, and their bytes.
     totals: (u64, u64),
     last_percent: u64,
-    last_step: Option<VerifyEvent>,
+    /// The result; `None` until the last event.
+    is_intact: Option<bool>,
 }
 
 impl VerifyReporter {
@@ -178,8 +180,10 @@ impl VerifyReporter {
         } else {
             self.show(step);
         }
-        if matches!(step, VerifyEvent::Done { .. } | VerifyEvent::Stopped { .. }) {
-            self.last_step = Some(step.clone());
+        match step {
+            VerifyEvent::Done { wrong, .. } => self.is_intact = Some(*wrong == 0),
+            VerifyEvent::Stopped { .. } => self.is_intact = Some(false),
+            _ => {}
         }
     }
 
@@ -216,14 +220,6 @@ impl VerifyReporter {
         } else if percent >= self.last_percent + PERCENT_PER_LINE {
             self.last_percent = percent;
             let _ = writeln!(std::io::stderr(), "{line}");
-        }
-    }
-
-    fn finish(self) -> anyhow::Result<bool> {
-        match self.last_step {
-            Some(VerifyEvent::Done { wrong, .. }) => Ok(wrong == 0),
-            Some(_) => Ok(false),
-            None => Err(anyhow::anyhow!("larder stopped before everything was verified")),
         }
     }
 }
