@@ -26,13 +26,13 @@ pub(super) fn run(common: &CommonOptions) -> anyhow::Result<bool> {
 }
 
 fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
-    let renderer = CheckRenderer::of_the_terminal();
+    let (width, has_colour) = (width_of_stdout().map(|columns| columns.min(MAX_WIDTH)), stdout_has_colour());
     let mut checks: Vec<Check> = Vec::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the runtime would not start")?;
     runtime.block_on(doctor::examine(common.read(), |check| {
         if !common.json {
-            print_line(&renderer.render(&check));
+            print_line(&check_text(&check, width, has_colour));
         }
         checks.push(check);
     }));
@@ -53,35 +53,22 @@ fn examine(common: &CommonOptions) -> anyhow::Result<bool> {
 /// Longer lines are hard to read on any terminal.
 const MAX_WIDTH: usize = 120;
 
-#[derive(Debug, Clone, Copy)]
-struct CheckRenderer {
-    width: Option<usize>,
-    has_colour: bool,
-}
-
-impl CheckRenderer {
-    /// Wraps and colours on a terminal; does neither elsewhere.
-    fn of_the_terminal() -> Self {
-        Self { width: width_of_stdout().map(|columns| columns.min(MAX_WIDTH)), has_colour: stdout_has_colour() }
-    }
-
-    /// Renders a check, with its advice below.
-    fn render(&self, check: &Check) -> String {
-        let (result_text, style) = match check.verdict {
-            CheckResult::Ok => ("ok  ", Style::new().fg_color(Some(AnsiColor::Green.into()))),
-            CheckResult::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
-            CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
-        };
-        let mut page = TextPage::with_whole_words(self.width);
-        let subject = check.subject.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default();
-        let finding = format!("{subject}{}", escape_for_terminal(&check.finding));
-        page.push_with_prefix(&format!("{result_text}  {:22}", check.id), &finding);
-        check.advice.iter().for_each(|advice| page.push_with_prefix("      -> ", &escape_for_terminal(advice)));
-        let paste = check.paste.iter().flat_map(|paste| paste.trim_end().lines());
-        paste.for_each(|line| page.push(format!("         {}", escape_for_terminal(line))));
-        let text = page.text();
-        if self.has_colour { styled(&text, result_text, style) } else { text }
-    }
+/// Renders a check, with its advice below.
+fn check_text(check: &Check, width: Option<usize>, has_colour: bool) -> String {
+    let (result_text, style) = match check.verdict {
+        CheckResult::Ok => ("ok  ", Style::new().fg_color(Some(AnsiColor::Green.into()))),
+        CheckResult::Warn => ("warn", Style::new().fg_color(Some(AnsiColor::Yellow.into())).bold()),
+        CheckResult::Fail => ("FAIL", Style::new().fg_color(Some(AnsiColor::Red.into())).bold()),
+    };
+    let mut page = TextPage::with_whole_words(width);
+    let subject = check.subject.as_ref().map(|subject| format!("{subject}: ")).unwrap_or_default();
+    let finding = format!("{subject}{}", escape_for_terminal(&check.finding));
+    page.push_with_prefix(&format!("{result_text}  {:22}", check.id), &finding);
+    check.advice.iter().for_each(|advice| page.push_with_prefix("      -> ", &escape_for_terminal(advice)));
+    let paste = check.paste.iter().flat_map(|paste| paste.trim_end().lines());
+    paste.for_each(|line| page.push(format!("         {}", escape_for_terminal(line))));
+    let text = page.text();
+    if has_colour { styled(&text, result_text, style) } else { text }
 }
 
 /// Width of the prefix that `print_error` writes.
@@ -190,7 +177,6 @@ mod tests {
 
     #[test]
     fn text_is_wrapped_to_the_terminal_and_words_stay_whole() {
-        let renderer = CheckRenderer { width: Some(60), has_colour: false };
         let long = "https://mirror.example/registry/registry.terraform.io/v1/providers/";
         let text = format!("a few words, more of them, and then {long} and more");
         let check = Check {
@@ -201,13 +187,13 @@ mod tests {
             advice: vec![],
             paste: None,
         };
-        let wrapped = renderer.render(&check);
+        let wrapped = check_text(&check, Some(60), false);
         assert!(wrapped.lines().all(|line| line.chars().count() <= 60 || line.contains(long)), "{wrapped}");
         assert!(wrapped.lines().skip(1).all(|line| line.starts_with(&" ".repeat(28))), "{wrapped}");
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(words(&wrapped)[2..], words(&text));
-        assert_eq!(CheckRenderer { width: None, has_colour: false }.render(&check).lines().count(), 1);
-        assert!(CheckRenderer { has_colour: true, ..renderer }.render(&check).contains("\u{1b}[0m  client.path"));
+        assert_eq!(check_text(&check, None, false).lines().count(), 1);
+        assert!(check_text(&check, Some(60), true).contains("\u{1b}[0m  client.path"));
     }
 
     #[test]
