@@ -52,9 +52,8 @@ pub(super) async fn check_client(
     for client_files in &all_client_files {
         let mut checks_of_files = checks_of_clients.check_files(client_files).await;
         if name_clients {
-            checks_of_files
-                .iter_mut()
-                .for_each(|check| check.finding = format!("{}: {}", client_files.clients(), check.finding));
+            let clients = client_files.clients();
+            checks_of_files.iter_mut().for_each(|check| check.finding = format!("{clients}: {}", check.finding));
         }
         checks.extend(checks_of_files);
     }
@@ -64,13 +63,12 @@ pub(super) async fn check_client(
 impl ClientChecks<'_> {
     /// Checks the files of one set of clients, and the registries in them.
     async fn check_files(&self, client_files: &ClientFiles) -> Vec<Check> {
-        let mut checks = client_files.checks(self.running.state);
         if client_files.no_files() {
             let searched = client_files.searched_paths();
             let advice = match self.running.state {
                 LarderState::RunsAlone => {
-                    checks.push(Check::passed(FILES, format!("none ({searched}): `larder run` gives its client one")));
-                    return checks;
+                    let finding = format!("none ({searched}): `larder run` gives its client one");
+                    return vec![Check::passed(FILES, finding)];
                 }
                 LarderState::NeverSetUp => {
                     "write these lines there, with your larder's own URL instead of this machine's:"
@@ -81,9 +79,9 @@ impl ClientChecks<'_> {
             };
             let finding = format!("no CLI configuration ({searched}): clients ask every registry directly, not larder");
             let lines = self.lines_to_paste().await;
-            checks.push(Check::warn(FILES, finding).advise(advice).paste(lines));
-            return checks;
+            return vec![Check::warn(FILES, finding).advise(advice).paste(lines)];
         }
+        let mut checks = client_files.checks(self.running.state);
         for host in self.hosts(client_files) {
             checks.extend(self.check_host(client_files, &host).await);
         }
