@@ -402,10 +402,9 @@ impl Manifest {
                 if *sizes.entry(file.sha256).or_insert(file.bytes) != file.bytes {
                     return refused(format!("{name}: its {role} has two sizes"));
                 }
-                total_bytes = match total_bytes.checked_add(tar_bytes_of_file(file.bytes)) {
-                    Some(total_bytes) => total_bytes,
-                    None => return refused("its files are larger than any disk".to_owned()),
-                };
+                let sum = total_bytes.checked_add(tar_bytes_of_file(file.bytes));
+                let too_large = || BadManifest::Refused("its files are larger than any disk".to_owned());
+                total_bytes = sum.ok_or_else(too_large)?;
             }
         }
         Ok(())
@@ -496,8 +495,10 @@ mod module {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModuleAddress, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let [host, namespace, name, system] =
-            super::segments(&text).ok_or_else(|| D::Error::custom("not a module address"))?;
+        let segments: Vec<&str> = text.split('/').collect();
+        let [host, namespace, name, system] = segments[..] else {
+            return Err(D::Error::custom("not a module address"));
+        };
         Ok(ModuleAddress {
             host: Hostname::parse(host).map_err(D::Error::custom)?,
             namespace: ModuleName::parse(namespace).map_err(D::Error::custom)?,
@@ -505,11 +506,6 @@ mod module {
             system: System::parse(system).map_err(D::Error::custom)?,
         })
     }
-}
-
-/// Splits an address into its segments; `None` if their number is not `N`.
-fn segments<const N: usize>(text: &str) -> Option<[&str; N]> {
-    text.split('/').collect::<Vec<_>>().try_into().ok()
 }
 
 #[cfg(test)]
