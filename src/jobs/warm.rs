@@ -88,7 +88,7 @@ impl WarmUp {
         }
         let configurations =
             (!configurations.is_empty()).then(|| Order { given: configurations, platforms: platforms.clone() });
-        let items = wanted.iter().map(WarmTarget::len).fold(0, usize::saturating_add);
+        let items = wanted.iter().map(|target| target.item_platforms().len()).fold(0, usize::saturating_add);
         if items > MAX_ITEMS {
             return Err(vec![format!("the order has about {items} archives; the limit of one job is {MAX_ITEMS}")]);
         }
@@ -97,14 +97,11 @@ impl WarmUp {
 
     /// An item for each known archive.
     pub(super) fn items(&self) -> Vec<JobItem> {
-        let items_of = |target: &WarmTarget| -> Vec<JobItem> {
-            let item = |platform| waiting_item(PackageRef::from(&target.selector).on(platform));
-            match target.selector {
-                PackageSelector::Provider(_) => target.platforms.iter().map(|platform| item(Some(platform))).collect(),
-                PackageSelector::Module(_) => vec![item(None)],
-            }
-        };
-        self.wanted.iter().flat_map(items_of).collect()
+        let items = self.wanted.iter().flat_map(|target| {
+            let package = PackageRef::from(&target.selector);
+            target.item_platforms().into_iter().map(move |platform| waiting_item(package.clone().on(platform)))
+        });
+        items.collect()
     }
 
     /// The order, as text for people.
@@ -141,10 +138,11 @@ impl WarmTarget {
         Self { selector, platforms, locked: Vec::new() }
     }
 
-    fn len(&self) -> usize {
+    /// The platform of each item. A module has one item, which is for all of them.
+    fn item_platforms(&self) -> Vec<Option<&Platform>> {
         match self.selector {
-            PackageSelector::Provider(_) => self.platforms.len(),
-            PackageSelector::Module(_) => 1,
+            PackageSelector::Provider(_) => self.platforms.iter().map(Some).collect(),
+            PackageSelector::Module(_) => vec![None],
         }
     }
 }
@@ -245,7 +243,7 @@ pub(super) async fn run(
     let run = WarmUpRun { steps: StepRunner::new(mirror, clock, limits, Urgency::Job), job };
     let mut first = 0;
     let targets = warm_up.wanted.iter().map(|target| {
-        let items = first..first + target.len();
+        let items = first..first + target.item_platforms().len();
         first = items.end;
         run.warm(items, target)
     });
