@@ -1,6 +1,6 @@
 //! `larder list`: what is stored, by address and version.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytesize::ByteSize;
 use clap::Args;
@@ -152,18 +152,14 @@ impl ListTotals {
 
 /// Groups the packages of one address by version, the newest first.
 fn by_version(packages: Vec<StoredPackage>) -> Vec<(Version, Vec<StoredPackage>)> {
-    let mut versions: Vec<(Version, Vec<StoredPackage>)> = Vec::new();
+    let mut versions: BTreeMap<Version, Vec<StoredPackage>> = BTreeMap::new();
     for package in packages {
         let version = package.package.version.as_deref().and_then(|version| Version::parse_of_module(version).ok());
         // A stored package has a version that parses.
         let Some(version) = version else { continue };
-        match versions.iter_mut().rev().find(|(known, _)| *known == version) {
-            Some((_, packages)) => packages.push(package),
-            None => versions.push((version, vec![package])),
-        }
+        versions.entry(version).or_default().push(package);
     }
-    versions.sort_by(|(one, _), (other, _)| other.cmp(one));
-    versions
+    versions.into_iter().rev().collect()
 }
 
 /// Renders the versions of one address: size, proof, last use, and the platforms.
