@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::terminal::format_seconds;
-use super::{CaughtSignals, CommonOptions, block_on, catch_file_size_signal, print_json, print_line};
+use super::{CaughtSignals, CommonOptions, VERSION, block_on, catch_file_size_signal, print_json, print_line};
 use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
 use crate::protocol::client_config::ClientRoute;
@@ -134,11 +134,10 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
         print_json(&startup);
         return Ok(());
     }
-    let version = env!("CARGO_PKG_VERSION");
     if config.server.public_url.is_some() {
-        print_line(&format!("larder {version} listens on {}; clients reach it at {}", app.address(), app.base()));
+        print_line(&format!("larder {VERSION} listens on {}; clients reach it at {}", app.address(), app.base()));
     } else {
-        print_line(&format!("larder {version} listens on {}", app.base()));
+        print_line(&format!("larder {VERSION} listens on {}", app.base()));
     }
     if config.server.public_url.is_none() && app.address().ip().is_unspecified() {
         print_line(&format!(
