@@ -157,8 +157,8 @@ impl App {
             if settings.one_run.is_some() {
                 // All clients of runs are on this machine.
                 settings.connections.each_address = settings.connections.connections;
-            } else if let Some((wanted, given)) = open_files::shortage_at(limit) {
-                tracing::warn!("{}", open_files::shortage_text(limit, wanted, given));
+            } else if let Some(shortage) = open_files::shortage_at(limit) {
+                tracing::warn!("{shortage}");
             }
         }
         let (mirror, store, metrics) = mirror(config, &settings)?;

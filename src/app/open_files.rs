@@ -65,33 +65,24 @@ fn read_limits(process: u32) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{process}/limits")).ok()
 }
 
-/// The connections that a larder serves at a time by default, and those that it serves with this limit, if these are fewer.
-pub fn shortage_at(limit: u64) -> Option<(usize, usize)> {
+/// Text for people if a larder with this limit serves fewer connections than by default: the effect, and the line to write.
+pub fn shortage_at(limit: u64) -> Option<String> {
     let mut settings = StartSettings::default();
+    let wanted = settings.connections.connections;
     share_out(&mut settings, limit);
-    shortage(&settings)
-}
-
-/// The connections that the configured limits allow clients, and those that they get, if these are fewer.
-fn shortage(settings: &StartSettings) -> Option<(usize, usize)> {
-    let wanted = StartSettings::default().connections.connections;
     let given = settings.connections.connections;
-    (given < wanted).then_some((wanted, given))
+    let text = format!(
+        "the limit of open files is {limit}, so {given} of {wanted} connections are served at a time; raise it to \
+         {WANTED_OPEN_FILES}: LimitNOFILE={WANTED_OPEN_FILES} in the [Service] section of the unit, --ulimit \
+         nofile={WANTED_OPEN_FILES}:{WANTED_OPEN_FILES} for a container"
+    );
+    (given < wanted).then_some(text)
 }
 
 /// The limits of the admin listener, which has its own share.
 pub(super) fn of_admin(limits: &Limits) -> Limits {
     let connections = limits.connections.min(ADMIN_CONNECTIONS);
     Limits { connections, each_address: limits.each_address.min(connections), ..limits.clone() }
-}
-
-/// Text for people: the effect of a shortage, and the line to write.
-pub fn shortage_text(limit: u64, wanted: usize, given: usize) -> String {
-    format!(
-        "the limit of open files is {limit}, so {given} of {wanted} connections are served at a time; raise it to \
-         {WANTED_OPEN_FILES}: LimitNOFILE={WANTED_OPEN_FILES} in the [Service] section of the unit, --ulimit \
-         nofile={WANTED_OPEN_FILES}:{WANTED_OPEN_FILES} for a container"
-    )
 }
 
 fn upstream_needs(limits: &UpstreamLimits) -> u64 {
@@ -144,8 +135,10 @@ mod tests {
         let (settings, default) = (shared(WANTED_OPEN_FILES), StartSettings::default());
         assert_eq!(settings.connections, default.connections);
         assert_eq!(upstream_needs(&settings.upstream_limits), upstream_needs(&default.upstream_limits));
-        assert_eq!(shortage(&settings), None);
-        assert!(shortage(&shared(1024)).is_some_and(|(wanted, given)| wanted == 4096 && given > 150));
+        assert_eq!(shortage_at(WANTED_OPEN_FILES), None);
+        let given = shared(1024).connections.connections;
+        assert!(given > 150);
+        assert!(shortage_at(1024).is_some_and(|text| text.contains(&format!("so {given} of 4096 connections"))));
     }
 
     proptest! {

@@ -239,14 +239,10 @@ fn check_open_files(config: &Config) -> Option<Check> {
     let StoreUse::Noted(note) = Store::use_of(&config.store.path) else { return None };
     note.listeners().filter(|_| note.place.is_same_machine(&Place::here()))?;
     let limit = open_files::limit_of(note.process)?;
-    let (wanted, given) = match open_files::shortage_at(limit) {
-        Some(shortage) => shortage,
-        None => return Some(Check::passed(OPEN_FILES, format!("the limit of open files is {limit}"))),
-    };
-    Some(
-        Check::warn(OPEN_FILES, open_files::shortage_text(limit, wanted, given))
-            .advise("restart larder with the higher limit"),
-    )
+    Some(match open_files::shortage_at(limit) {
+        Some(shortage) => Check::warn(OPEN_FILES, shortage).advise("restart larder with the higher limit"),
+        None => Check::passed(OPEN_FILES, format!("the limit of open files is {limit}")),
+    })
 }
 
 /// Checks that the admin token exists, is private, and is the one of the running larder.
