@@ -136,9 +136,7 @@ impl TreeReceiver<'_> {
                 }
             }
             MirrorFileKind::Document(version, platform) => {
-                let package =
-                    Package { provider: path.provider.clone(), version: version.clone(), platform: platform.clone() };
-                self.signed.insert(MirrorPath::archive(&package));
+                self.signed.insert(path.sibling(MirrorFileKind::Archive(version.clone(), platform.clone())));
                 if let Some((sums, signature)) = self.version_sums.get(&version_key(version)) {
                     let scope = || SumsScope::Package(version.clone(), platform.clone());
                     let write_sibling = |kind, bytes: &[u8]| self.folder.write_small(&path.sibling(kind), bytes);
@@ -169,14 +167,12 @@ impl TreeReceiver<'_> {
                     let Ok(platform) = crate::address::Platform::parse(platform) else { continue };
                     let Some(digest) = index.digest_of(&platform) else { continue };
                     let h1 = listed.hashes.iter().find(|hash| hash.starts_with("h1:")).cloned();
-                    let package = Package { provider: provider.clone(), version: version.clone(), platform };
-                    expected.insert(MirrorPath::archive(&package), ArchiveHashes { digest, h1 });
+                    let kind = MirrorFileKind::Archive(version.clone(), platform);
+                    expected.insert(MirrorPath { provider: provider.clone(), kind }, ArchiveHashes { digest, h1 });
                 }
             }
             for (path, hashes) in &expected {
-                if !self.signed.contains(path) {
-                    self.summary.unsigned += 1;
-                }
+                self.summary.unsigned += u64::from(!self.signed.contains(path));
                 if self.received_archives.contains(path) {
                     continue;
                 }
