@@ -41,7 +41,7 @@ pub(super) struct OrderFor {
 #[derive(Debug, Args)]
 pub(super) struct OrderOptions {
     /// Platform of the clients, such as linux_amd64; repeatable [default: this machine's]
-    #[arg(long = "platform", value_name = "OS_ARCH", value_parser = parse_platform)]
+    #[arg(long = "platform", value_name = "OS_ARCH", value_parser = Platform::parse)]
     platforms: Vec<Platform>,
     /// Client whose rules apply to folders [default: detected from each folder's files]
     #[arg(long, value_enum)]
@@ -54,10 +54,6 @@ pub(super) struct OrderOptions {
     /// folders
     #[arg(long = "var-file", value_name = "FILE")]
     value_files: Vec<PathBuf>,
-}
-
-fn parse_platform(text: &str) -> Result<Platform, String> {
-    Platform::parse(text).map_err(|bad| bad.to_string())
 }
 
 impl OrderOptions {
