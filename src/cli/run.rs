@@ -97,7 +97,7 @@ impl Run {
             notes = self.write_client_config(config, larder, folder) => notes?,
             _ = signals.next() => return Err(stopped_before_client()),
         };
-        for note in notes.iter().chain(larder.note()) {
+        for note in notes.iter().chain(&larder.note) {
             print_error(note);
         }
         let exit = client::run(&self.command, &folder.file(CLIENT_CONFIG_FILE), signals).await;

@@ -48,8 +48,8 @@ pub(super) struct Continuation {
 #[derive(Debug)]
 pub(super) struct Following {
     connection: UnixStream,
-    /// This run.
-    id: RunId,
+    /// This run, as the larder knows it.
+    pub(super) id: RunId,
 }
 
 impl Following {
@@ -67,11 +67,6 @@ impl Following {
             Ok((Self { connection, id }, continuation))
         };
         timeout(MESSAGE_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-    }
-
-    /// This run, as the larder knows it.
-    pub(super) fn id(&self) -> RunId {
-        self.id
     }
 
     /// Waits until the other run has released the store, or until `leave`. Also returns the files that it has sent this run:

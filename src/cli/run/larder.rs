@@ -42,7 +42,8 @@ pub(super) struct LarderOfRun {
     id: RunId,
     admin: AdminClient,
     source: LarderSource,
-    note: Option<String>,
+    /// A line about this larder that the user needs.
+    pub(super) note: Option<String>,
 }
 
 /// The process that a run's larder is in.
@@ -111,7 +112,7 @@ impl LarderOfRun {
                         return Ok(Self { id, admin, source: LarderSource::Service, note });
                     };
                     if let Ok((following, continuation)) = Following::connect(&handover, issue).await {
-                        let id = following.id();
+                        let id = following.id;
                         let leave = CancellationToken::new();
                         let mut config = own_config;
                         // The run that continues an offline larder stays offline, for the runs that asked for that.
@@ -164,11 +165,6 @@ impl LarderOfRun {
         Ok(Self { note: Some(note), ..Self::own(ids, larder, admin)? })
     }
 
-    /// A line about this larder that the user needs.
-    pub(super) fn note(&self) -> Option<&String> {
-        self.note.as_ref()
-    }
-
     /// The `host` blocks for the client. They have the id of this run in their URLs, unless larder ends TLS.
     pub(super) async fn host_blocks(&self) -> anyhow::Result<String> {
         let network = Place::here().network_id();
@@ -194,7 +190,7 @@ impl LarderOfRun {
     /// close.
     pub(super) async fn leave(self) -> (Option<RunReport>, Option<OwnLarder>) {
         match self.source {
-            LarderSource::Own(larder) => (Some(larder.report(self.id).await), Some(larder)),
+            LarderSource::Own(larder) => (Some(larder.runs.report(self.id).await), Some(larder)),
             LarderSource::Service => {
                 let answer = self.admin.get(&format!("{RUNS}/{}", self.id)).await;
                 (answer.inspect_err(|error| tracing::debug!(%error, "the run was not counted")).ok(), None)
@@ -203,7 +199,7 @@ impl LarderOfRun {
                 leave.cancel();
                 let Followed { sent, own } = following.await.unwrap_or_default();
                 let report = match &own {
-                    Some(own) => sent.and(own.report(self.id).await),
+                    Some(own) => sent.and(own.runs.report(self.id).await),
                     None => sent,
                 };
                 (Some(report), own)

@@ -14,7 +14,7 @@ use crate::cli::print_error;
 use crate::config::Config;
 use crate::http::admin_client::AdminClient;
 use crate::http::{Runs, local_socket};
-use crate::protocol::run::{RunId, RunIds, RunReport};
+use crate::protocol::run::RunIds;
 use crate::store::StoreError;
 
 /// The name of the Unix socket in the folder of a run.
@@ -29,7 +29,8 @@ const OTHERS_TIMEOUT: Duration = Duration::from_secs(600);
 /// A larder within this process.
 #[derive(Debug)]
 pub(super) struct OwnLarder {
-    runs: Runs,
+    /// The counts of the runs that it answers.
+    pub(super) runs: Runs,
     stop: CancellationToken,
     serving: JoinHandle<Result<(), StoreError>>,
     /// Cancelled when the store is released.
@@ -66,11 +67,6 @@ impl OwnLarder {
             handing_over.inspect_err(|error| tracing::debug!(%error, "no run can continue this one")).ok();
         let serving = tokio::spawn(app.serve(stop.clone()));
         Ok((Self { runs, stop, serving, ended, handing_over }, admin))
-    }
-
-    /// The files that a run was sent.
-    pub(super) async fn report(&self, id: RunId) -> RunReport {
-        self.runs.report(id).await
     }
 
     /// Releases the store, and then tells the other runs. They may finish their downloads first.
