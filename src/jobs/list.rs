@@ -276,10 +276,6 @@ impl Jobs {
         self.jobs.lock().iter().rev().find(|job| is_run(job) && is_wanted(job)).cloned()
     }
 
-    pub(super) fn records(&self) -> Option<&JobRecords> {
-        self.shared.records.as_ref()
-    }
-
     /// Registers the metrics of jobs.
     pub fn register_metrics(self: &Arc<Self>, registry: &mut Registry) {
         let help = "Warm-ups that ended, by state";

@@ -59,7 +59,7 @@ impl ConfiguredJobs {
 impl Recurring {
     /// Creates the recurring jobs of a configuration, with their recorded runs.
     pub async fn new(jobs: Arc<Jobs>, clock: Clock, config: &Config, supervisor: Supervisor) -> Arc<Self> {
-        let last_runs = match jobs.records() {
+        let last_runs = match &jobs.shared.records {
             Some(records) => records.recurring().await,
             None => LastRuns::default(),
         };
@@ -194,7 +194,7 @@ impl Recurring {
             runs.keep_only(&keys);
         };
         add(&mut self.last_runs.lock());
-        if let Some(records) = self.jobs.records() {
+        if let Some(records) = &self.jobs.shared.records {
             records.change_recurring(add).await;
         }
     }
