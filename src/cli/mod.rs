@@ -195,14 +195,13 @@ impl CommonOptions {
 impl Arguments {
     /// Parses the command line. Prints help or a usage error and exits the process where there is no command to run.
     pub fn read() -> Self {
-        let wants_json = || std::env::args_os().any(|argument| argument == "--json");
         let arguments =
             help::command_with_help().try_get_matches().and_then(|matches| Self::from_arg_matches(&matches));
         arguments.unwrap_or_else(|error| {
             let words: Vec<String> =
                 std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
             let error = help::with_tip(error, &words);
-            if error.use_stderr() && wants_json() {
+            if error.use_stderr() && words.iter().any(|word| word == "--json") {
                 let text = error.render().to_string();
                 let text = text.strip_prefix("error: ").unwrap_or(&text).trim();
                 print_json(&json!({ "errors": [safe_text(text)] }));
