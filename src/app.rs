@@ -180,10 +180,7 @@ impl App {
         let started = settings.clock.now();
         let jobs = Jobs::of_store(Arc::clone(&mirror), settings.clock.clone(), Arc::clone(&store)).await;
         let parts = SharedParts {
-            recurring: {
-                let supervisor = metrics.supervisor.clone();
-                Recurring::new(Arc::clone(&jobs), settings.clock.clone(), config, supervisor).await
-            },
+            recurring: Recurring::new(Arc::clone(&jobs), Arc::clone(&store), config, metrics.supervisor.clone()).await,
             traffic: {
                 let (requests, runtime) = (metrics.requests.clone(), Arc::clone(&mirror.runtime));
                 let source = Box::new(RequestTraffic { requests, runtime });

@@ -86,7 +86,7 @@ impl Jobs {
 
     /// Loads the jobs of a serving larder, including those of earlier runs. Interrupted jobs resume on [`Jobs::resume_interrupted`].
     pub async fn of_store(mirror: Arc<Mirror>, clock: Clock, store: Arc<Store>) -> Arc<Self> {
-        let records = JobRecords::of(store);
+        let records = JobRecords(store);
         let mut loaded = records.all().await;
         loaded.sort_by_key(|(_, record)| record.origin.number);
         let jobs = Self::with_records(mirror, clock, Some(records));
@@ -303,7 +303,7 @@ fn running(jobs: &VecDeque<Arc<RunningJob>>) -> usize {
 
 /// The records of a store.
 #[derive(Debug, Clone)]
-pub(super) struct JobRecords(Arc<Store>);
+pub(super) struct JobRecords(pub(super) Arc<Store>);
 
 /// The record of one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -320,10 +320,6 @@ pub(super) struct JobRecord<W = WarmUp> {
 }
 
 impl JobRecords {
-    pub(super) fn of(store: Arc<Store>) -> Self {
-        Self(store)
-    }
-
     /// Writes a job's record durably. After a disk error the job runs, but does not resume after a restart.
     pub(super) async fn write(&self, id: JobId, record: JobRecord<Arc<WarmUp>>) {
         if let Err(error) = self.put(id, record).await {

@@ -33,6 +33,7 @@ const MAX_DOUBLINGS: u32 = 16;
 #[derive(Debug)]
 pub struct Recurring {
     jobs: Arc<Jobs>,
+    records: JobRecords,
     clock: Clock,
     supervisor: Supervisor,
     configured: watch::Sender<Arc<ConfiguredJobs>>,
@@ -58,19 +59,16 @@ impl ConfiguredJobs {
 
 impl Recurring {
     /// Creates the recurring jobs of a configuration, with their recorded runs.
-    pub async fn new(jobs: Arc<Jobs>, clock: Clock, config: &Config, supervisor: Supervisor) -> Arc<Self> {
-        let last_runs = match &jobs.shared.records {
-            Some(records) => records.recurring().await,
-            None => LastRuns::default(),
-        };
+    pub async fn new(jobs: Arc<Jobs>, store: Arc<Store>, config: &Config, supervisor: Supervisor) -> Arc<Self> {
+        let (records, clock) = (JobRecords(store), jobs.shared.clock.clone());
         let configured = watch::Sender::new(ConfiguredJobs::of(config));
-        let (last_runs, start_lock) = (Mutex::new(last_runs), tokio::sync::Mutex::default());
-        Arc::new(Self { jobs, clock, supervisor, configured, last_runs, start_lock })
+        let (last_runs, start_lock) = (Mutex::new(records.recurring().await), tokio::sync::Mutex::default());
+        Arc::new(Self { jobs, records, clock, supervisor, configured, last_runs, start_lock })
     }
 
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
     pub async fn states_from_store(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
-        let last_runs: LastRuns = JobRecords::of(store).recurring().await;
+        let last_runs: LastRuns = JobRecords(store).recurring().await;
         let state = |entry| RecurringState::of(entry, last_runs.0.get(&key_of(entry)), None, false, clock.now());
         config.warm.iter().map(state).collect()
     }
@@ -194,9 +192,7 @@ impl Recurring {
             runs.keep_only(&keys);
         };
         add(&mut self.last_runs.lock());
-        if let Some(records) = &self.jobs.shared.records {
-            records.change_recurring(add).await;
-        }
+        self.records.change_recurring(add).await;
     }
 }
 
