@@ -264,9 +264,9 @@ impl App {
         self.running.parts.mirror.runtime.spawn_blocking(status).await.unwrap_or_default()
     }
 
-    /// Renders the lines of the CLI configuration to paste, without remarks. Contacts no upstream.
-    pub async fn client_config(&self, client_route: ClientRoute) -> Result<String, Error> {
-        let config = ClientConfig::of(&self.running.parts.mirror, &self.base, client_route).await?;
+    /// Renders the host overrides of the CLI configuration to paste, without remarks. Contacts no upstream.
+    pub async fn client_config(&self) -> Result<String, Error> {
+        let config = ClientConfig::of(&self.running.parts.mirror, &self.base, ClientRoute::HostOverride).await?;
         Ok(config.lines)
     }
 

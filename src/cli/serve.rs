@@ -23,7 +23,6 @@ use super::terminal::format_seconds;
 use super::{CaughtSignals, CommonOptions, VERSION, block_on, catch_file_size_signal, print_json, print_line};
 use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
-use crate::protocol::client_config::ClientRoute;
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -125,7 +124,7 @@ impl ServeTasks {
 
 async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> anyhow::Result<()> {
     let source = config.source.as_ref().map(|file| file.display().to_string());
-    let paste = app.client_config(ClientRoute::HostOverride).await?;
+    let paste = app.client_config().await?;
     if common.json {
         let startup = serde_json::json!({
             "listen": app.address(), "admin": app.admin_address(), "base": app.base(), "store": config.store.path,
