@@ -187,10 +187,8 @@ impl<R: Read, O: FnMut(&str) -> io::Result<R>> Read for PartsReader<O, R> {
 pub struct PartsWriter<O, K, F> {
     open: O,
     finish: K,
-    list: PartList,
     current: Option<CurrentPart<F>>,
-    reused: u64,
-    changed: Vec<String>,
+    written: WrittenParts,
 }
 
 /// The result of writing all parts.
@@ -223,7 +221,7 @@ where
     /// Creates a writer with the creation time and part size of `list`.
     pub fn new(list: PartList, open: O, finish: K) -> Self {
         let list = PartList { parts: Vec::new(), complete: false, ..list };
-        Self { open, finish, list, current: None, reused: 0, changed: Vec::new() }
+        Self { open, finish, current: None, written: WrittenParts { list, reused: 0, changed: Vec::new() } }
     }
 
     /// Completes the last part and the list.
@@ -234,28 +232,28 @@ where
         if let Some(last) = self.current.take() {
             self.end_part(last)?;
         }
-        self.list.complete = true;
-        Ok(WrittenParts { list: self.list, reused: self.reused, changed: self.changed })
+        self.written.list.complete = true;
+        Ok(self.written)
     }
 
     fn end_part(&mut self, part: CurrentPart<F>) -> io::Result<()> {
         let CurrentPart { name, file, hasher, bytes, matches_so_far } = part;
         (self.finish)(file, bytes).map_err(|e| part_error(&name, &e))?;
         if !matches_so_far {
-            self.changed.push(name.clone());
+            self.written.changed.push(name.clone());
         }
         let (sha256, _) = hasher.finish();
-        self.list.parts.push(BundlePart { name, bytes, sha256 });
+        self.written.list.parts.push(BundlePart { name, bytes, sha256 });
         Ok(())
     }
 
     /// The part that the next byte belongs to. Finishes a full part and opens the next one.
     fn writable_part(&mut self) -> io::Result<&mut CurrentPart<F>> {
         let part = match self.current.take() {
-            Some(part) if part.bytes < self.list.part_bytes => part,
+            Some(part) if part.bytes < self.written.list.part_bytes => part,
             full => {
                 full.map_or(Ok(()), |full| self.end_part(full))?;
-                let number = self.list.parts.len() + 1;
+                let number = self.written.list.parts.len() + 1;
                 if number > MAX_PARTS {
                     let reason = format!("more than {MAX_PARTS} parts would be needed; make them larger");
                     return Err(io::Error::other(reason));
@@ -279,19 +277,16 @@ where
         if bytes.is_empty() {
             return Ok(0);
         }
-        let part_bytes = self.list.part_bytes;
+        let part_bytes = self.written.list.part_bytes;
         let part = self.writable_part()?;
         let space = usize::try_from(part_bytes - part.bytes).unwrap_or(usize::MAX);
         let chunk = bytes.get(..space.min(bytes.len())).unwrap_or_default();
-        let mut reused = 0;
         if part.matches_so_far {
             let mut existing = Vec::with_capacity(chunk.len());
             let read = (&mut part.file).take(chunk.len() as u64).read_to_end(&mut existing);
             read.map_err(|e| part_error(&part.name, &e))?;
             part.matches_so_far = existing == chunk;
-            if part.matches_so_far {
-                reused = chunk.len() as u64;
-            } else {
+            if !part.matches_so_far {
                 part.file.seek(SeekFrom::Start(part.bytes))?;
             }
         }
@@ -300,7 +295,8 @@ where
         }
         part.hasher.update(chunk);
         part.bytes += chunk.len() as u64;
-        self.reused += reused;
+        let is_reused = part.matches_so_far;
+        self.written.reused += if is_reused { chunk.len() as u64 } else { 0 };
         Ok(chunk.len())
     }
 
