@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use parking_lot::Mutex;
-use secrecy::SecretString;
 use tokio::time::timeout;
 
 use super::{Check, CheckResult, PROBE_TIMEOUT, in_time};
@@ -249,29 +248,29 @@ fn check_open_files(config: &Config) -> Option<Check> {
 async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> Check {
     let file = Store::token_file(&config.store.path);
     let file = file.display();
-    let token_source = match &examined.token {
-        _ if config.admin.token.is_some() => "[admin] token".to_owned(),
-        TokenFile::Absent if !is_up => {
+    let (token_source, token) = match (&config.admin.token, &examined.token) {
+        (Some(configured), _) => ("[admin] token".to_owned(), configured),
+        (None, TokenFile::Absent) if !is_up => {
             return Check::passed(TOKEN, format!("{file} is created at the first start"));
         }
-        TokenFile::Absent => {
+        (None, TokenFile::Absent) => {
             return Check::fail(TOKEN, format!("missing: {file} does not exist"))
                 .advise("restart larder; it creates a new one");
         }
-        TokenFile::Empty => {
+        (None, TokenFile::Empty) => {
             return Check::fail(TOKEN, format!("{file} has no token"))
                 .advise("remove the file and restart larder; it creates a new one");
         }
-        TokenFile::Unreadable(error) => {
+        (None, TokenFile::Unreadable(error)) => {
             // Another user's commands may not read the token, as intended.
             return Check::new(TOKEN, verdict_of(error), error.to_string())
                 .advise("run the commands as larder's user (sudo -u larder larder …)");
         }
-        TokenFile::Good { mode, .. } if mode & 0o077 != 0 => {
+        (None, TokenFile::Good { mode, .. }) if mode & 0o077 != 0 => {
             return Check::fail(TOKEN, format!("{file} can be read by others (mode {mode:04o})"))
                 .advise(format!("chmod 600 {file}; if the token may have leaked, remove the file and restart larder"));
         }
-        TokenFile::Good { .. } => file.to_string(),
+        (None, TokenFile::Good { token, .. }) => (file.to_string(), token),
     };
     let listener = match Store::use_of(&config.store.path) {
         StoreUse::Noted(note) if note.place.is_same_network(&Place::here()) => {
@@ -279,11 +278,9 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
         }
         _ => None,
     };
-    let (Some(token), Some(listener)) = (known_token(config, examined), listener.filter(|_| is_up)) else {
-        return Check::passed(TOKEN, token_source);
-    };
+    let Some(listener) = listener.filter(|_| is_up) else { return Check::passed(TOKEN, token_source) };
     // The handshake needs the token of the running larder, and tells nobody the one that this command has.
-    match in_probe_time(AdminClient::at_listener(listener, token).connect()).await {
+    match in_probe_time(AdminClient::at_listener(listener, token.clone()).connect()).await {
         Some(Ok(())) => Check::passed(TOKEN, format!("{token_source}, and the running larder has the same")),
         Some(Err(AdminClientError::NotProven { .. })) => {
             Check::fail(TOKEN, format!("the running larder has another token than {token_source}"))
@@ -291,15 +288,6 @@ async fn check_token(config: &Config, examined: &StoreFindings, is_up: bool) -> 
         }
         Some(Err(error)) => Check::fail(TOKEN, error.to_string()),
         None => Check::fail(TOKEN, format!("no answer on {listener} within {} s", PROBE_TIMEOUT.as_secs())),
-    }
-}
-
-/// The admin token of the configuration, or of the store.
-fn known_token(config: &Config, examined: &StoreFindings) -> Option<SecretString> {
-    match (&config.admin.token, &examined.token) {
-        (Some(configured), _) => Some(configured.clone()),
-        (None, TokenFile::Good { token, .. }) => Some(token.clone()),
-        (None, _) => None,
     }
 }
 
