@@ -75,8 +75,9 @@ struct ListPrinter {
     totals: ListTotals,
 }
 
-/// Sums over the printed entries.
-#[derive(Debug, Default)]
+/// Sums over the printed entries. Their text leaves out the addresses.
+#[derive(Debug, Default, derive_more::Display)]
+#[display("{}, {}, {}", plural(*versions, "version"), plural(*archives, "archive"), ByteSize(*bytes))]
 struct ListTotals {
     addresses: u64,
     versions: u64,
@@ -120,10 +121,9 @@ impl ListPrinter {
             return print_json(&PackageList { packages: &self.packages, waiting: &self.waiting });
         }
         self.print_address();
-        let ListTotals { addresses, versions, archives, bytes } = self.totals;
+        let addresses = self.totals.addresses;
         if addresses > 1 {
-            let (versions, archives) = (plural(versions, "version"), plural(archives, "archive"));
-            print_line(&format!("\n{addresses} addresses, {versions}, {archives}, {}", ByteSize(bytes)));
+            print_line(&format!("\n{addresses} addresses, {}", self.totals));
         } else if addresses == 0 {
             let mut page = TextPage::of_width(self.width);
             page.push_with_prefix("", &nothing_text(given));
@@ -172,15 +172,7 @@ fn address_page(
 ) -> String {
     let mut totals = ListTotals::default();
     totals.add(versions);
-    let summary = match totals.archives {
-        1 => String::new(),
-        archives => format!(
-            "{}, {}, {}",
-            plural(totals.versions, "version"),
-            plural(archives, "archive"),
-            ByteSize(totals.bytes)
-        ),
-    };
+    let summary = if totals.archives == 1 { String::new() } else { totals.to_string() };
     let mut page = TextPage::of_width(width);
     page.push_with_prefix(&format!("{address}  "), &summary);
     let waits = |version: &Version| waiting.iter().copied().find(|waiting| waiting.version == *version);
