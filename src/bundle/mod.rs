@@ -24,7 +24,7 @@ pub use self::manifest::{
 };
 pub use self::parts::{BadParts, BundlePart, MIN_PART_BYTES, PartList, PartsReader, PartsWriter, WrittenParts};
 pub use self::receipt::{ApplyEvent, ApplyOutcome, EntryOutcome, Receipt};
-pub use self::repair::{REPAIR_FILE, copy_with_repair_file, open_repair_file, rebuild_from_repair_file};
+pub use self::repair::{REPAIR_FILE, copy_with_repair_file, rebuild_from_repair_file};
 pub use self::signing::{
     BadKey, BundleKeyIds, BundleKeys, BundleTrust, KeyId, PublicKey, Signature, SignatureStatus, SigningKey,
 };

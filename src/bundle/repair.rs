@@ -5,29 +5,18 @@ use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use super::{BadBundle, BundleReader, BundleTrust, BundleWriter, EntryFile, FileRole, Manifest};
+use super::{BundleReader, BundleTrust, BundleWriter, EntryFile, FileRole, Manifest};
 use crate::digest::Digest;
 
 /// The name of the repair file, in the folder of the parts.
 pub const REPAIR_FILE: &str = "larder-bundle.record.tar";
-
-/// The trust for larder's own new bundle and its repair file: no signature is required.
-const OWN_BUNDLE_TRUST: BundleTrust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
-
-/// Opens a repair file.
-///
-/// # Errors
-/// [`BadBundle`] where the input is not a repair file.
-pub fn open_repair_file<R: Read>(input: R) -> Result<BundleReader<R>, BadBundle> {
-    BundleReader::open(input, &OWN_BUNDLE_TRUST)
-}
 
 /// Copies a bundle and writes its repair file on the way. Returns both writers.
 ///
 /// # Errors
 /// Those of the reader and the writers; `UnexpectedEof` where the bundle is truncated.
 pub fn copy_with_repair_file<R: Read, W: Write, V: Write>(input: R, output: W, repair_file: V) -> io::Result<(W, V)> {
-    let mut bundle = BundleReader::open(input, &OWN_BUNDLE_TRUST)?;
+    let mut bundle = BundleReader::open(input, &BundleTrust::ANY)?;
     let manifest = Arc::clone(&bundle.manifest);
     let (manifest_bytes, signature) = bundle.manifest_and_signature();
     let mut output = BundleWriter::begin_serialized(output, &manifest_bytes, signature.as_deref())?;
@@ -55,7 +44,7 @@ pub fn rebuild_from_repair_file<R: Read, V: Read, W: Write>(
     mut repair_file: BundleReader<V>,
     output: W,
 ) -> io::Result<W> {
-    let mut bundle = BundleReader::open(input, &OWN_BUNDLE_TRUST)?;
+    let mut bundle = BundleReader::open(input, &BundleTrust::ANY)?;
     let (old_manifest, new_manifest) = (Arc::clone(&repair_file.manifest), Arc::clone(&bundle.manifest));
     check_same_archives(&old_manifest, &new_manifest)?;
     let mut new_files = new_manifest.files().map(|(_, file)| file);

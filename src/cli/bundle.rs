@@ -231,8 +231,8 @@ impl Create {
     /// Reads the manifest back from the destination, and prints the contents.
     fn print(&self, written: &WrittenBundle, json: bool) -> anyhow::Result<()> {
         let WrittenBundle { source, reused, rewritten } = written;
-        let trust = BundleTrust { keys: Vec::new(), allow_unsigned: true };
-        let opened = BundleReader::open(source.open()?, &trust).context("the written bundle cannot be read")?;
+        let opened =
+            BundleReader::open(source.open()?, &BundleTrust::ANY).context("the written bundle cannot be read")?;
         let (manifest, bytes) = (&opened.manifest, source.bytes()?);
         let key = match &opened.signature_status {
             SignatureStatus::SignedBy(key) | SignatureStatus::UntrustedKey(key) => Some(key),
@@ -303,12 +303,11 @@ impl Apply {
         options_checked.map_err(|problems| anyhow!(problems.join("; ")))?;
         let source = BundleSource::at(&self.bundle)?;
         let bundle_name = self.bundle.display();
-        let any_signature = BundleTrust { keys: Vec::new(), allow_unsigned: true };
         // A stream can be read only once.
         let opened = match &source {
             BundleSource::File(path) if !path.is_file() => None,
             source => {
-                let opened = BundleReader::open(source.open()?, &any_signature);
+                let opened = BundleReader::open(source.open()?, &BundleTrust::ANY);
                 Some(opened.with_context(|| escape_for_terminal(&bundle_name.to_string()))?)
             }
         };

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::bundle::{
-    PartList, PartsReader, PartsWriter, REPAIR_FILE, WrittenParts, copy_with_repair_file, open_repair_file,
+    BundleReader, BundleTrust, PartList, PartsReader, PartsWriter, REPAIR_FILE, WrittenParts, copy_with_repair_file,
     rebuild_from_repair_file,
 };
 use crate::clock::Timestamp;
@@ -342,7 +342,8 @@ impl BundleOutput {
             Self::Repair { parts, folder, existing } => {
                 let in_folder = |e| in_folder(&folder, e);
                 let repair_file = File::open(folder.join(REPAIR_FILE)).map_err(in_folder)?;
-                let repair_file = open_repair_file(repair_file).map_err(|bad| in_folder(bad.into()))?;
+                let repair_file =
+                    BundleReader::open(repair_file, &BundleTrust::ANY).map_err(|bad| in_folder(bad.into()))?;
                 if repair_file.bundle_bytes() != existing.bytes() {
                     let reason = format!("{REPAIR_FILE} belongs to another bundle than the parts");
                     return Err(in_folder(io::Error::other(reason)));
