@@ -1,6 +1,7 @@
 //! Packaging: unpacks archives of every format into trees, and packs trees into archives. Equal trees give equal bytes
 //! on any machine. This module uses no network, and of the disk only the spool file that a tree is given.
 
+mod chunks;
 mod compression;
 mod meter;
 mod pack;

@@ -2,10 +2,11 @@
 //! folders and files remain. Equal trees give equal bytes on any machine.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write};
+use std::io::Write;
 
 use flate2::{Compression, GzBuilder};
 
+use super::chunks::FixedChunkWriter;
 use super::tar::{BLOCK, TarWriter};
 use super::{Tree, TreeEntry, TreeError, TreeFile, TreePath};
 use crate::digest::{Digest, Hasher, HashingReader};
@@ -19,7 +20,7 @@ const COMPRESSION_LEVEL: u32 = 6;
 /// The operating system "unknown" in a gzip header (RFC 1952).
 const UNKNOWN_SYSTEM: u8 = 255;
 /// The size of each write to the encoder, in bytes. The encoder's output depends on it.
-const CHUNK_BYTES: usize = 64 * 1024;
+pub(super) const CHUNK_BYTES: usize = 64 * 1024;
 /// The length from which a name may need a tar entry of its own.
 const MIN_LONG_NAME_BYTES: u64 = 100;
 
@@ -65,7 +66,7 @@ impl ResolvedTree<'_> {
     pub fn write(&self, out: &mut dyn Write) -> Result<PackResult, TreeError> {
         let gzip =
             GzBuilder::new().mtime(0).operating_system(UNKNOWN_SYSTEM).write(out, Compression::new(COMPRESSION_LEVEL));
-        let mut tar = TarWriter::new(FixedChunkWriter::new(gzip));
+        let mut tar = TarWriter::new(FixedChunkWriter::new(gzip, CHUNK_BYTES));
         let mut tree_hasher = Hasher::new();
         tree_hasher.update(b"larder tree 1\n");
         for (path, entry) in &self.entries {
@@ -90,35 +91,6 @@ impl ResolvedTree<'_> {
         let gzip = tar.end().map_err(TreeError::spool)?.inner;
         gzip.finish().and_then(Write::flush).map_err(TreeError::spool)?;
         Ok(PackResult { tree_digest: tree_hasher.finish().0, notes: self.notes.clone() })
-    }
-}
-
-/// A writer that passes its input on in chunks of `CHUNK_BYTES`. A flush writes what is left.
-pub(super) struct FixedChunkWriter<W> {
-    inner: W,
-    chunk: Vec<u8>,
-}
-
-impl<W> FixedChunkWriter<W> {
-    pub(super) fn new(inner: W) -> Self {
-        Self { inner, chunk: Vec::with_capacity(CHUNK_BYTES) }
-    }
-}
-
-impl<W: Write> Write for FixedChunkWriter<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let (accepted, _) = bytes.split_at(bytes.len().min(CHUNK_BYTES - self.chunk.len()));
-        self.chunk.extend_from_slice(accepted);
-        if self.chunk.len() == CHUNK_BYTES {
-            self.flush()?;
-        }
-        Ok(accepted.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.write_all(&self.chunk)?;
-        self.chunk.clear();
-        Ok(())
     }
 }
 

@@ -1,9 +1,11 @@
 //! The reader of untrusted tars, within limits, and the writer of tars. Which names and kinds of entries are accepted is
 //! left to the reader's callers. Bundles are written here and read by a stricter reader (`bundle/stream.rs`).
 
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, Read, Write};
 
 use ::tar::{EntryType, Header};
+
+use super::chunks::FixedChunkWriter;
 
 /// The size of a tar's blocks, in bytes.
 pub const BLOCK: usize = 512;
@@ -230,41 +232,14 @@ impl<R: Read> Read for TarReader<R> {
 
 /// A writer of tars: ustar, no owners, no times. Equal entries give equal bytes. If the writer is dropped before
 /// [`TarWriter::end`], the tar has no end marker, so that a reader notices the truncation.
-pub struct TarWriter<W: Write> {
-    out: ManualFlush<W>,
-}
-
-/// A buffer that is discarded on drop. A dropped [`BufWriter`] would write its rest, which could block on a pipe, or
-/// repeat a failed write.
-struct ManualFlush<W: Write>(Option<BufWriter<W>>);
-
-impl<W: Write> ManualFlush<W> {
-    fn into_inner(mut self) -> io::Result<W> {
-        let out = self.0.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        out.into_inner().map_err(io::IntoInnerError::into_error)
-    }
-}
-
-impl<W: Write> Write for ManualFlush<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.as_mut().ok_or(io::ErrorKind::BrokenPipe)?.flush()
-    }
-}
-
-impl<W: Write> Drop for ManualFlush<W> {
-    fn drop(&mut self) {
-        drop(self.0.take().map(BufWriter::into_parts));
-    }
+pub struct TarWriter<W> {
+    out: FixedChunkWriter<W>,
 }
 
 impl<W: Write> TarWriter<W> {
     /// Creates a writer.
     pub fn new(out: W) -> Self {
-        Self { out: ManualFlush(Some(BufWriter::with_capacity(COPY_BUFFER_BYTES, out))) }
+        Self { out: FixedChunkWriter::new(out, COPY_BUFFER_BYTES) }
     }
 
     /// Adds a folder.
@@ -308,7 +283,8 @@ impl<W: Write> TarWriter<W> {
     pub fn end(mut self) -> io::Result<W> {
         self.out.write_all(&[0; 2 * BLOCK])?;
         self.out.flush()?;
-        self.out.into_inner()
+        self.out.inner.flush()?;
+        Ok(self.out.inner)
     }
 
     /// Writes the header of an entry. If the name is too long for ustar, a GNU long-name entry with the name precedes

@@ -12,8 +12,9 @@ use ::zip::result::ZipError;
 use ::zip::write::{SimpleFileOptions, ZipWriter};
 use ::zip::{CompressionMethod, DateTime, ExtraField, System};
 
+use super::chunks::FixedChunkWriter;
 use super::meter::Meter;
-use super::pack::FixedChunkWriter;
+use super::pack::CHUNK_BYTES;
 use super::{Tree, TreeEntry, TreeError};
 
 /// Limits of a zip that is read.
@@ -261,7 +262,7 @@ pub fn pack_zip(tree: &Tree, out: impl Write) -> Result<(), TreeError> {
             .unix_permissions(if file.mode & 0o100 == 0 { 0o644 } else { 0o755 })
             .large_file(file.size_bytes > MAX_ZIP32_BYTES);
         zip.start_file(name, options).map_err(|e| TreeError::spool(e.into()))?;
-        let mut chunks = FixedChunkWriter::new(&mut zip);
+        let mut chunks = FixedChunkWriter::new(&mut zip, CHUNK_BYTES);
         io::copy(&mut tree.contents(file), &mut chunks).and_then(|_| chunks.flush()).map_err(TreeError::spool)?;
     }
     let mut out = zip.finish().map_err(|e| TreeError::spool(e.into()))?.into_inner();

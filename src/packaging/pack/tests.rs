@@ -1,6 +1,6 @@
 //! Packs trees, unpacks them again and compares them. Also tests how links are resolved.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 
 use proptest::prelude::*;
@@ -120,7 +120,7 @@ impl io::Write for WriteLengths {
 #[test]
 fn the_encoder_gets_equal_chunks_whatever_the_size_of_the_writes() {
     for size in [1, 7, 511, 100_000] {
-        let mut chunks = FixedChunkWriter::new(WriteLengths::default());
+        let mut chunks = FixedChunkWriter::new(WriteLengths::default(), CHUNK_BYTES);
         vec![0; 150_000].chunks(size).for_each(|bytes| io::Write::write_all(&mut chunks, bytes).unwrap());
         io::Write::flush(&mut chunks).unwrap();
         assert_eq!(chunks.inner.0, [CHUNK_BYTES, CHUNK_BYTES, 150_000 - 2 * CHUNK_BYTES], "{size}");
