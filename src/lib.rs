@@ -26,6 +26,7 @@ pub mod explanation;
 pub mod filesystem_mirror;
 pub mod http;
 pub mod jobs;
+mod json_members;
 mod labels;
 pub mod mirror;
 pub mod packaging;

@@ -4,14 +4,13 @@
 //! matches names exactly (Go's encoding/json; compared with it in `tests/fixtures/go-json.tsv`).
 
 use std::borrow::Cow;
-use std::fmt;
 
 use indexmap::IndexMap;
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::providers::RawObject;
+use crate::json_members::Members;
 
 /// The text of a body, with U+FFFD for what is not UTF-8.
 pub(super) fn text_of(body: &[u8]) -> Cow<'_, str> {
@@ -33,7 +32,7 @@ pub(super) fn object(body: &[u8], read_members: &[&str]) -> serde_json::Result<R
 /// The text does not begin with a JSON object.
 pub(super) fn members(text: &str, read_members: &[&str]) -> serde_json::Result<RawObject> {
     // Without a check of the end.
-    let Members(members) = Members::deserialize(&mut serde_json::Deserializer::from_str(text))?;
+    let Members(members) = Members::<Box<RawValue>>::deserialize(&mut serde_json::Deserializer::from_str(text))?;
     let mut object = IndexMap::with_capacity(members.len());
     for (name, value) in members {
         let read = read_members.iter().find(|read| case_folded(read).eq(case_folded(&name)));
@@ -50,32 +49,6 @@ pub(super) fn members(text: &str, read_members: &[&str]) -> serde_json::Result<R
 /// S, which lower case followed by upper case covers.
 fn case_folded(name: &str) -> impl Iterator<Item = char> {
     name.chars().flat_map(char::to_lowercase).flat_map(char::to_uppercase)
-}
-
-/// All members of an object in their order, also those with one name.
-struct Members(Vec<(String, Box<RawValue>)>);
-
-impl<'de> Deserialize<'de> for Members {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct MembersVisitor;
-
-        impl<'de> Visitor<'de> for MembersVisitor {
-            type Value = Members;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(MembersVisitor)
-    }
 }
 
 #[cfg(test)]

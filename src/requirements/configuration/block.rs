@@ -2,18 +2,16 @@
 //! at a time, so that deep nesting is harmless.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 
 use hcl_edit::expr::{Expression, ObjectKey, TraversalOperator};
 use hcl_edit::{Span, structure};
-use serde::Deserializer;
-use serde::de::{Deserialize, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::super::hcl::{self, BadHcl, LineIndex};
 use super::SourceLine;
 use super::expression::{Constant, ExpressionText, Scope, names_in};
+use crate::json_members::Members;
 
 /// A parsed file.
 pub(super) struct Parsed<'a> {
@@ -218,7 +216,9 @@ impl<'a> Json<'a> {
     /// The members of an object, or of each object in a list, in order.
     fn members(self) -> Vec<(String, Self)> {
         let of_object = |object: Self| {
-            let members = serde_json::from_str::<Members<'a>>(object.raw.get()).unwrap_or_default().0;
+            let members = serde_json::from_str::<Members<&'a RawValue>>(object.raw.get())
+                .map(|members| members.0)
+                .unwrap_or_default();
             members.into_iter().map(move |(name, raw)| (name, Self { raw, ..object }))
         };
         self.items().into_iter().flat_map(of_object).collect()
@@ -268,29 +268,5 @@ impl<'a> Json<'a> {
             Some(b'{' | b'[' | b'n') | None => None,
             Some(_) => Some(raw.to_owned()),
         }
-    }
-}
-
-/// The members of an object; a name may repeat.
-#[derive(Default)]
-struct Members<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct MembersVisitor;
-
-        impl<'de> Visitor<'de> for MembersVisitor {
-            type Value = Members<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                std::iter::from_fn(|| map.next_entry().transpose()).collect::<Result<_, _>>().map(Members)
-            }
-        }
-
-        deserializer.deserialize_map(MembersVisitor)
     }
 }
