@@ -15,6 +15,7 @@ use url::{Host, Url};
 
 use super::CredentialScope;
 use crate::config::PrivateDestination;
+use crate::labels::labelled_enum;
 
 /// A request that the egress policy refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,7 +72,7 @@ impl EgressRefusal {
     pub(super) fn all_labels() -> impl Iterator<Item = &'static str> {
         ["offline", "scheme", "userinfo", "plain-http", "no-ssh-key", "private-name"]
             .into_iter()
-            .chain(SpecialPurpose::ALL.map(SpecialPurpose::metrics_label))
+            .chain(SpecialPurpose::ALL.map(SpecialPurpose::label))
     }
 
     /// The line of configuration that allows the request, if there is one.
@@ -96,7 +97,7 @@ impl EgressRefusal {
             Self::PlainHttp { .. } => "plain-http",
             Self::NoSshKey { .. } => "no-ssh-key",
             Self::PrivateName { .. } => "private-name",
-            Self::Address { class, .. } => class.metrics_label(),
+            Self::Address { class, .. } => class.label(),
         }
     }
 }
@@ -255,45 +256,28 @@ fn allowed_addresses(
     }
 }
 
-/// Class of a special-purpose address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SpecialPurpose {
-    /// "This host": `0.0.0.0/8`, `::`.
-    Unspecified,
-    /// Loopback: this machine.
-    Loopback,
-    /// Private networks, including the shared address space of carriers.
-    Private,
-    /// The local link only; cloud metadata services are here.
-    LinkLocal,
-    /// Multicast groups.
-    Multicast,
-    /// Reserved for documentation, benchmarks and protocols, or unassigned.
-    Reserved,
-}
-
-impl SpecialPurpose {
-    /// All classes.
-    const ALL: [Self; 6] =
-        [Self::Unspecified, Self::Loopback, Self::Private, Self::LinkLocal, Self::Multicast, Self::Reserved];
-
-    /// The metrics label. Messages use the same word.
-    pub fn metrics_label(self) -> &'static str {
-        match self {
-            Self::Unspecified => "unspecified",
-            Self::Loopback => "loopback",
-            Self::Private => "private",
-            Self::LinkLocal => "link-local",
-            Self::Multicast => "multicast",
-            Self::Reserved => "reserved",
-        }
+labelled_enum! {
+    /// Class of a special-purpose address. Metrics and messages use the same word.
+    pub SpecialPurpose {
+        /// "This host": `0.0.0.0/8`, `::`.
+        Unspecified "unspecified",
+        /// Loopback: this machine.
+        Loopback "loopback",
+        /// Private networks, including the shared address space of carriers.
+        Private "private",
+        /// The local link only; cloud metadata services are here.
+        LinkLocal "link-local",
+        /// Multicast groups.
+        Multicast "multicast",
+        /// Reserved for documentation, benchmarks and protocols, or unassigned.
+        Reserved "reserved",
     }
 }
 
 impl fmt::Display for SpecialPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let article = if *self == Self::Unspecified { "an" } else { "a" };
-        write!(f, "{article} {} address", self.metrics_label())
+        write!(f, "{article} {} address", self.label())
     }
 }
 
