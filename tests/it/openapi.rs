@@ -23,7 +23,7 @@ const TAR: &str = "application/x-tar";
 fn the_description_has_the_paths_and_methods_of_the_table() {
     // The status page is for browsers: `status_page` has its tests.
     let described_rows = PATHS.iter().filter(|row| row.path != "/");
-    let rows = described_rows.flat_map(|row| row.methods.iter().map(move |(method, _)| (method.name(), row.path)));
+    let rows = described_rows.flat_map(|row| row.methods.iter().map(move |(method, _)| (method.label(), row.path)));
     let table: BTreeSet<String> = rows.clone().map(|(method, path)| format!("{method} {path}")).collect();
     let described = Description::get().operations();
     let (missing, extra): (Vec<_>, Vec<_>) =

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::Operation;
 use crate::jobs::JobId;
+use crate::labels::labelled_enum;
 use crate::protocol::run::RunId;
 
 /// Path of the index.
@@ -97,25 +98,15 @@ pub enum AdminRoute {
     JobEvents(JobId),
 }
 
-/// Methods of the admin listener.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdminMethod {
-    /// Reads, also with HEAD. Needs read access.
-    Get,
-    /// Changes something, or takes long. Needs the token.
-    Post,
-    /// Removes something. Needs the token.
-    Delete,
-}
-
-impl AdminMethod {
-    /// The name in a request.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Get => "GET",
-            Self::Post => "POST",
-            Self::Delete => "DELETE",
-        }
+labelled_enum! {
+    /// Methods of the admin listener, with their names in a request.
+    pub AdminMethod {
+        /// Reads, also with HEAD. Needs read access.
+        Get "GET",
+        /// Changes something, or takes long. Needs the token.
+        Post "POST",
+        /// Removes something. Needs the token.
+        Delete "DELETE",
     }
 }
 
@@ -184,7 +175,7 @@ impl AdminPath {
     pub fn allowed(&self) -> String {
         let names = self.methods.iter().flat_map(|(method, _)| match method {
             AdminMethod::Get => vec!["GET", "HEAD"],
-            other => vec![other.name()],
+            other => vec![other.label()],
         });
         names.collect::<Vec<_>>().join(", ")
     }
@@ -192,7 +183,7 @@ impl AdminPath {
     /// True if the path has this method.
     pub fn allows(&self, method: &str) -> bool {
         let method = if method == "HEAD" { "GET" } else { method };
-        self.methods.iter().any(|(allowed, _)| allowed.name() == method)
+        self.methods.iter().any(|(allowed, _)| allowed.label() == method)
     }
 }
 
@@ -273,7 +264,7 @@ pub const DESCRIPTION: &str = include_str!("../../../docs/openapi.json");
 pub fn index() -> String {
     let requests = PATHS.iter().flat_map(|row| {
         row.methods.iter().map(|(method, summary)| {
-            format!("    {}", json!({ "method": method.name(), "path": row.path, "what": summary }))
+            format!("    {}", json!({ "method": method.label(), "path": row.path, "what": summary }))
         })
     });
     let requests = requests.collect::<Vec<_>>().join(",\n");

@@ -146,7 +146,7 @@ struct Request {
 impl Request {
     fn of(tag: &'static str, method: &'static str, path: &'static str, id: &'static str) -> Self {
         let row = PATHS.iter().find(|row| row.path == path).expect("the routes have every path");
-        let (_, text) = row.methods.iter().find(|(of, _)| of.name() == method).expect("the routes have every method");
+        let (_, text) = row.methods.iter().find(|(of, _)| of.label() == method).expect("the routes have every method");
         let summary = format!("{}{}", text[..1].to_uppercase(), &text[1..]);
         let (errors, answer) = (vec![400, 401, 403], (200, "", Value::Null));
         Self { method, path, id, tag, summary, query: Vec::new(), body: None, answer, errors }
