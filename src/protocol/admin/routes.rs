@@ -140,22 +140,6 @@ impl AdminPath {
         Self::new(operation.path(), AdminRoute::Operation(operation), methods)
     }
 
-    const fn of_job(
-        path: &'static str,
-        route: fn(JobId) -> AdminRoute,
-        methods: &'static [(AdminMethod, &'static str)],
-    ) -> Self {
-        Self { path, target: Target::OfJob(route), methods }
-    }
-
-    const fn of_run(
-        path: &'static str,
-        route: fn(RunId) -> AdminRoute,
-        methods: &'static [(AdminMethod, &'static str)],
-    ) -> Self {
-        Self { path, target: Target::OfRun(route), methods }
-    }
-
     /// The route of a request's path, if it is this path.
     fn route(&self, path: &str) -> Option<AdminRoute> {
         match self.target {
@@ -201,16 +185,16 @@ pub const PATHS: &[AdminPath] = &[
     ),
     AdminPath::new(LIST, AdminRoute::List, &[(Get, "a page of what is stored, by address and version")]),
     AdminPath::new(EXPLAIN, AdminRoute::Explain, &[(Get, "what a client gets for an address or a URL, and why")]),
-    AdminPath::of_run(
-        "/admin/v1/runs/{id}",
-        AdminRoute::Run,
-        &[(Get, "what the client of one `larder run` was sent, by source")],
-    ),
-    AdminPath::of_run(
-        "/admin/v1/runs/{id}/client-config",
-        AdminRoute::RunClientConfig,
-        &[(Get, "the CLI configuration for the client of one `larder run`")],
-    ),
+    AdminPath {
+        path: "/admin/v1/runs/{id}",
+        target: Target::OfRun(AdminRoute::Run),
+        methods: &[(Get, "what the client of one `larder run` was sent, by source")],
+    },
+    AdminPath {
+        path: "/admin/v1/runs/{id}/client-config",
+        target: Target::OfRun(AdminRoute::RunClientConfig),
+        methods: &[(Get, "the CLI configuration for the client of one `larder run`")],
+    },
     AdminPath::operation(Operation::Refresh, &[(Post, "revalidate stored documents now, whatever their age")]),
     AdminPath::operation(Operation::Purge, &[(Post, "remove documents and archives")]),
     AdminPath::operation(Operation::Accept, &[(Post, "trust changed bytes, keys or trees")]),
@@ -224,16 +208,16 @@ pub const PATHS: &[AdminPath] = &[
         &[(Get, "what was asked for while offline and is not stored, as an order"), (Delete, "empty that list")],
     ),
     AdminPath::new(JOBS, AdminRoute::Jobs, &[(Get, "all jobs, with counts of their items")]),
-    AdminPath::of_job(
-        "/admin/v1/jobs/{id}",
-        AdminRoute::Job,
-        &[(Get, "one job, with each item"), (Delete, "cancel the job; running downloads finish")],
-    ),
-    AdminPath::of_job(
-        "/admin/v1/jobs/{id}/events",
-        AdminRoute::JobEvents,
-        &[(Get, "the changes of a job, as server-sent events")],
-    ),
+    AdminPath {
+        path: "/admin/v1/jobs/{id}",
+        target: Target::OfJob(AdminRoute::Job),
+        methods: &[(Get, "one job, with each item"), (Delete, "cancel the job; running downloads finish")],
+    },
+    AdminPath {
+        path: "/admin/v1/jobs/{id}/events",
+        target: Target::OfJob(AdminRoute::JobEvents),
+        methods: &[(Get, "the changes of a job, as server-sent events")],
+    },
     AdminPath::new(BUNDLE, AdminRoute::Bundle, &[(Post, "a bundle of a job's packages, as a tar")]),
     AdminPath::new(APPLY, AdminRoute::ApplyBundle, &[(Post, "import a bundle; a line of JSON for each entry")]),
     AdminPath::new(INVENTORY, AdminRoute::Inventory, &[(Get, "what is stored, for the next delta")]),
