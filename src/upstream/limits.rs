@@ -298,17 +298,10 @@ impl DocumentMemory {
         Arc::new(Self { limits, used: Mutex::default() })
     }
 
-    /// Starts a body of this upstream. The body has no memory yet.
-    pub(super) fn start_body(self: &Arc<Self>, upstream: &Hostname) -> GrowingMemory {
-        self.start_with(upstream, 0)
-    }
-
-    /// Starts a git fetch of this upstream. So many bytes always fit, whatever else is in memory.
-    pub(super) fn start_large(self: &Arc<Self>, upstream: &Hostname, bytes: u64) -> GrowingMemory {
-        self.start_with(upstream, bytes.div_ceil(1024))
-    }
-
-    fn start_with(self: &Arc<Self>, upstream: &Hostname, extra_kib: u64) -> GrowingMemory {
+    /// Starts a body or a git fetch of this upstream. It has no memory yet. So many extra bytes always fit, whatever else is in
+    /// memory.
+    pub(super) fn start(self: &Arc<Self>, upstream: &Hostname, extra_bytes: u64) -> GrowingMemory {
+        let extra_kib = extra_bytes.div_ceil(1024);
         GrowingMemory { memory: Arc::clone(self), upstream: upstream.clone(), kib: 0, extra_kib }
     }
 
@@ -475,7 +468,7 @@ mod tests {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 100, all_kib: 150 });
         let (a, b) = (Hostname::parse("a.example").unwrap(), Hostname::parse("b.example").unwrap());
         let body = |upstream, kib| {
-            let mut growing = memory.start_body(upstream);
+            let mut growing = memory.start(upstream, 0);
             growing.grow_to(kib * 1024).map(|()| growing.into_grant())
         };
         let first = body(&a, 60).unwrap();
@@ -497,7 +490,7 @@ mod tests {
     fn a_body_grows_until_it_reaches_a_limit() {
         let memory = DocumentMemory::new(DocumentMemoryLimits { each_kib: 130, all_kib: 150 });
         let upstream = Hostname::parse("a.example").unwrap();
-        let mut growing = memory.start_body(&upstream);
+        let mut growing = memory.start(&upstream, 0);
         growing.grow_to(0).unwrap();
         assert!(memory.used.lock().by_upstream.is_empty());
         growing.grow_to(10).unwrap();

@@ -469,7 +469,7 @@ impl Outbound {
         limit: u64,
     ) -> Result<(Bytes, MemoryGrant), UpstreamError> {
         let mut body = BytesMut::new();
-        let mut memory = self.document_memory.start_body(request.upstream);
+        let mut memory = self.document_memory.start(request.upstream, 0);
         let mut grow_to = |length: u64| {
             if length > limit {
                 return Err(request.failed_at(url, Fault::TooLarge(limit)));

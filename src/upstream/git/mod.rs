@@ -68,8 +68,7 @@ impl Outbound {
         let limit_reached = "the limit of concurrent git fetches is reached";
         let permit = self.permit(&self.git_permits, request, || fetch.repository_origin(), limit_reached).await?;
         let largest_object = tree.limits().file_bytes.max(MAX_HISTORY_BLOB_BYTES as u64);
-        let memory =
-            self.git_memory.start_large(request.upstream, largest_object.saturating_mul(COPIES_IN_MEMORY as u64));
+        let memory = self.git_memory.start(request.upstream, largest_object.saturating_mul(COPIES_IN_MEMORY as u64));
         let work = move |bridge: GitBridge, stop: &AtomicBool| fetch.fetch(&bridge, stop, tree, memory, permit);
         let mut fetched = self.run_blocking(request, self.limits.git.total, work).await?;
         for note in &mut fetched.notes {

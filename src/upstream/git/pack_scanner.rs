@@ -496,7 +496,7 @@ mod tests {
 
     fn memory() -> GrowingMemory {
         let limits = UpstreamLimits::default().document_memory;
-        DocumentMemory::new(limits).start_large(&Hostname::parse("registry.example").unwrap(), 0)
+        DocumentMemory::new(limits).start(&Hostname::parse("registry.example").unwrap(), 0)
     }
 
     fn deflate(bytes: &[u8]) -> Vec<u8> {

@@ -92,7 +92,7 @@ async fn large_objects_take_memory_of_the_budget() {
     let outbound = config.outbound();
     let source = forge.source("r", "main");
     config.fetch_with(&outbound, &source).await.unwrap();
-    let mut others = outbound.git_memory.start_large(&host(), 3 * (256 << 20));
+    let mut others = outbound.git_memory.start(&host(), 3 * (256 << 20));
     others.grow_to(3 * (256 << 20)).unwrap();
     let refused = config.fetch_with(&outbound, &source).await.unwrap_err();
     assert!(matches!(&refused, GitError::Upstream(UpstreamError { fault: Fault::LocalLimit(_), .. })), "{refused}");
