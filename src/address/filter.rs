@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::selector::split_host;
 use super::{Artifact, BadSelector, Hostname, ModuleName, PackageSelector};
 
 /// The packages that a list shows.
@@ -30,17 +31,13 @@ impl AddressFilter {
         if given.contains('@') {
             return PackageSelector::parse(given, default_host).map(Self::Selected);
         }
-        let segments: Vec<&str> = given.strip_suffix('/').unwrap_or(given).split('/').collect();
-        let names_a_host = segments.first().is_some_and(|first| first.contains(['.', ':']));
-        let (host, names) = match segments.as_slice() {
-            [host, names @ ..] if names_a_host => (Hostname::parse(host)?, names),
-            names => (default_host.clone(), names),
-        };
-        match names {
+        let given = given.strip_suffix('/').unwrap_or(given);
+        let (host, names) = split_host(given, default_host)?;
+        match names.as_slice() {
             [] => Ok(Self::Host(host)),
             [namespace] => Ok(Self::Namespace(host, ModuleName::parse(namespace)?)),
             [namespace, name] => Ok(Self::Named(host, ModuleName::parse(namespace)?, ModuleName::parse(name)?)),
-            _ => PackageSelector::parse(&segments.join("/"), default_host).map(Self::Selected),
+            _ => PackageSelector::parse(given, default_host).map(Self::Selected),
         }
     }
 

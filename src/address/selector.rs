@@ -162,14 +162,9 @@ impl PackageSelector {
             let address = address.chars().take(super::MAX_PART).collect();
             return Err(BadSelector::Unquoted(shortened(), address));
         }
-        let segments: Vec<&str> = address.split('/').collect();
-        let names_a_host = segments.first().is_some_and(|first| first.contains(['.', ':']));
-        let (host, segments) = match segments.as_slice() {
-            [host, names @ ..] if names_a_host => (Hostname::parse(host)?, names),
-            names => (default_host.clone(), names),
-        };
+        let (host, names) = split_host(address, default_host)?;
         let versions = |parse: fn(&str) -> Result<Versions, BadAddress>| version.map_or(Ok(Versions::All), parse);
-        match segments {
+        match names.as_slice() {
             [namespace, type_] => {
                 let provider = ProviderAddress { host, namespace: Name::parse(namespace)?, type_: Name::parse(type_)? };
                 Ok(Self::Provider(Selection { of: provider, versions: versions(Versions::of_provider)? }))
@@ -216,6 +211,14 @@ impl<A: fmt::Display> fmt::Display for Selection<A> {
             Versions::MatchingModule(constraint) => write!(f, "{}@{constraint}", self.of),
         }
     }
+}
+
+/// The host and the names of an address. An address without a host is about the default one.
+pub(super) fn split_host<'a>(given: &'a str, default_host: &Hostname) -> Result<(Hostname, Vec<&'a str>), BadAddress> {
+    let mut segments: Vec<&str> = given.split('/').collect();
+    let has_host = segments[0].contains(['.', ':']);
+    let host = if has_host { Hostname::parse(segments.remove(0))? } else { default_host.clone() };
+    Ok((host, segments))
 }
 
 /// A provider, a module or a document, as far as it is known.
