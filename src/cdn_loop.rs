@@ -1,13 +1,13 @@
 //! The CDN-Loop header (RFC 8586), which lists the proxies that a request has passed. It ends request loops.
 
-use std::fmt;
+use derive_more::Display;
 
 const CDN_ID: &str = "larder";
 const MAX_LARDERS: usize = 4;
 const MAX_HEADER_BYTES: usize = 4096;
 
 /// This process's own entry: `larder;id=RANDOM`, new at each start.
-#[derive(Debug, Clone)]
+#[derive(Debug, Display, Clone)]
 pub struct OwnEntry(String);
 
 impl OwnEntry {
@@ -19,12 +19,6 @@ impl OwnEntry {
         let mut random = [0u8; 8];
         aws_lc_rs::rand::fill(&mut random)?;
         Ok(Self(format!("{CDN_ID};id={}", hex::encode(random))))
-    }
-}
-
-impl fmt::Display for OwnEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

@@ -1,21 +1,24 @@
 //! Filters for lists of stored packages: by host, namespace, name and version.
 
-use std::fmt;
+use derive_more::Display;
 
 use super::selector::split_host;
 use super::{Artifact, BadSelector, Hostname, ModuleName, PackageSelector};
 
 /// The packages that a list shows.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Display, Clone, Default, PartialEq, Eq)]
 pub enum AddressFilter {
     /// Every package.
     #[default]
+    #[display("any address")]
     All,
     /// The packages of one registry.
     Host(Hostname),
     /// The providers and modules of one namespace.
+    #[display("{_0}/{_1}")]
     Namespace(Hostname, ModuleName),
     /// The provider of this namespace and name, and the modules of the same names for every system.
+    #[display("{_0}/{_1}/{_2}")]
     Named(Hostname, ModuleName, ModuleName),
     /// One provider or module, and some of its versions.
     Selected(PackageSelector),
@@ -71,18 +74,6 @@ impl AddressFilter {
                 selection.of.folded() == package.module.folded() && selection.versions.include(&package.version)
             }
             (Self::Selected(_), _) => false,
-        }
-    }
-}
-
-impl fmt::Display for AddressFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All => f.write_str("any address"),
-            Self::Host(host) => host.fmt(f),
-            Self::Namespace(host, namespace) => write!(f, "{host}/{namespace}"),
-            Self::Named(host, namespace, name) => write!(f, "{host}/{namespace}/{name}"),
-            Self::Selected(selector) => selector.fmt(f),
         }
     }
 }

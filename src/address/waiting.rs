@@ -2,15 +2,16 @@
 //! all of `[network] sealed_platforms`.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use super::{Platform, ProviderAddress, Version};
 
 /// A version of a provider that is stored for some of the sealed platforms. Its text is the one sentence about it:
 /// `stored for linux_amd64, waits for darwin_arm64 and windows_amd64`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[display("{}", Self::sentence(stored, waits_for))]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct WaitingVersion {
     /// The provider.
@@ -24,12 +25,6 @@ pub struct WaitingVersion {
     pub stored: BTreeSet<Platform>,
     /// The sealed platforms that it is not stored for.
     pub waits_for: BTreeSet<Platform>,
-}
-
-impl fmt::Display for WaitingVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&Self::sentence(&self.stored, &self.waits_for))
-    }
 }
 
 impl WaitingVersion {

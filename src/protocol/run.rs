@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use aws_lc_rs::error::Unspecified;
 use aws_lc_rs::{constant_time, hmac};
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 use crate::mirror::{FileAmount, PackageAmounts};
@@ -24,7 +25,8 @@ const SEGMENT: &str = "/run/";
 pub const RUN_NETWORK: &str = "network";
 
 /// The id of one `larder run`: no run counts for another, and nobody else can guess it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Display, Clone, Copy, PartialEq, Eq, Hash)]
+#[display("{}", hex::encode(_0))]
 pub struct RunId([u8; ID_BYTES]);
 
 impl RunId {
@@ -67,12 +69,6 @@ impl RunId {
     /// The beginning of every path of the run, without a final slash.
     pub fn base(self) -> String {
         format!("{SEGMENT}{self}")
-    }
-}
-
-impl fmt::Display for RunId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex::encode(self.0))
     }
 }
 

@@ -2,12 +2,12 @@
 //! is observed, but a client's fetch of an uncached object is never delayed.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use derive_more::Display;
 use http::StatusCode;
 use http::header::HeaderMap;
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use crate::address::Hostname;
 use crate::clock::{CLOCK_SLACK, Timestamp};
 
 /// The origin of a URL: `scheme://host:port`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Origin(String);
 
@@ -29,12 +29,6 @@ impl Origin {
     /// The origin of a URL.
     pub fn of(url: &Url) -> Self {
         Self(origin(url))
-    }
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
