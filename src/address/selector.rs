@@ -177,6 +177,16 @@ impl PackageSelector {
             _ => Err(BadSelector::Shape(shortened())),
         }
     }
+    /// Chooses from the listed versions like a client.
+    ///
+    /// # Errors
+    /// The reason why no listed version matches.
+    pub fn choose<'a>(&self, listed: &[&'a Version]) -> Result<&'a Version, String> {
+        match self {
+            Self::Provider(selection) => selection.choose(listed),
+            Self::Module(selection) => selection.choose(listed),
+        }
+    }
 
     /// The provider or the module.
     pub fn address(&self) -> Address {
@@ -396,10 +406,7 @@ mod tests {
     fn module_constraints_follow_other_rules_than_provider_constraints() {
         let listed = ["1.0.0", "5.4.0", "6.1.0", "7.0.0-rc.1"].map(|version| Version::parse(version).unwrap());
         let listed: Vec<&Version> = listed.iter().collect();
-        let chosen = |given: &str| match parse(given).unwrap() {
-            PackageSelector::Provider(selection) => selection.choose(&listed).map(Version::to_string),
-            PackageSelector::Module(selection) => selection.choose(&listed).map(Version::to_string),
-        };
+        let chosen = |given: &str| parse(given).unwrap().choose(&listed).map(Version::to_string);
         assert_eq!(chosen("acme/test@~> 5").unwrap(), "5.4.0");
         for (given, version) in [
             ("acme/two/test@~> 5", "6.1.0"),

@@ -180,11 +180,7 @@ impl ExplainContext<'_> {
         }
         let Ok(list) = self.client_versions(&address).await else { return subject };
         let listed: Vec<&Version> = list.versions.iter().map(|listed| &listed.version).collect();
-        let chosen = match selector {
-            PackageSelector::Provider(selection) => selection.choose(&listed),
-            PackageSelector::Module(selection) => selection.choose(&listed),
-        };
-        match (chosen, &subject.choice) {
+        match (selector.choose(&listed), &subject.choice) {
             // A list may spell the version of a module in another way, and clients ask for that one.
             (Ok(version), Some(_)) => subject.version = Some(version.clone()),
             (Ok(version), None) => {

@@ -195,17 +195,8 @@ pub(super) async fn resolve_address(
     hashes: &[String],
     required_by: &str,
 ) {
-    let choose_listed = |listed: &[Version]| {
-        let listed: Vec<&Version> = listed.iter().collect();
-        match selector {
-            PackageSelector::Provider(selection) => selection.choose(&listed).cloned(),
-            PackageSelector::Module(selection) => selection.choose(&listed).cloned(),
-        }
-    };
-    let address = match selector {
-        PackageSelector::Provider(selection) => Address::from(&selection.of),
-        PackageSelector::Module(selection) => Address::from(&selection.of),
-    };
+    let choose_listed = |listed: &[Version]| selector.choose(&listed.iter().collect::<Vec<_>>()).cloned();
+    let address = selector.address();
     let required_by = [required_by.to_owned()];
     match (choose(queries, &address, choose_listed).await, address) {
         (Ok(chosen), Address::Provider(provider)) => {
