@@ -75,6 +75,12 @@ struct Subject {
 }
 
 impl Subject {
+    /// The subject of which only the host is known.
+    fn of_host(host: &Hostname) -> Self {
+        let host = host.clone();
+        Self { host, address: None, version: None, asked: None, choice: None, platform: None, requested: None }
+    }
+
     fn package(&self) -> PackageRef {
         let Some(address) = &self.address else { return PackageRef::discovery(&self.host) };
         let version = self.version.as_ref().map(ToString::to_string);
@@ -167,13 +173,10 @@ impl ExplainContext<'_> {
     async fn subject_of(&self, selector: &PackageSelector, platform: Platform) -> Subject {
         let address = selector.address();
         let mut subject = Subject {
-            host: address.host().clone(),
-            version: None,
-            asked: Some(selector.to_string()),
-            choice: None,
-            platform: matches!(address, Address::Provider(_)).then_some(platform),
-            requested: None,
             address: Some(address.clone()),
+            asked: Some(selector.to_string()),
+            platform: matches!(address, Address::Provider(_)).then_some(platform),
+            ..Subject::of_host(address.host())
         };
         if let Versions::Exactly(version) = selector.versions() {
             (subject.version, subject.choice) = (Some(version.clone()), Some(VersionChoice::Request));
@@ -194,20 +197,16 @@ impl ExplainContext<'_> {
     }
 
     async fn subject_of_route(&self, route: Route, platform: Platform) -> Result<Subject, Error> {
-        let of = |address: Address, version: Option<Version>, platform: Option<Platform>| Subject {
-            host: address.host().clone(),
-            address: Some(address),
-            version,
-            asked: None,
-            choice: None,
-            platform,
-            requested: Some(route.clone()),
+        let of_host = |host: &Hostname| Subject { requested: Some(route.clone()), ..Subject::of_host(host) };
+        let of = |address: Address, version: Option<Version>, platform: Option<Platform>| {
+            let subject = of_host(address.host());
+            Subject { address: Some(address), version, platform, ..subject }
         };
         let provider = |package: &Package| {
             of((&package.provider).into(), Some(package.version.clone()), Some(package.platform.clone()))
         };
         Ok(match &route {
-            Route::Discovery(host) => self.subject_without_address(host, &route),
+            Route::Discovery(host) => of_host(host),
             Route::Versions(address @ Address::Provider(_)) => of(address.clone(), None, Some(platform)),
             Route::Versions(address @ Address::Module(_)) => of(address.clone(), None, None),
             Route::ProviderDownload(package) => provider(package),
@@ -231,25 +230,12 @@ impl ExplainContext<'_> {
             }
             Route::Page(page) => match page_address(&page.path, &page.host) {
                 Some(address) => of(address, None, None),
-                None => self.subject_without_address(&page.host, &route),
+                None => of_host(&page.host),
             },
             Route::Health | Route::Ready | Route::Home => {
                 return Err(Error::NotFound("it is about no package".to_owned()));
             }
         })
-    }
-
-    fn subject_without_address(&self, host: &Hostname, route: &Route) -> Subject {
-        let requested = Some(route.clone());
-        Subject {
-            host: host.clone(),
-            address: None,
-            version: None,
-            asked: None,
-            choice: None,
-            platform: None,
-            requested,
-        }
     }
 
     async fn client_versions(&self, address: &Address) -> Result<VersionList, Error> {
