@@ -355,13 +355,9 @@ impl TokenBucket {
             // The clock was set back. With the old time, no token would be added until the clock catches up.
             self.updated = now;
         }
-        match self.tokens.checked_sub(requests) {
-            Some(remaining) => {
-                self.tokens = remaining;
-                true
-            }
-            None => false,
-        }
+        let remaining = self.tokens.checked_sub(requests);
+        self.tokens = remaining.unwrap_or(self.tokens);
+        remaining.is_some()
     }
 }
 
