@@ -424,24 +424,18 @@ impl Breakers {
     /// Checks that all these origins may be revalidated, and takes the probe of each origin whose pause is over. `None`
     /// if one origin may not be revalidated. `own_probes` are the probes that the caller has already.
     fn admit(&mut self, origins: &[Origin], own_probes: &[Probe], now: Timestamp) -> Option<Vec<Probe>> {
+        if !origins.iter().all(|origin| self.admits(origin, own_probes, now)) {
+            return None;
+        }
         let mut taken = Vec::new();
         for origin in origins {
-            if !self.admits(origin, own_probes, now) {
-                return None;
-            }
-            let Some(breaker) = self.by_origin.get(origin) else { continue };
-            if breaker.probe.is_none() && !taken.contains(origin) {
-                taken.push(origin.clone());
+            if let Some(breaker) = self.by_origin.get_mut(origin).filter(|breaker| breaker.probe.is_none()) {
+                self.last_probe_number += 1;
+                breaker.probe = Some(self.last_probe_number);
+                taken.push(Probe { origin: origin.clone(), number: self.last_probe_number });
             }
         }
-        let probes = taken.into_iter().map(|origin| {
-            self.last_probe_number += 1;
-            if let Some(breaker) = self.by_origin.get_mut(&origin) {
-                breaker.probe = Some(self.last_probe_number);
-            }
-            Probe { origin, number: self.last_probe_number }
-        });
-        Some(probes.collect())
+        Some(taken)
     }
 
     /// Returns true if this origin may be revalidated by a caller with these probes.
@@ -463,10 +457,8 @@ impl Breakers {
 
     /// Returns an unused probe.
     fn return_probe(&mut self, probe: &Probe) {
-        if let Some(breaker) =
-            self.by_origin.get_mut(&probe.origin).filter(|breaker| breaker.probe == Some(probe.number))
-        {
-            breaker.probe = None;
+        if let Some(breaker) = self.by_origin.get_mut(&probe.origin) {
+            breaker.probe.take_if(|number| *number == probe.number);
         }
     }
 
