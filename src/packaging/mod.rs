@@ -12,7 +12,7 @@ mod unpack;
 mod zip;
 
 pub use self::pack::{PACKER, PackResult, ResolvedTree, pack, resolve};
-pub use self::path::{BadTreePath, TreePath, find_folder};
+pub use self::path::{BadTreePath, TreePath, find_folder, printable};
 pub use self::tar::{BLOCK, BadTar, TarLimits, TarMember, TarReader, TarWriter, padding_bytes};
 pub use self::tree::{Tree, TreeEntry, TreeError, TreeFile, TreeLimits};
 pub use self::unpack::{ArchiveFormat, unpack};

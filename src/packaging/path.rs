@@ -174,10 +174,13 @@ pub(super) fn clean_path(name: &[u8]) -> Result<TreePath, TreeError> {
 
 /// Refuses an entry by its raw name.
 pub(super) fn refused(name: &[u8], reason: impl Into<String>) -> TreeError {
+    TreeError::refused(printable(name), reason)
+}
+
+/// The beginning of a raw name, for a message.
+pub fn printable(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
-    let shown: String =
-        text.chars().take(256).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
-    TreeError::refused(shown, reason)
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(256).collect()
 }
 
 /// Finds the one folder of a tree that matches a pattern like `*`.

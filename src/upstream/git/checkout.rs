@@ -11,7 +11,7 @@ use gix_worktree::validate::path::component;
 use super::attributes::{Attributes, find_costly_pattern};
 use super::connection::Objects;
 use super::error::RepositoryFailure;
-use crate::packaging::{Tree, TreeError, TreePath};
+use crate::packaging::{Tree, TreeError, TreePath, printable};
 
 /// The longest symlink target that common file systems accept.
 const MAX_SYMLINK_BYTES: usize = 4095;
@@ -252,9 +252,4 @@ impl File {
     fn is_read_by_git(&self) -> bool {
         self.is_attributes_file() || self.path == ".gitmodules"
     }
-}
-
-fn printable(path: &[u8]) -> String {
-    let text = String::from_utf8_lossy(path);
-    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(256).collect()
 }
