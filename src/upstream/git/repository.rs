@@ -69,12 +69,8 @@ impl Repository {
 
     /// Parses `user@host:path`: ssh, with a path relative to the user's home unless it is absolute.
     fn parse_scp_form(text: &str) -> Result<Self, BadUrl> {
-        let Some((server, path)) = text.split_once(':').filter(|(server, _)| !server.contains('/')) else {
-            return Err(BadUrl("its URL is neither https nor ssh"));
-        };
-        if path.starts_with(':') || text.contains("::") {
-            return Err(BadUrl("its URL is neither https nor ssh"));
-        }
+        let parts = text.split_once(':').filter(|(server, _)| !server.contains('/') && !text.contains("::"));
+        let (server, path) = parts.ok_or(BadUrl("its URL is neither https nor ssh"))?;
         let (user, host) = server.rsplit_once('@').unwrap_or(("git", server));
         let host = Hostname::parse(host).map_err(|_| BadUrl("its URL names no host"))?;
         SshRepository::new(user.to_owned(), host, SSH_PORT, path.to_owned()).map(Self::Ssh)
