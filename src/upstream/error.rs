@@ -92,11 +92,7 @@ impl UpstreamError {
             }
             fault => format!("{origin} {fault}"),
         };
-        let reason = Explanation::of(reason).about(&self.subject);
-        match self.fault.remedy() {
-            Some(remedy) => reason.remedied_by(remedy),
-            None => reason,
-        }
+        Explanation { remedy: self.fault.remedy(), ..Explanation::of(reason).about(&self.subject) }
     }
 }
 
