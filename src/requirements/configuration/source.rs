@@ -43,18 +43,14 @@ impl ModuleSource {
             }
             (false, _) => {}
         }
-        match (parse_registry_address(source, client), has_version) {
-            (Ok(registry_source), _) => Ok(registry_source),
+        let reason = match parse_registry_address(source, client) {
+            Ok(registry_source) => return Ok(registry_source),
             // The detail could show a secret.
-            (Err(_), true) if without_secrets(source) != source => Err(format!(
-                "with a version, the source has to be the address of a module in a registry: {}",
-                not_a_registry_reason(source)
-            )),
-            (Err(reason), true) => {
-                Err(format!("with a version, the source has to be the address of a module in a registry: {reason}"))
-            }
-            (Err(_), false) => Err(not_a_registry_reason(source)),
-        }
+            Err(detail) if has_version && without_secrets(source) == source => detail,
+            Err(_) => not_a_registry_reason(source),
+        };
+        let rule = "with a version, the source has to be the address of a module in a registry";
+        Err(if has_version { format!("{rule}: {reason}") } else { reason })
     }
 }
 
