@@ -75,23 +75,7 @@ impl CliConfig {
     /// # Errors
     /// A syntax error, with its position. The client prints such an error and continues without the file.
     pub fn read(file: &[u8]) -> Result<Self, BadHcl> {
-        Ok(Self::from_node(&Hcl1Node::read(file)?))
-    }
-
-    /// Merges a later file; its settings win.
-    pub fn merge(mut self, later: Self) -> Self {
-        self.hosts.extend(later.hosts);
-        self.credentials.extend(later.credentials);
-        self.complaints.extend(later.complaints);
-        if self.installation.is_some() && later.installation.is_some() {
-            self.complaints.push(DUPLICATE_INSTALLATION.to_owned());
-        }
-        self.installation = self.installation.or(later.installation);
-        self.plugin_cache_dir = self.plugin_cache_dir.or(later.plugin_cache_dir);
-        self
-    }
-
-    fn from_node(root: &Hcl1Node) -> Self {
+        let root = Hcl1Node::read(file)?;
         let mut config = Self::default();
         for (name, block) in root.labelled_blocks("host") {
             match Hostname::parse(name) {
@@ -111,7 +95,20 @@ impl CliConfig {
             }
             config.installation = Some(methods(block, &mut config.complaints));
         }
-        config
+        Ok(config)
+    }
+
+    /// Merges a later file; its settings win.
+    pub fn merge(mut self, later: Self) -> Self {
+        self.hosts.extend(later.hosts);
+        self.credentials.extend(later.credentials);
+        self.complaints.extend(later.complaints);
+        if self.installation.is_some() && later.installation.is_some() {
+            self.complaints.push(DUPLICATE_INSTALLATION.to_owned());
+        }
+        self.installation = self.installation.or(later.installation);
+        self.plugin_cache_dir = self.plugin_cache_dir.or(later.plugin_cache_dir);
+        self
     }
 }
 
