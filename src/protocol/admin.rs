@@ -10,6 +10,7 @@ mod routes;
 pub mod verdict;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -66,6 +67,11 @@ fn job_id(text: &str) -> Result<JobId, String> {
 }
 
 /// The beginning of a text that a message quotes.
+/// What was parsed; a problem is added to the others.
+fn or_problem<T, E: Display>(parsed: Result<T, E>, problems: &mut Vec<String>) -> Option<T> {
+    parsed.map_err(|bad| problems.push(bad.to_string())).ok()
+}
+
 fn short(text: &str) -> String {
     text.chars().take(64).collect()
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{IMPORT, job_id, object_of};
+use super::{IMPORT, job_id, object_of, or_problem};
 use crate::address::{Hostname, PackageSelector};
 use crate::bundle::{BundleKeys, BundleTrust, Inventory};
 use crate::clock::Timestamp;
@@ -71,10 +71,10 @@ pub fn apply_options(
             "accept" if options.accept.len() >= MAX_ACCEPTED => {
                 problems.push(format!("at most {MAX_ACCEPTED} versions can be accepted with one bundle"));
             }
-            "accept" => match PackageSelector::parse(&value, default_host) {
-                Ok(selector) => options.accept.push(selector),
-                Err(bad) => problems.push(bad.to_string()),
-            },
+            "accept" => {
+                let selector = PackageSelector::parse(&value, default_host);
+                options.accept.extend(or_problem(selector, &mut problems));
+            }
             _ => problems.push(format!("the query has no option {name:?}: write ?unsigned or ?accept=ADDRESS@VERSION")),
         }
     }

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EXPLAIN, short};
+use super::{EXPLAIN, or_problem, short};
 use crate::address::{Hostname, PackageRef, PackageSelector, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::labels::labelled_enum;
@@ -40,18 +40,15 @@ impl ExplainRequest {
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             match &*name {
                 "address" | "url" if subject.is_some() => problems.push("name one address or one url".to_owned()),
-                "address" => match PackageSelector::parse(&value, default_host) {
-                    Ok(selector) => subject = Some(ExplainSubject::Address(Box::new(selector))),
-                    Err(bad) => problems.push(bad.to_string()),
-                },
+                "address" => {
+                    let selector = or_problem(PackageSelector::parse(&value, default_host), &mut problems);
+                    subject = selector.map(|selector| ExplainSubject::Address(Box::new(selector)));
+                }
                 "url" if value.len() > MAX_URL_BYTES => {
                     problems.push(format!("the url is longer than {MAX_URL_BYTES} bytes"));
                 }
                 "url" => subject = Some(ExplainSubject::Url(value.into_owned())),
-                "platform" => match Platform::parse(&value) {
-                    Ok(parsed) => platform = Some(parsed),
-                    Err(bad) => problems.push(bad.to_string()),
-                },
+                "platform" => platform = or_problem(Platform::parse(&value), &mut problems),
                 _ => problems
                     .push(format!("the query has no option {:?}: write ?address=, ?url= or ?platform=", short(&name))),
             }

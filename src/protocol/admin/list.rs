@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{LIST, short};
+use super::{LIST, or_problem, short};
 use crate::address::{AddressFilter, Hostname};
 use crate::store::NameCursor;
 
@@ -33,14 +33,14 @@ impl ListRequest {
         let mut problems = Vec::new();
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             match &*name {
-                "address" => match AddressFilter::parse(&value, default_host) {
-                    Ok(filter) => request.filter = filter,
-                    Err(bad) => problems.push(bad.to_string()),
-                },
-                "after" => match NameCursor::parse(&value) {
-                    Some(cursor) => request.after = Some(cursor),
-                    None => problems.push(format!("{:?}... is not the \"next\" of a page", short(&value))),
-                },
+                "address" => {
+                    let filter = AddressFilter::parse(&value, default_host);
+                    request.filter = or_problem(filter, &mut problems).unwrap_or_default();
+                }
+                "after" => {
+                    let bad = || format!("{:?}... is not the \"next\" of a page", short(&value));
+                    request.after = or_problem(NameCursor::parse(&value).ok_or_else(bad), &mut problems);
+                }
                 "limit" => match value.parse() {
                     Ok(limit @ 1..=MAX_ARCHIVES) => request.max_archives = limit,
                     _ => problems.push(format!("limit is {:?}; 1 to {MAX_ARCHIVES} can be", short(&value))),

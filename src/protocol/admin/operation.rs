@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{job_id, object_of};
+use super::{job_id, object_of, or_problem};
 use crate::address::{Hostname, PackageSelector};
 use crate::jobs::{JobId, ToPin};
 use crate::labels::labelled_enum;
@@ -74,11 +74,8 @@ impl TargetAddresses {
         }
         let (mut addresses, mut problems, mut unique) = (Vec::new(), Vec::new(), BTreeSet::new());
         for given in &self.what {
-            match PackageSelector::parse(given, default_host) {
-                Ok(selector) if unique.insert(selector.to_string()) => addresses.push(selector),
-                Ok(_) => {}
-                Err(bad) => problems.push(bad.to_string()),
-            }
+            let selector = or_problem(PackageSelector::parse(given, default_host), &mut problems);
+            addresses.extend(selector.filter(|selector| unique.insert(selector.to_string())));
         }
         if problems.is_empty() { Ok(addresses) } else { Err(problems) }
     }

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use url::form_urlencoded;
 
-use super::{object_of, short};
+use super::{object_of, or_problem, short};
 use crate::address::{Hostname, PackageSelector, Platform, Version};
 use crate::mirror::MissingPackage;
 use crate::requirements::{ClientKind, Configurations, FileContents, Files, Order, OrderEntry, lock_file};
@@ -154,9 +154,9 @@ impl OrderRequest {
                 AddressRequest::Text(address) => (address, &[][..]),
                 AddressRequest::For(AddressFor { address, platforms }) => (address, platforms.as_slice()),
             };
-            let selector = PackageSelector::parse(address, default_host).map_err(|bad| problems.push(bad.to_string()));
+            let selector = or_problem(PackageSelector::parse(address, default_host), &mut problems);
             let platforms = platforms_of(platforms, &mut problems);
-            if let Ok(selector) = selector {
+            if let Some(selector) = selector {
                 let address = OrderEntry::Address { what: selector, platforms };
                 if !entries.contains(&address) {
                     entries.push(address);
@@ -172,10 +172,8 @@ impl OrderRequest {
         }
         if !self.files.is_empty() || !self.roots.is_empty() {
             let files = Files::try_from(self.files.clone()).map_err(|bad| bad.to_string());
-            match files.and_then(|files| Configurations::new(files, self.roots.clone(), self.client)) {
-                Ok(configurations) => entries.push(OrderEntry::Configurations(configurations)),
-                Err(problem) => problems.push(problem),
-            }
+            let configurations = files.and_then(|files| Configurations::new(files, self.roots.clone(), self.client));
+            entries.extend(or_problem(configurations, &mut problems).map(OrderEntry::Configurations));
         }
         let platforms = platforms_of(&self.platforms, &mut problems);
         // An empty order is not reported when every entry was invalid.
@@ -184,9 +182,7 @@ impl OrderRequest {
 }
 
 fn platforms_of(names: &[String], problems: &mut Vec<String>) -> Vec<Platform> {
-    let parsed =
-        names.iter().filter_map(|name| Platform::parse(name).map_err(|bad| problems.push(bad.to_string())).ok());
-    parsed.collect()
+    names.iter().filter_map(|name| or_problem(Platform::parse(name), problems)).collect()
 }
 
 /// The longest accepted root, in bytes.
