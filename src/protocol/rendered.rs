@@ -126,6 +126,11 @@ impl Equivalent<(Route, String)> for KeyRef<'_> {
     }
 }
 
+/// The weight of an entry of so many bytes. Keys and bookkeeping count as well, or small answers would be free.
+fn cache_weight(bytes: usize) -> u32 {
+    u32::try_from(bytes + 512).unwrap_or(u32::MAX)
+}
+
 /// Number of bases with stored answers. A request chooses its base by its Host, within the names of the certificate or
 /// of a trusted proxy. With a wildcard certificate these are unlimited.
 const MAX_BASES: u64 = 64;
@@ -143,10 +148,7 @@ pub struct RenderedAnswers {
 impl RenderedAnswers {
     /// Creates a memory of at most this many bytes.
     pub fn up_to(bytes: u64) -> Self {
-        // Keys and bookkeeping count as well, or small answers would be free.
-        let weigh = |_: &(Route, String), rendered: &RenderedAnswer| {
-            u32::try_from(rendered.answer.value.weight() + 512).unwrap_or(u32::MAX)
-        };
+        let weigh = |_: &(Route, String), rendered: &RenderedAnswer| cache_weight(rendered.answer.value.weight());
         let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
         let archives = ReadBudget::new(usize::try_from(bytes).unwrap_or(usize::MAX));
         Self { cache, bases: Cache::new(MAX_BASES), archives }
@@ -213,12 +215,9 @@ impl Renderings {
     /// Renderings and stale documents that take at most this many bytes.
     pub(super) fn up_to(bytes: u64) -> Self {
         let bytes = bytes / 2;
-        let weigh = |_: &(Route, FastHash), rendered: &Arc<RenderedDocument>| {
-            u32::try_from(rendered.weight() + 512).unwrap_or(u32::MAX)
-        };
-        let weigh_document = |_: &Route, (document, _): &(Arc<StoredDocument>, FastHash)| {
-            u32::try_from(document.size_bytes() + 512).unwrap_or(u32::MAX)
-        };
+        let weigh = |_: &(Route, FastHash), rendered: &Arc<RenderedDocument>| cache_weight(rendered.weight());
+        let weigh_document =
+            |_: &Route, (document, _): &(Arc<StoredDocument>, FastHash)| cache_weight(document.size_bytes());
         let documents = Cache::builder().max_capacity(bytes).weigher(weigh_document).time_to_idle(DOCUMENT_IDLE);
         Self {
             running: Mutex::default(),
