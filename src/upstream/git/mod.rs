@@ -120,13 +120,12 @@ impl Outbound {
             }
         };
         if connector_error.is_some() {
-            stop.cancel();
+            drop(stop);
         }
         // The blocking code checks `stop` while it computes, and its reads fail. If the code still runs after `stop_time`,
         // that is a bug: the thread keeps its permit and is abandoned.
         let result = timeout(self.limits.git.stop_time, &mut worker).await;
         if result.is_err() {
-            stop.cancel();
             tracing::error!(
                 subject = request.subject,
                 origin = origin(request.url),
@@ -150,18 +149,12 @@ impl Outbound {
     }
 }
 
-/// Cancels a fetch; dropping it cancels too.
+/// Cancels a fetch when it is dropped.
 struct CancelOnDrop(Arc<AtomicBool>);
-
-impl CancelOnDrop {
-    fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        self.cancel();
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
