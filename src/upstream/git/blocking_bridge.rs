@@ -76,8 +76,7 @@ impl GitBridge {
     fn http_request(&self, url: &str, headers: HeaderMap) -> gix_error::Result<PreparedRequest> {
         let url = Url::parse(url).map_err(|_| gix_io_error(io::Error::other("an invalid URL")))?;
         let (head, head_receiver) = oneshot::channel();
-        let (body, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
-        let reader = BridgeReader::new(chunks, Arc::default(), Arc::clone(&self.throughput));
+        let (body, reader) = self.chunk_channel();
         Ok((HttpRequest { url, headers, post: None, head, body }, head_receiver, reader))
     }
 
@@ -87,12 +86,18 @@ impl GitBridge {
 
     /// Connects to an ssh server.
     pub(super) fn connect_ssh(&self, repository: SshRepository) -> io::Result<(BridgeReader, SshInput)> {
-        let (output, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
+        let (output, reader) = self.chunk_channel();
         let (input, input_receiver) = mpsc::channel(MAX_QUEUED_CHUNKS);
-        let reader_waits = Arc::new(AtomicBool::new(false));
-        let request = SshRequest { repository, output, input: input_receiver, reader_waits: Arc::clone(&reader_waits) };
-        self.send(BridgeRequest::Ssh(request))?;
-        Ok((BridgeReader::new(chunks, reader_waits, Arc::clone(&self.throughput)), SshInput(input)))
+        let reader_waits = Arc::clone(&reader.reader_waits);
+        self.send(BridgeRequest::Ssh(SshRequest { repository, output, input: input_receiver, reader_waits }))?;
+        Ok((reader, SshInput(input)))
+    }
+
+    /// Makes a sender of chunks, and their reader.
+    fn chunk_channel(&self) -> (mpsc::Sender<BridgeChunk>, BridgeReader) {
+        let (sender, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
+        let (reader_waits, throughput) = (Arc::default(), Arc::clone(&self.throughput));
+        (sender, BridgeReader { chunks, current: Bytes::new(), has_ended: false, reader_waits, throughput })
     }
 }
 
@@ -115,16 +120,6 @@ pub(super) struct BridgeReader {
     has_ended: bool,
     reader_waits: Arc<AtomicBool>,
     throughput: Arc<ThroughputGuard>,
-}
-
-impl BridgeReader {
-    fn new(
-        chunks: mpsc::Receiver<BridgeChunk>,
-        reader_waits: Arc<AtomicBool>,
-        throughput: Arc<ThroughputGuard>,
-    ) -> Self {
-        Self { chunks, current: Bytes::new(), has_ended: false, reader_waits, throughput }
-    }
 }
 
 impl BufRead for BridgeReader {
