@@ -20,6 +20,7 @@ use self::cli_config::Environment;
 use self::configuration::keep_deciding_values;
 use self::lock_file::LockedProvider;
 use crate::address::{Address, Artifact, ModulePackage, PackageSelector, Platform, Version};
+use crate::labels::labelled_enum;
 
 pub use self::configuration::CommandLineValues;
 pub use self::disk::{ArgumentKind, Collected, collect};
@@ -73,32 +74,23 @@ pub struct Configurations {
     pub client: Option<ClientKind>,
 }
 
-/// A client: the program that reads configurations and uses registries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum ClientKind {
-    /// Terraform, by HashiCorp.
-    Terraform,
-    /// OpenTofu.
-    Opentofu,
+labelled_enum! {
+    /// A client: the program that reads configurations and uses registries.
+    #[derive(Serialize, Deserialize, ValueEnum)]
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
+    #[serde(rename_all = "snake_case")]
+    pub ClientKind {
+        /// Terraform, by HashiCorp.
+        Terraform "terraform",
+        /// OpenTofu.
+        Opentofu "opentofu",
+    }
 }
 
 impl ClientKind {
-    /// Both clients.
-    pub const ALL: [Self; 2] = [Self::Terraform, Self::Opentofu];
-
-    /// Parses [`Self::word`].
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|client| client.word() == word)
-    }
-
-    /// The client in options and orders.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Terraform => "terraform",
-            Self::Opentofu => "opentofu",
-        }
+    /// Parses the label, which is the client in options and orders.
+    pub fn parse(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|client| client.label() == label)
     }
 
     /// The clients on the `PATH`, or both where neither is installed.

@@ -155,8 +155,8 @@ fn note_on_client(files: &Files, folder: &str, client: ClientKind) -> Option<Str
         format!(
             "{path} names the registries of both clients; addresses without a host are of {}, as for {} (--client {} for the other)",
             client.default_host(),
-            client.word(),
-            other.word(),
+            client.label(),
+            other.label(),
         )
     })
 }
