@@ -143,8 +143,7 @@ pub(super) fn private_destination(value: &str) -> Result<super::PrivateDestinati
 }
 
 pub(super) fn policy(value: &str) -> Result<VerificationPolicy, String> {
-    use VerificationPolicy::{Checksum, Signature, SignatureIfKeys};
-    let named = [Signature, SignatureIfKeys, Checksum].into_iter().find(|policy| policy.to_string() == value);
+    let named = VerificationPolicy::ALL.into_iter().find(|policy| policy.label() == value);
     named.ok_or_else(|| format!("{} is none of signature, signature-if-keys, checksum", quoted(value)))
 }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::labels::labelled_enum;
 
 pub mod checksums;
 pub mod package;
@@ -16,16 +17,18 @@ pub use checksums::{BadChecksums, Checksums, platform_of};
 pub use package::{BadPackage, PackageHashes, PackageLimits, package_hashes};
 pub use signature::{SignatureError, Signer, verify_detached};
 
-/// The verification that an upstream's packages must pass (`verification` in the configuration).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum VerificationPolicy {
-    /// A key that the registry lists must have signed SHA256SUMS.
-    Signature,
-    /// As `Signature` if the registry lists keys. If the registry lists no key, checksums suffice.
-    SignatureIfKeys,
-    /// Checksums must agree; signatures and keys are ignored.
-    Checksum,
+labelled_enum! {
+    /// The verification that an upstream's packages must pass (`verification` in the configuration).
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub VerificationPolicy {
+        /// A key that the registry lists must have signed SHA256SUMS.
+        Signature "signature",
+        /// As `Signature` if the registry lists keys. If the registry lists no key, checksums suffice.
+        SignatureIfKeys "signature-if-keys",
+        /// Checksums must agree; signatures and keys are ignored.
+        Checksum "checksum",
+    }
 }
 
 impl VerificationPolicy {
@@ -43,11 +46,7 @@ impl VerificationPolicy {
 
 impl fmt::Display for VerificationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Signature => "signature",
-            Self::SignatureIfKeys => "signature-if-keys",
-            Self::Checksum => "checksum",
-        })
+        f.pad(self.label())
     }
 }
 
