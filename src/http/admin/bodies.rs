@@ -23,7 +23,7 @@ use crate::address::Hostname;
 use crate::answer_json;
 use crate::jobs::{JobEvent, JobSubscription};
 use crate::mirror::Mirror;
-use crate::protocol::admin::order::{NamedText, OrderDraft, OrderRequest};
+use crate::protocol::admin::order::{NamedText, OrderBodyKind, OrderDraft, OrderRequest};
 use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
@@ -208,7 +208,7 @@ fn parse_json(body: &[u8], query: Option<&str>) -> Result<OrderDraft, Vec<String
 fn parse_lock_file(body: &[u8], query: Option<&str>) -> Result<OrderDraft, Vec<String>> {
     let text = std::str::from_utf8(body)
         .map_err(|_| vec!["the body is not UTF-8 text, so it is not a lock file".to_owned()])?;
-    let mut order = OrderDraft::of_lock_file(query);
+    let mut order = OrderDraft::read(query, OrderBodyKind::LockFile);
     order.options.lock_files = vec![NamedText { name: ".terraform.lock.hcl".to_owned(), text: text.to_owned() }];
     Ok(order)
 }
@@ -218,7 +218,7 @@ fn parse_tar(body: &[u8], query: Option<&str>) -> Result<OrderDraft, Vec<String>
     if files.is_empty() {
         return Err(vec!["the tar holds no file that a client reads: .tf, .tofu, .tf.json, .tofu.json".to_owned()]);
     }
-    let mut order = OrderDraft::of_tar(query);
+    let mut order = OrderDraft::read(query, OrderBodyKind::Tar);
     order.options.files = files.into();
     Ok(order)
 }

@@ -201,23 +201,16 @@ pub struct OrderDraft {
 
 /// Kinds of bodies, which have different options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OrderBodyKind {
+pub enum OrderBodyKind {
+    /// A lock file.
     LockFile,
+    /// A tar of configurations.
     Tar,
 }
 
 impl OrderDraft {
-    /// Parses the query of a request with a lock file.
-    pub fn of_lock_file(query: Option<&str>) -> Self {
-        Self::read(query, OrderBodyKind::LockFile)
-    }
-
-    /// Parses the query of a request with a tar of configurations.
-    pub fn of_tar(query: Option<&str>) -> Self {
-        Self::read(query, OrderBodyKind::Tar)
-    }
-
-    fn read(query: Option<&str>, kind: OrderBodyKind) -> Self {
+    /// Parses the query of a request with a body of this kind.
+    pub fn read(query: Option<&str>, kind: OrderBodyKind) -> Self {
         let (mut options, mut problems) = (OrderRequest::default(), Vec::new());
         for (index, (key, value)) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()).enumerate() {
             if index == MAX_OPTIONS {
@@ -302,7 +295,7 @@ mod tests {
     #[test]
     fn a_query_sets_platforms_roots_pin_and_client() {
         let query = "root=prod&root=./stage/&root=.&platform=linux_amd64&platform=darwin_arm64&client=opentofu&pin";
-        let OrderDraft { options, problems } = OrderDraft::of_tar(Some(query));
+        let OrderDraft { options, problems } = OrderDraft::read(Some(query), OrderBodyKind::Tar);
         assert_eq!(problems, [""; 0]);
         assert_eq!(
             (options.roots, options.platforms),
@@ -312,17 +305,17 @@ mod tests {
             )
         );
         assert_eq!((options.client, options.pin), (Some(ClientKind::Opentofu), true));
-        assert_eq!(OrderDraft::of_lock_file(None), OrderDraft::default());
+        assert_eq!(OrderDraft::read(None, OrderBodyKind::LockFile), OrderDraft::default());
     }
 
     #[test]
     fn every_problem_of_a_query_is_reported() {
         let query = "pin=yes&plattform=linux_amd64&root=prod&client=terraform";
-        assert_eq!(OrderDraft::of_lock_file(Some(query)).problems.len(), 4);
+        assert_eq!(OrderDraft::read(Some(query), OrderBodyKind::LockFile).problems.len(), 4);
         let long = format!("root={}&client=tofu", "x".repeat(2000));
-        assert_eq!(OrderDraft::of_tar(Some(&long)).problems.len(), 2);
+        assert_eq!(OrderDraft::read(Some(&long), OrderBodyKind::Tar).problems.len(), 2);
         let many = "root=a&".repeat(5000);
-        assert!(OrderDraft::of_tar(Some(&many)).options.roots.len() <= MAX_OPTIONS);
+        assert!(OrderDraft::read(Some(&many), OrderBodyKind::Tar).options.roots.len() <= MAX_OPTIONS);
     }
 
     #[test]
@@ -358,7 +351,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_query_is_parsed_or_refused_with_short_problems(query in "([a-z]{1,8}(=[^&]{0,40})?&){0,12}|\\PC{0,200}") {
-            for OrderDraft { options, problems } in [OrderDraft::of_tar(Some(&query)), OrderDraft::of_lock_file(Some(&query))] {
+            for OrderDraft { options, problems } in [OrderDraft::read(Some(&query), OrderBodyKind::Tar), OrderDraft::read(Some(&query), OrderBodyKind::LockFile)] {
                 prop_assert!(problems.iter().all(|problem| problem.len() < 1000));
                 prop_assert!(options.what.is_empty() && options.files.is_empty() && options.lock_files.is_empty());
             }
