@@ -191,11 +191,8 @@ fn component_count(version: &str) -> usize {
 
 impl fmt::Display for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, condition) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{condition}")?;
-        }
-        Ok(())
+        let conditions: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&conditions.join(", "))
     }
 }
 
@@ -204,11 +201,8 @@ impl fmt::Display for Condition {
         let symbol = OPERATORS.iter().find(|(_, operator)| *operator == self.operator).map_or("", |(symbol, _)| symbol);
         let version = self.version.as_str();
         let (core, suffix) = version.split_at(version.find(['-', '+']).unwrap_or(version.len()));
-        let core = if self.components == 2 {
-            core.rsplit_once('.').map_or(core, |(major_minor, _)| major_minor)
-        } else {
-            core
-        };
+        let without_patch = core.rsplit_once('.').filter(|_| self.components == 2);
+        let core = without_patch.map_or(core, |(major_minor, _)| major_minor);
         write!(f, "{symbol} {core}{suffix}")
     }
 }
