@@ -357,12 +357,9 @@ impl std::fmt::Display for Subdir {
 /// Splits an address into its package, query included, and its subdir, as go-getter does.
 fn split_subdir(text: &str) -> (String, String) {
     let (path, query) = text.split_at(text.find('?').unwrap_or(text.len()));
-    let after_scheme = path.find("://").map_or(0, |index| index + 3);
-    match path[after_scheme..].find("//") {
-        Some(index) => {
-            let index = after_scheme + index;
-            (format!("{}{query}", &path[..index]), path[index + 2..].to_owned())
-        }
+    let (scheme, path) = path.split_at(path.find("://").map_or(0, |index| index + 3));
+    match path.split_once("//") {
+        Some((package, subdir)) => (format!("{scheme}{package}{query}"), subdir.to_owned()),
         None => (text.to_owned(), String::new()),
     }
 }

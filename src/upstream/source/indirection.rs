@@ -109,17 +109,10 @@ fn unescape(text: &str) -> String {
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('&') {
         unescaped.push_str(before);
-        let character = after.split_once(';').and_then(|(name, after)| Some((decode_entity(name)?, after)));
-        match character {
-            Some((character, after)) => {
-                unescaped.push(character);
-                rest = after;
-            }
-            None => {
-                unescaped.push('&');
-                rest = after;
-            }
-        }
+        let entity = after.split_once(';').and_then(|(name, after)| Some((decode_entity(name)?, after)));
+        let (character, after) = entity.unwrap_or(('&', after));
+        unescaped.push(character);
+        rest = after;
     }
     unescaped + rest
 }
