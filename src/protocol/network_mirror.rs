@@ -247,18 +247,14 @@ impl VersionAnswer<'_> {
         if !sets.is_empty() {
             return Ok(sets);
         }
-        let mut candidates: Vec<Platform> = Platform::common().collect();
-        if !listed.platforms.is_empty() {
-            candidates.retain(|platform| listed.platforms.contains(platform));
-            let rare =
-                listed.platforms.iter().filter(|platform| !Platform::common().any(|common| common == **platform));
-            candidates.extend(rare.cloned());
-        }
-        for platform in candidates.into_iter().take(MAX_TRIED_PLATFORMS) {
-            match self.proof_set(&platform).await {
+        let (common, listed) = (Platform::common().collect::<Vec<_>>(), &listed.platforms);
+        let likely = common.iter().filter(|platform| listed.is_empty() || listed.contains(platform));
+        let rare = listed.iter().filter(|platform| !common.contains(platform));
+        for platform in likely.chain(rare).take(MAX_TRIED_PLATFORMS) {
+            match self.proof_set(platform).await {
                 Ok(set) => {
                     self.merge(&set);
-                    sets.insert(platform, set.value);
+                    sets.insert(platform.clone(), set.value);
                     break;
                 }
                 Err(Error::NotFound(_)) => self.limit_to_not_found(),
