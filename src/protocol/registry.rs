@@ -167,10 +167,7 @@ pub(super) async fn module_location(
         ModuleLocation::External(text) => text,
         ModuleLocation::Local { archive, checksum, subdir } => {
             let mut text = links.url(&Route::ModuleArchive(archive).path());
-            if let Some(subdir) = subdir {
-                text.push_str("//");
-                text.push_str(&subdir);
-            }
+            text.extend(subdir.map(|subdir| format!("//{subdir}")));
             match checksum {
                 Some(checksum) => text.push_str(&format!("?checksum=sha256:{checksum}")),
                 // A location without a digest changes as soon as the archive is stored.

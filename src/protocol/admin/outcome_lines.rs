@@ -113,9 +113,8 @@ fn accepted_lines_of(items: &[AcceptResult], host: &Hostname) -> Vec<String> {
         AcceptOutcome::Failed { error } => lines.push(format!("{subject}: not accepted: {error}")),
         AcceptOutcome::AcceptedTree { tree_before, tree, commit_before, commit } => {
             lines.push(format!("{subject}: accepted"));
-            if let Some(previous) = tree_before {
-                lines.push(format!("  was tree {previous}{}", commit_text(commit_before.as_ref())));
-            }
+            let was_line = |previous| format!("  was tree {previous}{}", commit_text(commit_before.as_ref()));
+            lines.extend(tree_before.as_ref().map(was_line));
             lines.push(format!("  is  tree {tree}{}", commit_text(commit.as_ref())));
         }
         AcceptOutcome::AcceptedElsewhere { tree_before, source } => {
