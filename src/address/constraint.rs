@@ -266,10 +266,7 @@ impl ModuleConstraint {
     /// the one that is listed first.
     pub fn newest<'a>(&self, listed: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
         let allowed = listed.into_iter().filter(|version| self.allows(version));
-        allowed.fold(None, |best: Option<&Version>, version| match best {
-            Some(best) if version.precedence(best).is_le() => Some(best),
-            _ => Some(version),
-        })
+        allowed.reduce(|best, version| if version.precedence(best).is_gt() { version } else { best })
     }
 }
 
