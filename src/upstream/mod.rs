@@ -18,7 +18,7 @@ pub mod request;
 pub mod source;
 mod traffic;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use self::credential_scope::CredentialScope;
@@ -37,7 +37,7 @@ pub struct Upstream {
 
 /// The configured registries, by host.
 #[derive(Debug, Default)]
-pub struct Upstreams(HashMap<Hostname, Arc<Upstream>>);
+pub struct Upstreams(BTreeMap<Hostname, Arc<Upstream>>);
 
 impl Upstreams {
     /// Builds the upstreams from their sections, each with its credentials, and with the private addresses that it may lead to.
@@ -60,8 +60,6 @@ impl Upstreams {
 
     /// Every configured host, sorted.
     pub fn hosts(&self) -> Vec<&Hostname> {
-        let mut hosts: Vec<_> = self.0.keys().collect();
-        hosts.sort();
-        hosts
+        self.0.keys().collect()
     }
 }
