@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use aws_lc_rs::rand::{self, SystemRandom};
 use aws_lc_rs::error::Unspecified;
 use aws_lc_rs::{constant_time, hmac};
 use derive_more::Display;
@@ -35,9 +36,7 @@ impl RunId {
     /// # Errors
     /// The system returned no random bytes.
     pub fn random() -> Result<Self, Unspecified> {
-        let mut random = [0u8; ID_BYTES];
-        aws_lc_rs::rand::fill(&mut random)?;
-        Ok(Self(random))
+        Ok(Self(rand::generate(&SystemRandom::new())?.expose()))
     }
 
     /// Parses an id: 32 lower-case hex digits.
@@ -97,9 +96,7 @@ impl RunIds {
     /// # Errors
     /// The system returned no random bytes.
     pub fn new() -> Result<Self, Unspecified> {
-        let mut bytes = [0; Self::KEY_BYTES];
-        aws_lc_rs::rand::fill(&mut bytes)?;
-        Ok(Self::with_key(bytes))
+        Ok(Self::with_key(rand::generate(&SystemRandom::new())?.expose()))
     }
 
     /// The key, for a run that shares the larder.
