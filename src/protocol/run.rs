@@ -1,13 +1,12 @@
 //! Tells one `larder run` from another: its URLs begin with `/run/ID`, and so do the links in its answers. By that, larder
 //! counts what each run was sent, and a larder that only runs use answers nobody else.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use aws_lc_rs::rand::{self, SystemRandom};
 use aws_lc_rs::error::Unspecified;
+use aws_lc_rs::rand::{self, SystemRandom};
 use aws_lc_rs::{constant_time, hmac};
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
@@ -193,14 +192,11 @@ pub enum FileSource {
 impl RunReport {
     /// Adds a file, or a further answer with it.
     pub fn add(&mut self, path: String, sent: SentFile) {
-        match self.files.entry(path) {
-            Entry::Vacant(entry) => drop(entry.insert(sent)),
-            Entry::Occupied(entry) => {
-                let file = entry.into_mut();
-                file.stale |= sent.stale;
-                file.bytes += sent.bytes;
-            }
-        }
+        let entry = self.files.entry(path).and_modify(|file| {
+            file.stale |= sent.stale;
+            file.bytes += sent.bytes;
+        });
+        entry.or_insert(sent);
     }
 
     /// Adds the reason of a failed request: the subject, the cause and the remedy in one sentence.
