@@ -233,15 +233,10 @@ impl SearchPaths {
     /// The files that the client tries to read, in its order: the main file, which may not exist, and those of the folder.
     pub fn files(&self) -> Vec<PathBuf> {
         let entries = self.folder.iter().flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten());
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut names: Vec<String> = names.filter(|name| Self::is_read(name)).collect();
-        names.sort_unstable();
-        let in_folder = self.folder.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+        let is_read = |name: &str| name.ends_with(".tfrc") || name.ends_with(".tfrc.json");
+        let read = entries.filter_map(Result::ok).filter(|entry| entry.file_name().to_str().is_some_and(is_read));
+        let mut in_folder: Vec<PathBuf> = read.map(|entry| entry.path()).collect();
+        in_folder.sort_unstable();
         self.file.iter().cloned().chain(in_folder).collect()
-    }
-
-    /// Returns true if clients read a file with this name in the folder.
-    fn is_read(name: &str) -> bool {
-        name.ends_with(".tfrc") || name.ends_with(".tfrc.json")
     }
 }
