@@ -3,8 +3,6 @@
 //! Discovery they read with `json.Unmarshal` into a map, which is as strict about what follows as larder's parser, and
 //! matches names exactly (Go's encoding/json; compared with it in `tests/fixtures/go-json.tsv`).
 
-use std::borrow::Cow;
-
 use indexmap::IndexMap;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -12,18 +10,13 @@ use serde_json::value::RawValue;
 use super::providers::RawObject;
 use crate::json_members::Members;
 
-/// The text of a body, with U+FFFD for what is not UTF-8.
-pub(super) fn text_of(body: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(body)
-}
-
 /// The members of the object that a body begins with. Those that clients read, `read_members`, have these names whatever their
 /// case was, and occur once.
 ///
 /// # Errors
 /// The body does not begin with a JSON object.
 pub(super) fn object(body: &[u8], read_members: &[&str]) -> serde_json::Result<RawObject> {
-    members(&text_of(body), read_members)
+    members(&String::from_utf8_lossy(body), read_members)
 }
 
 /// The members of the object that a text begins with: see [`object`].

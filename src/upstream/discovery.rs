@@ -2,7 +2,6 @@
 
 use url::Url;
 
-use super::client_json;
 use super::providers::RawObject;
 use crate::address::Address;
 
@@ -55,7 +54,7 @@ impl Discovery {
     /// # Errors
     /// The reason why the document is invalid, for an operator.
     pub fn parse(body: &[u8], url: Url) -> Result<Self, String> {
-        let entries = serde_json::from_str(&client_json::text_of(body));
+        let entries = serde_json::from_str(&String::from_utf8_lossy(body));
         let entries = entries.map_err(|e| format!("its discovery document is not a JSON object: {e}"))?;
         Ok(Self { entries, url })
     }
