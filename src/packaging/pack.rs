@@ -248,16 +248,9 @@ impl<'t> LinkResolver<'t> {
         }
         self.name_bytes = self.name_bytes.saturating_add(path.as_bytes().len());
         self.entries.insert(path, resolved);
-        if self.entries.len() > limits.entries {
-            return Err(TreeError::TooLarge(format!("{} files and folders, links followed", limits.entries)));
-        }
-        if self.bytes > limits.bytes {
-            return Err(TreeError::TooLarge(format!("{} bytes in its files, links followed", limits.bytes)));
-        }
-        if self.name_bytes > MAX_NAME_BYTES {
-            return Err(TreeError::TooLarge(format!("{MAX_NAME_BYTES} bytes in its names, links followed")));
-        }
-        Ok(())
+        TreeError::check_limit(self.entries.len(), limits.entries, "files and folders, links followed")?;
+        TreeError::check_limit(self.bytes, limits.bytes, "bytes in its files, links followed")?;
+        TreeError::check_limit(self.name_bytes, MAX_NAME_BYTES, "bytes in its names, links followed")
     }
 
     /// Adds the work of visiting a name of this length. Fails above [`MAX_WORK_BYTES`].

@@ -112,6 +112,14 @@ impl TreeError {
         Self::LargeFile { file: Some(file.to_string()), size_bytes, limit }
     }
 
+    /// Checks a count against its limit; `counted` says what it counts.
+    ///
+    /// # Errors
+    /// [`TreeError::TooLarge`].
+    pub fn check_limit<N: PartialOrd + std::fmt::Display>(count: N, limit: N, counted: &str) -> Result<(), Self> {
+        if count > limit { Err(Self::TooLarge(format!("{limit} {counted}"))) } else { Ok(()) }
+    }
+
     pub(super) fn spool(error: io::Error) -> Self {
         Self::Spool(Arc::new(error))
     }
@@ -204,9 +212,7 @@ impl Tree {
             if read == 0 {
                 break;
             }
-            if self.spooled_bytes + read as u64 > self.limits.bytes {
-                return Err(TreeError::TooLarge(format!("{} bytes in its files", self.limits.bytes)));
-            }
+            TreeError::check_limit(self.spooled_bytes + read as u64, self.limits.bytes, "bytes in its files")?;
             if self.spooled_bytes - offset + read as u64 > self.limits.file_bytes {
                 return Err(TreeError::large_file(path, None, self.limits.file_bytes));
             }
@@ -283,14 +289,10 @@ impl Tree {
     }
 
     fn insert(&mut self, path: &TreePath, entry: TreeEntry) -> Result<(), TreeError> {
-        if self.entries.len() >= self.limits.entries {
-            return Err(TreeError::TooLarge(format!("{} files, folders and links", self.limits.entries)));
-        }
+        TreeError::check_limit(self.entries.len() + 1, self.limits.entries, "files, folders and links")?;
         let target_bytes = if let TreeEntry::Link(target) = &entry { target.len() } else { 0 };
         self.name_bytes += path.as_bytes().len() + target_bytes;
-        if self.name_bytes > MAX_NAME_BYTES {
-            return Err(TreeError::TooLarge(format!("{MAX_NAME_BYTES} bytes in its names")));
-        }
+        TreeError::check_limit(self.name_bytes, MAX_NAME_BYTES, "bytes in its names")?;
         self.entries.insert(path.clone(), entry);
         Ok(())
     }

@@ -137,9 +137,7 @@ impl Checkout<'_> {
             for entry in self.objects.find_tree_iter(&id, &mut buffer)? {
                 let entry = entry.map_err(|_| RepositoryFailure::unusable("a tree that cannot be read"))?;
                 count += 1;
-                if count > max_entries {
-                    return Err(TreeError::TooLarge(format!("{max_entries} files, folders and links")).into());
-                }
+                TreeError::check_limit(count, max_entries, "files, folders and links")?;
                 let separator: &[u8] = if folder.is_empty() { b"" } else { b"/" };
                 let path = BString::from([&folder, separator, entry.filename].concat());
                 let kind = entry.mode.kind();
@@ -160,7 +158,6 @@ impl Checkout<'_> {
 
     /// Adds up the declared sizes before any file is written.
     fn check_sizes(&self, files: &[File], tree: &Tree) -> Result<(), RepositoryFailure> {
-        let max_bytes = tree.limits().bytes;
         let mut total = tree.bytes();
         let mut attributes_total: u64 = 0;
         let mut omitted = Vec::new();
@@ -176,9 +173,9 @@ impl Checkout<'_> {
                 }
                 None => return Err(missing_file()),
             };
-            if file.is_read_by_git() && header.size > MAX_GIT_FILE_BYTES {
-                let limit = format!("{MAX_GIT_FILE_BYTES} bytes in {}, which git reads", printable(&file.path));
-                return Err(TreeError::TooLarge(limit).into());
+            if file.is_read_by_git() {
+                let counted = format!("bytes in {}, which git reads", printable(&file.path));
+                TreeError::check_limit(header.size, MAX_GIT_FILE_BYTES, &counted)?;
             }
             if header.size > max_file_bytes {
                 return Err(large_file(Some(header.size)).into());
@@ -186,14 +183,9 @@ impl Checkout<'_> {
             if file.is_attributes_file() {
                 attributes_total += header.size;
             }
-            if attributes_total > MAX_ATTRIBUTES_BYTES {
-                let limit = format!("{MAX_ATTRIBUTES_BYTES} bytes in its .gitattributes");
-                return Err(TreeError::TooLarge(limit).into());
-            }
+            TreeError::check_limit(attributes_total, MAX_ATTRIBUTES_BYTES, "bytes in its .gitattributes")?;
             total = total.saturating_add(header.size);
-            if total > max_bytes {
-                return Err(TreeError::TooLarge(format!("{max_bytes} bytes in its files")).into());
-            }
+            TreeError::check_limit(total, tree.limits().bytes, "bytes in its files")?;
         }
         match omitted.first() {
             None => Ok(()),

@@ -129,9 +129,7 @@ impl RepositoryConnection {
                 command.invoke_blocking(&mut self.transport, &mut Discard, false)?
             }
         };
-        if refs.len() > self.limits.names {
-            return Err(TreeError::TooLarge(format!("{} names", self.limits.names)).into());
-        }
+        TreeError::check_limit(refs.len(), self.limits.names, "names")?;
         Ok(refs.into_iter().filter_map(offered_ref).collect())
     }
 

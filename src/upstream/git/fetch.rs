@@ -300,13 +300,9 @@ impl RunningFetch<'_> {
             // Each lookup scans all submodules, so many lookups take long.
             checkout.check_cancelled()?;
             let Some(inner_repository) = submodule_entries.find(path.as_ref(), repository)? else { continue };
-            if depth >= submodule_depth {
-                return Err(TreeError::TooLarge(format!("{submodule_depth} submodules one in the other")).into());
-            }
+            TreeError::check_limit(depth + 1, submodule_depth, "submodules one in the other")?;
             self.submodules += 1;
-            if self.submodules > max_submodules {
-                return Err(TreeError::TooLarge(format!("{max_submodules} submodules")).into());
-            }
+            TreeError::check_limit(self.submodules, max_submodules, "submodules")?;
             let inner_target = TreePath::parse(&path).and_then(|path| target.join(&path));
             let inner_target = inner_target.map_err(|error| TreeError::bad_path(&path, &error))?;
             self.origin = inner_repository.origin_text();

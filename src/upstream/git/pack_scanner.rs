@@ -156,9 +156,8 @@ impl<'m> PackScanState<'m> {
                 header.push(byte);
                 if header.len() == HEADER_BYTES {
                     self.remaining_entries = header.last_chunk().copied().map_or(0, u32::from_be_bytes);
-                    if self.remaining_entries > self.limits.objects {
-                        return Err(too_large(format!("{} objects in one pack", self.limits.objects)));
-                    }
+                    TreeError::check_limit(self.remaining_entries, self.limits.objects, "objects in one pack")
+                        .map_err(io::Error::other)?;
                     self.expect_entry();
                 }
             }
