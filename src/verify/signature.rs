@@ -117,10 +117,7 @@ pub fn verify_detached(document: &[u8], signature: &[u8], armored_keys: &[String
     let mut failed = HashSet::new();
     let mut refusal = None;
     for (number, entry) in (1..).zip(armored_keys) {
-        let keys = match read_keys(entry, number, MAX_KEY_BYTES) {
-            Ok(keys) => keys,
-            Err(error) => return Err(refusal.unwrap_or(error)),
-        };
+        let keys = read_keys(entry, number, MAX_KEY_BYTES).map_err(|error| refusal.take().unwrap_or(error))?;
         let indexed_signatures = || signatures.iter().enumerate();
         let pairs = keys.iter().flat_map(|key| indexed_signatures().map(move |indexed| (key, indexed)));
         for (key, (signature_index, signature)) in pairs {
