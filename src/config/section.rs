@@ -10,6 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::os;
 use super::values::{self, ValueError, quoted};
+use crate::wording::plural;
 
 /// Maximum number of lines printed.
 const MAX_SHOWN: usize = 50;
@@ -62,10 +63,7 @@ impl Problems {
 
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.len() {
-            1 => write!(f, "1 problem in the configuration:")?,
-            count => write!(f, "{count} problems in the configuration:")?,
-        }
+        write!(f, "{} in the configuration:", plural(self.0.len() as u64, "problem"))?;
         for diagnostic in self.0.iter().take(MAX_SHOWN) {
             write!(f, "\n{diagnostic}")?;
         }
