@@ -115,7 +115,7 @@ impl Version {
         if normal.len() > MAX_VERSION_BYTES {
             return Err(bad("it is longer than 96 bytes once all three numbers are written"));
         }
-        let (pre, build) = (PreRelease(pre.to_owned()), build.into());
+        let (pre, build) = (PreRelease::parse(pre), build.into());
         Ok(Self { numbers, further_numbers, pre, build, normal: normal.into() })
     }
 
@@ -134,7 +134,7 @@ impl Version {
 
     /// Returns true for a pre-release, which clients accept only where a constraint names it exactly.
     pub fn is_pre_release(&self) -> bool {
-        !self.pre.is_empty()
+        self.pre != PreRelease::None
     }
 
     /// Major, minor and patch.
@@ -174,36 +174,27 @@ fn is_label(text: &str, is_label_byte: impl Fn(u8) -> bool) -> bool {
     text.split('.').all(|identifier| !identifier.is_empty() && identifier.bytes().all(&is_label_byte))
 }
 
-/// The pre-release part of a version; empty for a release. Ordered by SemVer 2.0.0, section 11: a pre-release comes before
-/// its release; numbers before words.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct PreRelease(String);
+/// The pre-release part of a version. Ordered by SemVer 2.0.0, section 11: a pre-release comes before its release; numbers
+/// before words.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum PreRelease {
+    Identifiers(Box<[Identifier]>),
+    None,
+}
 
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Identifier<'a> {
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Identifier {
     Number(u64),
-    Word(&'a str),
+    Word(Box<str>),
 }
 
 impl PreRelease {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn identifiers(&self) -> impl Iterator<Item = Identifier<'_>> {
-        self.0.split('.').map(|identifier| identifier.parse().map_or(Identifier::Word(identifier), Identifier::Number))
-    }
-}
-
-impl Ord for PreRelease {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.is_empty().cmp(&other.is_empty()).then_with(|| self.identifiers().cmp(other.identifiers()))
-    }
-}
-
-impl PartialOrd for PreRelease {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+    fn parse(text: &str) -> Self {
+        if text.is_empty() {
+            return Self::None;
+        }
+        let identifier = |text: &str| text.parse().map_or_else(|_| Identifier::Word(text.into()), Identifier::Number);
+        Self::Identifiers(text.split('.').map(identifier).collect())
     }
 }
 
