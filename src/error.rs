@@ -116,6 +116,15 @@ impl From<StoreError> for Error {
     }
 }
 
+impl From<UpstreamError> for Error {
+    fn from(error: UpstreamError) -> Self {
+        match error.fault {
+            Fault::LocalLimit(reason) => Self::Busy { subject: error.subject, reason },
+            _ => Self::Upstream(Arc::new(error)),
+        }
+    }
+}
+
 impl Error {
     /// The error of a cached version list that cannot be parsed, or not written for clients.
     pub(crate) fn unreadable_list(address: &impl fmt::Display, reason: impl fmt::Display) -> Self {
@@ -186,18 +195,7 @@ impl Error {
             }
         }
     }
-}
 
-impl From<UpstreamError> for Error {
-    fn from(error: UpstreamError) -> Self {
-        match error.fault {
-            Fault::LocalLimit(reason) => Self::Busy { subject: error.subject, reason },
-            _ => Self::Upstream(Arc::new(error)),
-        }
-    }
-}
-
-impl Error {
     /// True if only the operator's word is missing (promise 14).
     pub fn waits_for_accept(&self) -> bool {
         matches!(self, Self::Unaccepted { .. })

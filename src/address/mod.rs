@@ -143,9 +143,7 @@ impl Platform {
         }
         Ok(Self { os: os.to_owned(), arch: arch.to_owned() })
     }
-}
 
-impl Platform {
     /// The platforms that most clients run on, the most used first.
     pub fn common() -> impl Iterator<Item = Self> {
         let platforms = [("linux", "amd64"), ("darwin", "arm64"), ("linux", "arm64"), ("windows", "amd64")];

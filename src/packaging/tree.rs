@@ -107,6 +107,12 @@ impl TreeError {
         Self::Refused { entry: entry.to_string(), reason: reason.into() }
     }
 
+    /// Refuses an entry for its path; `shown` is the path as the source spells it.
+    pub fn bad_path(shown: &[u8], bad: &BadTreePath) -> Self {
+        let shown: String = String::from_utf8_lossy(shown).chars().take(256).collect();
+        Self::refused(shown, bad.to_string())
+    }
+
     /// Refuses a file for its size.
     pub fn large_file(file: impl std::fmt::Display, size_bytes: Option<u64>, limit: u64) -> Self {
         Self::LargeFile { file: Some(file.to_string()), size_bytes, limit }
@@ -295,14 +301,6 @@ impl Tree {
         TreeError::check_limit(self.name_bytes, MAX_NAME_BYTES, "bytes in its names")?;
         self.entries.insert(path.clone(), entry);
         Ok(())
-    }
-}
-
-impl TreeError {
-    /// Refuses an entry for its path; `shown` is the path as the source spells it.
-    pub fn bad_path(shown: &[u8], bad: &BadTreePath) -> Self {
-        let shown: String = String::from_utf8_lossy(shown).chars().take(256).collect();
-        Self::refused(shown, bad.to_string())
     }
 }
 
