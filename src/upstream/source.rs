@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use percent_encoding::percent_decode_str;
 use url::{Url, form_urlencoded};
 
-pub use self::checksum::{BadChecksum, Checksum, ChecksumKind, ExpectedChecksum};
+pub use self::checksum::{Checksum, ChecksumKind, ExpectedChecksum};
 pub use self::indirection::{location_in_download, location_in_page};
 use crate::packaging::{ArchiveFormat, TreePath};
 
@@ -400,7 +400,7 @@ fn parse_http(mut url: Url) -> Result<PackageSource, BadSource> {
         return Ok(PackageSource::Indirect(url));
     };
     let checksum = checksum.map(|text| ExpectedChecksum::parse(text)).transpose();
-    let checksum = checksum.map_err(|error| BadSource::for_url(&url, error.0))?;
+    let checksum = checksum.map_err(|reason| BadSource::for_url(&url, reason))?;
     Ok(PackageSource::Archive(ArchiveSource { url, format, checksum }))
 }
 

@@ -27,11 +27,6 @@ pub(super) enum Reference {
     DefaultBranch,
 }
 
-/// A reference that larder cannot fetch.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct BadReference(&'static str);
-
 /// One ref that a repository offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OfferedRef {
@@ -60,24 +55,22 @@ impl Reference {
     /// Parses a reference.
     ///
     /// # Errors
-    /// [`BadReference`] for an invalid ref name, and for revision expressions.
-    pub(super) fn parse(text: Option<&str>, has_depth: bool) -> Result<Self, BadReference> {
+    /// The reason: for an invalid ref name, and for revision expressions.
+    pub(super) fn parse(text: Option<&str>, has_depth: bool) -> Result<Self, &'static str> {
         let text = match text {
             None | Some("") if has_depth => return Ok(Self::DefaultBranch),
             None | Some("") => return Ok(Self::Head),
             Some(text) => text,
         };
         if text.starts_with('-') {
-            return Err(BadReference("a reference must not begin with a dash"));
+            return Err("a reference must not begin with a dash");
         }
         if text.len() > 1024 {
-            return Err(BadReference("a reference of more than 1024 bytes"));
+            return Err("a reference of more than 1024 bytes");
         }
         let has = |sequence: &str| text.contains(sequence);
         if text.chars().any(|c| c.is_control() || " ~^:?*[\\".contains(c)) || has("..") || has("@{") {
-            return Err(BadReference(
-                "larder resolves branches, tags and commit ids only, not expressions with ^, ~, .. or @{",
-            ));
+            return Err("larder resolves branches, tags and commit ids only, not expressions with ^, ~, .. or @{");
         }
         if has_depth {
             return Ok(Self::Branch(text.to_owned()));
@@ -87,7 +80,7 @@ impl Reference {
         }
         if text.len() == FULL_ID && is_hex(text) {
             let id = ObjectId::from_hex(text.to_ascii_lowercase().as_bytes());
-            return id.map(Self::Id).map_err(|_| BadReference("no id of a commit"));
+            return id.map(Self::Id).map_err(|_| "no id of a commit");
         }
         Ok(Self::Name(text.to_owned()))
     }

@@ -28,22 +28,17 @@ pub(super) struct SshRepository {
     pub(super) path: String,
 }
 
-/// A URL that larder does not fetch from.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct BadUrl(&'static str);
-
 impl Repository {
     /// Parses a URL, or the form `user@host:path`.
     ///
     /// # Errors
-    /// [`BadUrl`] for other schemes, for secrets in the URL, and for text that could be taken for an option.
-    pub(super) fn parse(text: &str) -> Result<Self, BadUrl> {
+    /// The reason: for other schemes, for secrets in the URL, and for text that could be taken for an option.
+    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         if text.starts_with('-') {
-            return Err(BadUrl("its URL begins with a dash"));
+            return Err("its URL begins with a dash");
         }
         if text.chars().any(char::is_control) {
-            return Err(BadUrl("its URL has a control character in it"));
+            return Err("its URL has a control character in it");
         }
         match Url::parse(text) {
             Ok(url) if text.contains("://") => Self::of(&url),
@@ -55,37 +50,37 @@ impl Repository {
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
-    pub(super) fn of(url: &Url) -> Result<Self, BadUrl> {
+    pub(super) fn of(url: &Url) -> Result<Self, &'static str> {
         if url.query().is_some() || url.fragment().is_some() {
-            return Err(BadUrl("its URL has a query or a fragment"));
+            return Err("its URL has a query or a fragment");
         }
         match url.scheme() {
             // The egress policy refuses a URL with a user or a password.
             "http" | "https" => Ok(Self::Http(url.clone())),
             "ssh" | "git+ssh" | "ssh+git" => parse_ssh(url).map(Self::Ssh),
-            _ => Err(BadUrl("its URL is neither https nor ssh")),
+            _ => Err("its URL is neither https nor ssh"),
         }
     }
 
     /// Parses `user@host:path`: ssh, with a path relative to the user's home unless it is absolute.
-    fn parse_scp_form(text: &str) -> Result<Self, BadUrl> {
+    fn parse_scp_form(text: &str) -> Result<Self, &'static str> {
         let parts = text.split_once(':').filter(|(server, _)| !server.contains('/') && !text.contains("::"));
-        let (server, path) = parts.ok_or(BadUrl("its URL is neither https nor ssh"))?;
+        let (server, path) = parts.ok_or("its URL is neither https nor ssh")?;
         let (user, host) = server.rsplit_once('@').unwrap_or(("git", server));
-        let host = Hostname::parse(host).map_err(|_| BadUrl("its URL names no host"))?;
+        let host = Hostname::parse(host).map_err(|_| "its URL names no host")?;
         SshRepository::new(user.to_owned(), host, SSH_PORT, path.to_owned()).map(Self::Ssh)
     }
 
     /// Parses the URL of a submodule in this repository's `.gitmodules`.
     ///
     /// # Errors
-    /// [`BadUrl`], also for a URL that leads above the server's root.
-    pub(super) fn submodule(&self, url: &str) -> Result<Self, BadUrl> {
+    /// The reason, also for a URL that leads above the server's root.
+    pub(super) fn submodule(&self, url: &str) -> Result<Self, &'static str> {
         if !url.starts_with("./") && !url.starts_with("../") {
             return Self::parse(url);
         }
         if url.chars().any(char::is_control) || url.contains(['?', '#']) {
-            return Err(BadUrl("its URL has a control character, a query or a fragment in it"));
+            return Err("its URL has a control character, a query or a fragment in it");
         }
         match self {
             Self::Http(base) => {
@@ -110,18 +105,18 @@ impl Repository {
 }
 
 impl SshRepository {
-    fn new(user: String, host: Hostname, port: u16, path: String) -> Result<Self, BadUrl> {
+    fn new(user: String, host: Hostname, port: u16, path: String) -> Result<Self, &'static str> {
         if user.is_empty()
             || user.starts_with('-')
             || !user.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-+".contains(&b))
         {
-            return Err(BadUrl("its URL has a user that no ssh server has, or a password"));
+            return Err("its URL has a user that no ssh server has, or a password");
         }
         if path.is_empty() || path == "/" {
-            return Err(BadUrl("its URL has no path"));
+            return Err("its URL has no path");
         }
         if path.starts_with('-') || path.chars().any(char::is_control) {
-            return Err(BadUrl("its URL has a path that could be taken for an option"));
+            return Err("its URL has a path that could be taken for an option");
         }
         Ok(Self { user, host, port, path })
     }
@@ -137,15 +132,15 @@ impl SshRepository {
     }
 }
 
-fn parse_ssh(url: &Url) -> Result<SshRepository, BadUrl> {
+fn parse_ssh(url: &Url) -> Result<SshRepository, &'static str> {
     if url.password().is_some() {
-        return Err(BadUrl("its URL has a password in it"));
+        return Err("its URL has a password in it");
     }
     let decode = |text: &str| {
-        percent_decode_str(text).decode_utf8().map(|text| text.into_owned()).map_err(|_| BadUrl("its URL is not UTF-8"))
+        percent_decode_str(text).decode_utf8().map(|text| text.into_owned()).map_err(|_| "its URL is not UTF-8")
     };
     let user = if url.username().is_empty() { "git".to_owned() } else { decode(url.username())? };
-    let host = url.host_str().and_then(|host| Hostname::parse(host).ok()).ok_or(BadUrl("its URL names no host"))?;
+    let host = url.host_str().and_then(|host| Hostname::parse(host).ok()).ok_or("its URL names no host")?;
     let path = decode(url.path())?;
     // `/~user/x` is a path in a home directory.
     let path = if path.starts_with("/~") { path[1..].to_owned() } else { path };
@@ -153,7 +148,7 @@ fn parse_ssh(url: &Url) -> Result<SshRepository, BadUrl> {
 }
 
 /// Joins a relative path as git does, by removing and adding segments of text.
-fn join_relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
+fn join_relative(base: &str, mut url: &str) -> Result<String, &'static str> {
     let is_absolute = base.starts_with('/');
     let mut base = base.trim_end_matches('/');
     loop {
@@ -162,7 +157,7 @@ fn join_relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
             base = match parent {
                 Some(parent) => parent,
                 None if !base.is_empty() => "",
-                None => return Err(BadUrl("its URL leads above the root of its server")),
+                None => return Err("its URL leads above the root of its server"),
             };
             url = rest;
         } else if let Some(rest) = url.strip_prefix("./") {
@@ -173,7 +168,7 @@ fn join_relative(base: &str, mut url: &str) -> Result<String, BadUrl> {
     }
     let url = url.trim_end_matches('/');
     if url.split('/').any(|name| name == "..") {
-        return Err(BadUrl("its URL has .. in its middle"));
+        return Err("its URL has .. in its middle");
     }
     Ok(if base.is_empty() && !is_absolute { url.to_owned() } else { format!("{base}/{url}") })
 }
@@ -221,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    fn resolve(base: &str, url: &str) -> Result<String, BadUrl> {
+    fn resolve(base: &str, url: &str) -> Result<String, &'static str> {
         Repository::parse(base).unwrap().submodule(url).map(|repository| match &repository {
             Repository::Http(url) => url.to_string(),
             Repository::Ssh(ssh) => format!("{}@{} {}", ssh.user, ssh.known_hosts_name(), ssh.path),

@@ -7,11 +7,6 @@ use aws_lc_rs::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, SHA512};
 use md5::{Digest as _, Md5};
 use url::Url;
 
-/// An unusable checksum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct BadChecksum(pub(super) &'static str);
-
 /// The expected checksum of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExpectedChecksum {
@@ -23,13 +18,13 @@ pub enum ExpectedChecksum {
 
 impl ExpectedChecksum {
     /// Parses the value of the parameter.
-    pub(super) fn parse(text: &str) -> Result<Self, BadChecksum> {
+    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         match text.split_once(':') {
             None => Checksum::of_length(text).map(Self::Is),
             Some(("file", list)) => {
                 let url = Url::parse(list).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
                 let url = url.filter(|url| url.username().is_empty() && url.password().is_none());
-                url.map(Self::Listed).ok_or(BadChecksum("has a list of checksums that cannot be fetched"))
+                url.map(Self::Listed).ok_or("has a list of checksums that cannot be fetched")
             }
             Some((kind, hex)) => Checksum::parse(kind, hex).map(Self::Is),
         }
@@ -116,19 +111,19 @@ impl Checksum {
         })
     }
 
-    fn parse(kind: &str, text: &str) -> Result<Self, BadChecksum> {
+    fn parse(kind: &str, text: &str) -> Result<Self, &'static str> {
         let known = KINDS.iter().find(|(_, name, _)| kind.eq_ignore_ascii_case(name));
-        let (kind, ..) = known.ok_or(BadChecksum("has a checksum of an unknown kind"))?;
+        let (kind, ..) = known.ok_or("has a checksum of an unknown kind")?;
         match Self::of_length(text) {
             Ok(checksum) if checksum.kind == *kind => Ok(checksum),
-            _ => Err(BadChecksum("has a checksum that is not of its length, or not in hex")),
+            _ => Err("has a checksum that is not of its length, or not in hex"),
         }
     }
 
-    fn of_length(text: &str) -> Result<Self, BadChecksum> {
-        let value = hex::decode(text).map_err(|_| BadChecksum("has a checksum that is not in hex"))?;
+    fn of_length(text: &str) -> Result<Self, &'static str> {
+        let value = hex::decode(text).map_err(|_| "has a checksum that is not in hex")?;
         let known = KINDS.iter().find(|(.., length)| *length == value.len());
-        let (kind, ..) = known.ok_or(BadChecksum("has a checksum of no known length"))?;
+        let (kind, ..) = known.ok_or("has a checksum of no known length")?;
         Ok(Self { kind: *kind, value })
     }
 }
