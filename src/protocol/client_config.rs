@@ -163,12 +163,9 @@ fn host_block(host: &Hostname, services: Option<&RawObject>, base: &str) -> Stri
 }
 
 fn network_mirror(hosts: &[&Hostname], base: &str) -> ClientConfig {
-    let mut remarks = Vec::new();
-    if !base.starts_with("https://") {
-        let remark =
-            "clients take a network mirror over https only: give larder [server] tls, or a public_url that is https";
-        remarks.push(remark.to_owned());
-    }
+    let https_only =
+        "clients take a network mirror over https only: give larder [server] tls, or a public_url that is https";
+    let remarks = (!base.starts_with("https://")).then(|| https_only.to_owned()).into_iter().collect();
     let patterns: Vec<String> = hosts.iter().map(|host| format!("\"{}/*/*\"", host.to_unicode())).collect();
     let patterns = patterns.join(", ");
     let lines = format!(
