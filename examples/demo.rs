@@ -14,7 +14,6 @@ use anyhow::{Context, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use larder::app::{App, StartSettings};
 use larder::config::{ByteSize, Config};
-use larder::protocol::client_config::ClientRoute;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -66,7 +65,7 @@ async fn main() -> anyhow::Result<()> {
     let app = App::start(&config, StartSettings::default()).await?;
     let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
     let listeners = [app.address(), app.admin_address()];
-    let cli_config = app.client_config(ClientRoute::HostOverride).await?;
+    let cli_config = app.client_config().await?;
     let stop = CancellationToken::new();
     let serving = tokio::spawn(app.serve(stop.clone()));
 

@@ -4,7 +4,7 @@
 
 use larder::address::Hostname;
 use larder::jobs::WarmUp;
-use larder::protocol::admin::order::{OrderDraft, OrderRequest};
+use larder::protocol::admin::order::{OrderBodyKind, OrderDraft, OrderRequest};
 use larder::requirements::MAX_PLATFORMS;
 use libfuzzer_sys::fuzz_target;
 
@@ -12,7 +12,8 @@ fuzz_target!(|input: &[u8]| {
     let host = Hostname::parse("registry.example").expect("a host");
     let query_end = input.iter().position(|byte| *byte == b'\n').unwrap_or(input.len());
     let query = String::from_utf8_lossy(&input[..query_end]);
-    for OrderDraft { options, problems } in [OrderDraft::of_tar(Some(&query)), OrderDraft::of_lock_file(Some(&query))] {
+    for kind in [OrderBodyKind::Tar, OrderBodyKind::LockFile] {
+        let OrderDraft { options, problems } = OrderDraft::read(Some(&query), kind);
         assert!(options.what.is_empty() && options.files.is_empty() && options.lock_files.is_empty());
         assert!(problems.iter().all(|problem| problem.starts_with("the query: ") && problem.len() < 1_000));
     }

@@ -218,12 +218,16 @@ impl SealedStore {
         &self,
         bundle: impl Read + Send + 'static,
         options: &ApplyOptions,
-        on_event: impl FnMut(ApplyEvent) + Send + 'static,
+        mut on_event: impl FnMut(ApplyEvent),
     ) -> Result<Receipt, ApplyError> {
         let (mirror, options, clock) = (Arc::clone(&self.mirror), options.clone(), Clock::system());
         // A bundle arrives some time after it was created.
         clock.advance(Duration::from_secs(3600));
-        let result = mirror.transfers.apply(bundle, options, clock, on_event).await;
+        let (mut events, applying) = mirror.transfers.spawn_apply(bundle, options, clock);
+        while let Some(event) = events.recv().await {
+            on_event(event);
+        }
+        let result = applying.await.unwrap();
         // Hashes are computed in the background; stores can be compared when they are done.
         self.mirror.library.complete_hashes().await.unwrap();
         result
