@@ -163,6 +163,9 @@ pub enum StoreError {
     /// Other changes of the same records came first, again and again.
     #[error("{0} are changed so often at this moment that another change finds no gap")]
     Busy(String),
+    /// A pass of eviction did not end as it should.
+    #[error("no room could be made in the store: {0}")]
+    NotEvicted(&'static str),
     /// The index failed, and so did rebuilding it.
     #[error("the index failed: {0}")]
     Index(String),
@@ -237,6 +240,7 @@ impl StoreError {
             Self::Busy(_) => "try again in a moment",
             Self::Locked(_) => "stop the other larder, or give this one a [store] path of its own",
             Self::Newer { .. } => "run the larder that wrote the store, or a newer one",
+            Self::NotEvicted(_) => "check whether the disk of the store is very slow; the log of larder may say more",
             Self::Index(_) => "check the disk of the store, and restart larder: it rebuilds the index from the files",
         }
     }
@@ -244,7 +248,7 @@ impl StoreError {
     /// A short form without paths of this machine.
     pub fn without_paths(&self) -> String {
         match self {
-            Self::NoRoom { .. } | Self::Unavailable | Self::Busy(_) => self.to_string(),
+            Self::NoRoom { .. } | Self::NotEvicted(_) | Self::Unavailable | Self::Busy(_) => self.to_string(),
             Self::Io { source, .. } => source.kind().to_string(),
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),
         }

@@ -72,7 +72,7 @@ impl Library {
                     tracing::error!(%error, "the store is over its size limit, and eviction failed");
                     Some(error.clone())
                 }
-                Err(_) => Some(StoreError::Index("eviction panicked".to_owned())),
+                Err(_) => Some(StoreError::NotEvicted("eviction panicked")),
             };
             // Before the panic is resumed: the waiting fills must go on.
             evictor.passes.send_replace(EvictionProgress { ended: request, failed });

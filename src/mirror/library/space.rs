@@ -143,7 +143,7 @@ impl Library {
         reservation.bytes = bytes;
         if self.is_over(limit) {
             let freed = tokio::time::timeout(EVICTION_TIMEOUT, self.evictor.make_room(|| !self.is_over(limit))).await;
-            freed.unwrap_or_else(|_| Err(StoreError::Index("nothing was evicted in time".to_owned())))?;
+            freed.unwrap_or(Err(StoreError::NotEvicted("nothing was evicted in time")))?;
         }
         Ok(())
     }
