@@ -348,10 +348,14 @@ fn print_line(text: &str) {
 
 /// Prints a result or a step as one line of JSON.
 fn print_json(value: &impl Serialize) {
-    match answer_json::to_vec(value) {
-        Ok(line) => print_line(&escape_format_characters(&String::from_utf8_lossy(&line))),
+    match json_line(value) {
+        Ok(line) => print_line(&line),
         Err(error) => print_error(&error.to_string()),
     }
+}
+
+fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(escape_format_characters(&String::from_utf8_lossy(&answer_json::to_vec(value)?)).into_owned())
 }
 
 /// Prints an error on standard error, with control characters escaped.
@@ -362,11 +366,8 @@ fn print_error(text: &str) {
 
 /// Prints a report as one line of JSON on standard error, where standard output belongs to another program.
 fn print_error_json(value: &impl Serialize) {
-    match serde_json::to_string(value) {
-        Ok(line) => {
-            let line = escape_format_characters(&line);
-            let _ = with_bars_hidden(|| writeln!(std::io::stderr(), "{line}"));
-        }
+    match json_line(value) {
+        Ok(line) => drop(with_bars_hidden(|| writeln!(std::io::stderr(), "{line}"))),
         Err(error) => print_error(&error.to_string()),
     }
 }

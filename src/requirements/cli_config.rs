@@ -98,7 +98,7 @@ impl CliConfig {
         Ok(config)
     }
 
-    /// Merges a later file; its settings win.
+    /// Merges a later file. Of two blocks about a host the later counts, of two settings the earlier.
     pub fn merge(mut self, later: Self) -> Self {
         self.hosts.extend(later.hosts);
         self.credentials.extend(later.credentials);
