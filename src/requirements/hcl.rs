@@ -15,6 +15,7 @@ use hcl_edit::structure::Body;
 use serde_json::Value;
 
 pub(super) use self::comments::text_of;
+use self::comments::without_empty_heredocs;
 
 /// The largest accepted file, in bytes. Files that clients write have a few kilobytes.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
@@ -64,7 +65,7 @@ impl LineIndex {
 
 impl BadHcl {
     fn at(text: &str, offset: usize, reason: &str) -> Self {
-        let preceding = text.get(..offset).unwrap_or_default();
+        let preceding = String::from_utf8_lossy(text.as_bytes().get(..offset).unwrap_or_default());
         let line = preceding.bytes().filter(|byte| *byte == b'\n').count() + 1;
         let column = preceding.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
         Self::Syntax { line, column, reason: reason.to_owned() }
@@ -88,7 +89,7 @@ pub fn parse(file: &[u8]) -> Result<(Body, Cow<'_, str>), BadHcl> {
     if file.len() > MAX_FILE_BYTES {
         return Err(BadHcl::TooLarge(file.len()));
     }
-    let mut text = text_of(file)?;
+    let mut text = without_empty_heredocs(text_of(file)?);
     let mut budget = MAX_PARSED_BYTES;
     let mut repeated_key = None;
     for further_passes in (0..=MAX_DUPLICATE_KEYS).rev() {
@@ -550,14 +551,27 @@ mod tests {
 
     /// hcl-edit 0.10 reads the last operand of a chain twice where it has an error: a minute at twenty levels.
     #[test]
-    fn what_keeps_the_parser_busy_is_refused_and_what_people_write_is_not() {
-        for unit in ["n%u/{\nA = n\ns = ", "1+1+(", "a.b[!", "a-b-+1%{", "\"${a+b+", "x =\n1 +\n1 + {\n", "f(1 + 1 - ["]
-        {
-            let text = format!("a = {}", unit.repeat(60));
-            let BadHcl::Syntax { reason, .. } = parse(text.as_bytes()).unwrap_err() else { panic!("{unit}") };
-            assert!(reason.contains("nested in each other"), "{unit}: {reason}");
+    fn what_keeps_the_parser_busy_is_refused() {
+        const OPERANDS: &str = "n%u/{\nA = n\ns = ";
+        let units = ["1+1+(", "a.b[!", "a-b-+1%{", "\"${a+b+", "x =\n1 +\n1 + {\n", "f(1 + 1 - ["];
+        // Texts that end where the parser says, and not where another reader might.
+        let after_texts =
+            ["", "[<<E\nx\nE, ", "[<<é\n\"\né\n, ", "[\"$$${\", ", "[\"%%%{\", ", "[\"\\\\\", ", "[<<-E\r\n\tE\r\n, "];
+        let after_texts = after_texts.map(|before| format!("{before}{}", OPERANDS.repeat(60)));
+        for value in units.map(|unit| unit.repeat(60)).into_iter().chain(after_texts) {
+            let BadHcl::Syntax { reason, .. } = parse(format!("a = {value}").as_bytes()).unwrap_err() else { panic!() };
+            assert!(reason.contains("nested in each other"), "{value:.40}: {reason}");
         }
+        for long in ["<", "<<", "<<a", "<<-a\n", "\"${", "/*", "\"$$", "é"] {
+            let text = format!("a = {}", long.repeat((MAX_FILE_BYTES - 4) / long.len()));
+            let _ = parse(text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn what_people_write_does_not_keep_the_parser_busy() {
         let deep = |unit: &str, inner: &str, end: &str| format!("a = {}{inner}{}\n", unit.repeat(30), end.repeat(30));
+        let line = "= b == c && d || !e ? \"${f + g + h}-${i[j[0]]}\" : [for k in l : k if k != m && k != n]";
         for text in [
             deep("{ my-long-name = ", "1", " }"),
             deep("{\n  a = b == c\n  d = e + f + g\n  \"x-y-z\" = ", "1", "\n}"),
@@ -566,17 +580,26 @@ mod tests {
             format!("a = <<EOT\n{}\nEOT\n", "{ \"a-b+c*d\": [".repeat(100)),
             format!("a = {}1{}\n", "(1 + 2 + ".repeat(10), ")".repeat(10)),
             format!("a = {}1{}\n", "a.b.c[".repeat(10), "]".repeat(10)),
-            "a = b == c && d || !e ? \"${f + g + h}-${i[j[0]]}\" : [for k in l : k if k != m && k != n]\n".repeat(2000)
-                [..]
-                .replace("a =", "x =")
-                .lines()
-                .enumerate()
-                .map(|(number, line)| format!("a{number}{}\n", &line[1..]))
-                .collect(),
+            (0..2000).map(|number| format!("a{number} {line}\n")).collect(),
         ] {
             let parsed = parse(text.as_bytes());
             assert!(parsed.is_ok(), "{:?}: {:.100}", parsed.err(), text);
         }
+    }
+
+    /// Terraform 1.11.4 reads the same values.
+    #[test]
+    fn a_heredoc_may_be_empty() {
+        let file = "a = <<E\nE\nb = <<E\nE\nc = \"$$${x\"\nd = [<<-E\r\n  E\r\n  , 2]\ne = 1\n";
+        let (body, text) = parse(file.as_bytes()).unwrap();
+        assert_eq!(text.len(), file.len());
+        let values: Vec<String> =
+            body.attributes().map(|attribute| attribute.value.to_string().trim().to_owned()).collect();
+        let [a, b, c, d, e] = &values[..] else { panic!("{values:?}") };
+        assert_eq!([a, b, c, e], ["\"\"", "\"\"", "\"$$${x\"", "1"]);
+        assert!(d.starts_with("[\"\"") && d.ends_with(", 2]"), "{d}");
+        let BadHcl::Syntax { line, .. } = parse(b"a = <<E\nE\nb = = 1\n").unwrap_err() else { panic!() };
+        assert_eq!(line, 3);
     }
 
     proptest! {

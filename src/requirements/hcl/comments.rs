@@ -1,4 +1,5 @@
-//! Reads the bytes of HCL files as the clients' scanner does: a byte order mark is skipped, and comments may have any bytes.
+//! Reads the bytes of HCL files as the clients' scanner does: a byte order mark is skipped, comments may have any bytes, and a
+//! heredoc may be empty.
 
 use std::borrow::Cow;
 
@@ -41,6 +42,35 @@ fn blank_comments(bytes: &mut [u8]) {
         }
         at += length;
     }
+}
+
+/// The text with `""` for each heredoc without a line; offsets and lines stay. The parser looks for the end of such a heredoc
+/// further on first, so that it may find that of another one, and reads everything in between twice.
+pub(super) fn without_empty_heredocs(text: Cow<'_, str>) -> Cow<'_, str> {
+    let mut empty = Vec::new();
+    let mut scanner = Scanner::default();
+    let (mut at, mut start) = (0, None);
+    while at < text.len() {
+        let (lexeme, length) = scanner.next(&text.as_bytes()[at..]);
+        match (lexeme, start) {
+            (Lexeme::HeredocStart, _) => start = Some(at),
+            (Lexeme::Text, Some(_)) if text.as_bytes()[at] == b'\r' => {}
+            (Lexeme::HeredocEnd, Some(start)) => empty.push(start..at + length),
+            _ => start = None,
+        }
+        at += length;
+    }
+    if empty.is_empty() {
+        return text;
+    }
+    let mut text = text.into_owned();
+    for range in empty {
+        let blanked = text[range.clone()].bytes().map(|byte| if matches!(byte, b'\r' | b'\n') { byte } else { b' ' });
+        let blanked: String = blanked.map(char::from).collect();
+        text.replace_range(range.clone(), &blanked);
+        text.replace_range(range.start..range.start + 2, "\"\"");
+    }
+    Cow::Owned(text)
 }
 
 /// Replaces carriage returns and what is not UTF-8 by spaces.

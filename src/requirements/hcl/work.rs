@@ -9,7 +9,7 @@ use super::scanner::{Lexeme, Scanner};
 struct Level {
     /// How many times the parser may read it.
     times: u64,
-    /// The operators of the expression so far, or more.
+    /// The operators of the expression so far, or more. A `=` ends what it assigns to.
     operators: u32,
     /// True where a line end ends an expression.
     has_lines: bool,
@@ -24,7 +24,7 @@ pub(super) fn spend(text: &str, budget: &mut u64) -> Result<(), usize> {
     let mut scanner = Scanner::default();
     let mut level = Level { times: 1, operators: 0, has_lines: true };
     let mut outer = Vec::new();
-    let mut last = Last { byte: b'\n', part: Part::Blank, ends_line: false };
+    let mut last = Last { byte: b'\n', part: Part::Blank, ends_line: false, assigns: false };
     let mut at = 0;
     while at < bytes.len() {
         let (lexeme, length) = scanner.next(&bytes[at..]);
@@ -44,16 +44,19 @@ pub(super) fn spend(text: &str, budget: &mut u64) -> Result<(), usize> {
                 continue;
             }
             Lexeme::Code(byte) => byte,
-            Lexeme::Text => b'"',
+            Lexeme::Text | Lexeme::HeredocStart | Lexeme::HeredocEnd => b'"',
             Lexeme::TemplateStart => b'{',
         };
         let part = last.next_part(byte);
-        if last.ends_line && level.has_lines && !is_operator(last.byte) && part != Part::Operator {
+        let continues_operator = part == Part::Operator && last.part == Part::Operator;
+        let ends_expression = last.ends_line && level.has_lines && !is_operator(last.byte) && part != Part::Operator;
+        if ends_expression || (last.assigns && !continues_operator) {
             level.operators = 0;
         }
         match byte {
             // `==` is one operator, and `a-b` a name.
-            _ if part == Part::Operator && last.part != Part::Operator => level.operators += 1,
+            _ if continues_operator => {}
+            _ if part == Part::Operator => level.operators += 1,
             b',' | b':' | b'?' => level.operators = 0,
             b'{' | b'(' | b'[' => {
                 let is_index = byte == b'[' && ends_operand(last.byte);
@@ -68,7 +71,7 @@ pub(super) fn spend(text: &str, budget: &mut u64) -> Result<(), usize> {
             b'}' | b')' | b']' => level = outer.pop().unwrap_or(level),
             _ => {}
         }
-        last = Last { byte, part, ends_line: false };
+        last = Last { byte, part, ends_line: false, assigns: byte == b'=' && !continues_operator };
     }
     Ok(())
 }
@@ -79,6 +82,8 @@ struct Last {
     byte: u8,
     part: Part,
     ends_line: bool,
+    /// True for a `=` that is no part of a longer operator.
+    assigns: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
