@@ -191,11 +191,12 @@ impl AlarmsOfAddress {
         read
     }
 
-    /// Takes over the alarms that could not be written, but for those that the record has meanwhile.
+    /// Takes over the alarms that could not be written, but for those that the record has meanwhile, or a newer one of.
     fn take_unwritten(&mut self, known: Option<&Self>) {
         let unwritten = known.into_iter().flat_map(|known| &known.alarms).filter(|(_, alarm)| !alarm.is_written);
         for (subject, alarm) in unwritten {
-            if !self.alarms.get(subject).is_some_and(|written| written.is_same_finding(alarm)) {
+            let is_newer = |written: &RaisedAlarm| written.alarm.since >= alarm.alarm.since;
+            if !self.alarms.get(subject).is_some_and(|written| is_newer(written) || written.is_same_finding(alarm)) {
                 self.alarms.insert(subject.clone(), alarm.clone());
             }
         }
@@ -765,6 +766,23 @@ mod tests {
         raise(&alarms, "1.0.0").unwrap();
         assert!(alarms.are_all_written(&address()));
         assert_eq!(versions(&Alarms::load(store).unwrap()), ["1.0.0"]);
+    }
+
+    /// A newer finding that is written takes the place of an older one that could not be written.
+    #[test]
+    fn a_written_alarm_replaces_an_older_one_that_could_not_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path(), Timestamp(1)).unwrap());
+        let alarms = Alarms::load(Arc::clone(&store)).unwrap();
+        alarms.known.lock().entry(address()).or_default().alarms.extend([RaisedAlarm::of(&address(), alarm("1.0.0"))]);
+        let newer = NewAlarm { finding: "changed again".into(), time: Timestamp(2), ..alarm("1.0.0") };
+        let new = [RaisedAlarm::of(&address(), newer)];
+        store.records.change(&Key::Alarms(address()), |step| alarms.raise_in(step, &address(), &new)).unwrap();
+        alarms.are_written(&address());
+        for shown in [&alarms, &Alarms::load(store).unwrap()] {
+            let details: Vec<_> = shown.all(Connectivity::Online).into_iter().map(|alarm| alarm.detail).collect();
+            assert_eq!(details, ["changed again"]);
+        }
     }
 
     /// The record of the cause comes after the alarm about it.
