@@ -8,6 +8,7 @@ use anyhow::bail;
 use bytesize::ByteSize;
 use clap::Args;
 use indicatif::ProgressBar;
+use serde::de::IgnoredAny;
 use tokio::time::Instant;
 
 use super::admin_service::{StoreNeed, config_to_ask, with_larder};
@@ -141,9 +142,9 @@ impl WatchedJob<'_> {
                     if std::mem::replace(&mut is_stopped, true) {
                         return Err(interrupted(self.larder));
                     }
-                    match self.larder.delete(&self.path()).await {
-                        Ok(job) => self.job = job,
-                        Err(error) => print_error(&format!("job {} could not be stopped: {error}", self.job.id)),
+                    // The next report shows the cancelled state.
+                    if let Err(error) = self.larder.delete::<IgnoredAny>(&self.path()).await {
+                        print_error(&format!("job {} could not be stopped: {error}", self.job.id));
                     }
                 }
             }

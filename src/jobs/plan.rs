@@ -319,7 +319,10 @@ impl StepRunner<'_> {
         let WarmedDocument { value: proof_set, unconfirmed } = self.run_step(resolve, || {}).await?;
         let digest = proof_set.document.shasum;
         let fit = LockFit::check(package, locked, digest)?;
-        let archive = mirror.library.stored_archive(package, digest).await?;
+        let archive = match mirror.library.is_installable(package, digest).await? {
+            true => mirror.library.stored_archive(package, digest).await?,
+            false => None,
+        };
         let Some(archive) = self.verified_archive(package.into(), archive).await? else {
             let size =
                 || async { Ok::<_, Error>(mirror.operations.announced_size(package, &proof_set, clock.now()).await) };
@@ -335,17 +338,14 @@ impl StepRunner<'_> {
         Ok((PlanState::Stored { size_bytes: archive.size_bytes, installs }, unconfirmed))
     }
 
-    /// Returns the stored archive of a package if a client can install it, and its bytes are the verified ones.
+    /// Returns the stored archive of a package if it is the verified one.
     async fn verified_archive(
         &self,
         artifact: Artifact,
         archive: Option<StoredArchive>,
     ) -> Result<Option<StoredArchive>, Error> {
         let Some(archive) = archive else { return Ok(None) };
-        let Self { mirror, clock, .. } = self;
-        let is_verified = mirror.library.is_installable(artifact.clone(), archive.digest).await?
-            && mirror.archives.reader.is_sound(artifact, &archive, clock.now()).await?;
-        Ok(is_verified.then_some(archive))
+        Ok(self.mirror.archives.reader.is_sound(artifact, &archive, self.clock.now()).await?.then_some(archive))
     }
 
     /// Checks a module. A module that was fetched for its calls counts as stored.
@@ -353,7 +353,11 @@ impl StepRunner<'_> {
         let Self { mirror, clock, urgency, .. } = self;
         let find = || mirror.operations.warmed_module(package, *urgency, clock.now());
         let WarmedDocument { value, unconfirmed } = self.run_step(find, || {}).await?;
-        let archive = self.verified_archive(mirror.runtime.artifact_of(package), value).await?;
+        let archive = match value {
+            Some(archive) if mirror.library.is_installable(package, archive.digest).await? => Some(archive),
+            Some(_) | None => None,
+        };
+        let archive = self.verified_archive(mirror.runtime.artifact_of(package), archive).await?;
         let state = match archive.map(|archive| archive.size_bytes) {
             Some(size_bytes) => PlanState::Stored { size_bytes, installs: Installs::AnyWay },
             None => PlanState::ToFetch { size_bytes: None, note: None },
