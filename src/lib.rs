@@ -31,6 +31,7 @@ mod labels;
 pub mod mirror;
 pub mod packaging;
 pub mod place;
+pub mod policy;
 pub mod protocol;
 pub mod requirements;
 pub mod store;

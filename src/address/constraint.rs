@@ -136,6 +136,17 @@ impl Constraint {
     }
 }
 
+impl Constraint {
+    /// Returns true if the version lies in the range, in the order of versions: a pre-release too, and one that differs from
+    /// an exact version in build metadata only. For rules that forbid, which must not be passed by another spelling.
+    pub fn spans(&self, version: &Version) -> bool {
+        self.0.iter().all(|condition| match condition.operator {
+            Operator::Equal => version.precedence(&condition.version).is_eq(),
+            _ => condition.allows(version),
+        })
+    }
+}
+
 impl Condition {
     fn parse(given: &str, constraint: &str) -> Result<Self, BadAddress> {
         let bad = |reason| BadAddress::new(KIND, constraint, reason);

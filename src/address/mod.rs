@@ -3,6 +3,7 @@
 
 mod constraint;
 mod filter;
+mod pattern;
 mod selector;
 mod version;
 mod waiting;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::constraint::{Constraint, ModuleConstraint};
 pub use self::filter::AddressFilter;
+pub use self::pattern::AddressPattern;
 pub use self::selector::{BadSelector, PackageRef, PackageSelector, Selection, Versions};
 pub use self::version::Version;
 pub use self::waiting::WaitingVersion;

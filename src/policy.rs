@@ -1,0 +1,402 @@
+//! Which versions may be used, and how old they must be: the rules of an operator, judged by one function. Pure: no clock,
+//! no disk, no network.
+
+use std::time::Duration;
+
+use crate::address::{Address, AddressPattern, BadAddress, Constraint, ModuleConstraint, Version};
+use crate::clock::Timestamp;
+
+/// The rules of a larder, in their order. Without any, every version may be used.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Policy(pub Vec<Rule>);
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// The addresses that it is about.
+    pub addresses: AddressPattern,
+    /// The versions that it is about; `None` for all.
+    pub versions: Option<VersionRange>,
+    /// What becomes of them.
+    pub action: Action,
+    /// The reason, for the person who gets another version than the newest, or none.
+    pub reason: Option<String>,
+}
+
+/// What a rule does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// The versions may be used once they have this age, and no others of these addresses.
+    Allow {
+        /// Zero for no limit.
+        minimum_age: Duration,
+    },
+    /// The versions may not be used. The rules after this one decide about the others.
+    Deny,
+}
+
+/// The versions of a rule. Clients read the constraints of modules by other rules than those of providers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionRange {
+    providers: Constraint,
+    modules: ModuleConstraint,
+}
+
+impl VersionRange {
+    /// Parses a constraint that clients accept for providers and for modules.
+    ///
+    /// # Errors
+    /// [`BadAddress`], with the reason.
+    pub fn parse(given: &str) -> Result<Self, BadAddress> {
+        Ok(Self { providers: Constraint::parse(given)?, modules: ModuleConstraint::parse(given)? })
+    }
+
+    /// Returns true if a client with this constraint would accept the version: a pre-release only if it is named.
+    fn allows(&self, address: &Address, version: &Version) -> bool {
+        match address {
+            Address::Provider(_) => self.providers.allows(version),
+            Address::Module(_) => self.modules.allows(version),
+        }
+    }
+}
+
+/// What a client may use beyond the rules of larder: never more than they allow.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientLimits {
+    /// The addresses that it may use; `None` for all.
+    pub addresses: Option<Vec<AddressPattern>>,
+    /// The age that it asks for.
+    pub minimum_age: Duration,
+    /// The moment whose versions it asks for.
+    pub as_of: Option<Timestamp>,
+}
+
+/// A version to judge.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// The provider or module.
+    pub address: &'a Address,
+    /// The version.
+    pub version: &'a Version,
+    /// The moment from which its age counts; `None` where no record tells it.
+    pub since: Option<Timestamp>,
+    /// The end of an approval, which lifts the age that a rule demands; the last moment of all for one without an end.
+    pub approved_until: Option<Timestamp>,
+}
+
+/// The judgement of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict<'p> {
+    /// It may be used.
+    Allowed,
+    /// It is too young.
+    Held {
+        /// What holds it.
+        by: Ground<'p>,
+        /// The moment from which it may be used; `None` if its age is unknown, or lies after the moment that the client asks
+        /// for.
+        until: Option<Timestamp>,
+    },
+    /// It may not be used.
+    Denied(Ground<'p>),
+}
+
+/// The ground of a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ground<'p> {
+    /// A rule.
+    Rule(&'p Rule),
+    /// The limits of the client.
+    Client,
+}
+
+impl Policy {
+    /// Judges a version at the time `now`. The first rule about its address and version decides; an allow rule about its
+    /// address also decides about the versions that it does not name. Then the limits of the client count.
+    pub fn judge(&self, candidate: Candidate<'_>, client: &ClientLimits, now: Timestamp) -> Verdict<'_> {
+        let Candidate { address, version, since, approved_until } = candidate;
+        let is_open = |patterns: &Vec<AddressPattern>| patterns.iter().any(|pattern| pattern.matches(address));
+        if !client.addresses.as_ref().is_none_or(is_open) {
+            return Verdict::Denied(Ground::Client);
+        }
+        let deciding = self.0.iter().find(|rule| rule.decides(address, version));
+        let by_rule = match deciding {
+            Some(rule @ Rule { action: Action::Deny, .. }) => return Verdict::Denied(Ground::Rule(rule)),
+            Some(rule) if !rule.names(address, version) => return Verdict::Denied(Ground::Rule(rule)),
+            Some(Rule { action: Action::Allow { .. }, .. }) if approved_until.is_some_and(|end| now < end) => None,
+            Some(rule @ Rule { action: Action::Allow { minimum_age }, .. }) => {
+                held(Ground::Rule(rule), since, *minimum_age, now)
+            }
+            None => None,
+        };
+        let by_age = held(Ground::Client, since, client.minimum_age, now);
+        let is_later = |moment: Timestamp| since.is_none_or(|since| since > moment);
+        let by_moment =
+            client.as_of.filter(|moment| is_later(*moment)).map(|_| Verdict::Held { by: Ground::Client, until: None });
+        by_rule.or(by_moment).or(by_age).unwrap_or(Verdict::Allowed)
+    }
+
+    /// The rules that never decide, by their positions, each with the rule before it that always does.
+    pub fn unreached(&self) -> Vec<(usize, usize)> {
+        let rules = self.0.iter().enumerate();
+        let behind = rules.filter_map(|(position, rule)| {
+            let before = self.0.iter().take(position).position(|before| {
+                let decides_about_all = before.versions.is_none() || before.action != Action::Deny;
+                decides_about_all && before.addresses.covers(&rule.addresses)
+            });
+            before.map(|before| (position, before))
+        });
+        behind.collect()
+    }
+}
+
+impl Rule {
+    /// Returns true if no rule after this one decides about the version.
+    fn decides(&self, address: &Address, version: &Version) -> bool {
+        let is_allow_rule = self.action != Action::Deny;
+        self.addresses.matches(address) && (is_allow_rule || self.names(address, version))
+    }
+
+    /// Returns true if the version is among those that the rule is about. A deny rule is also about pre-releases within its
+    /// range, and about every spelling of its versions.
+    fn names(&self, address: &Address, version: &Version) -> bool {
+        match (&self.versions, self.action) {
+            (None, _) => true,
+            (Some(range), Action::Deny) => range.providers.spans(version) || range.allows(address, version),
+            (Some(range), Action::Allow { .. }) => range.allows(address, version),
+        }
+    }
+}
+
+fn held(by: Ground<'_>, since: Option<Timestamp>, minimum_age: Duration, now: Timestamp) -> Option<Verdict<'_>> {
+    if minimum_age.is_zero() {
+        return None;
+    }
+    let until = since.map(|since| since.after(minimum_age));
+    until.is_none_or(|until| now < until).then_some(Verdict::Held { by, until })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::address::{Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System};
+
+    const DAY: u64 = 24 * 3600;
+    const NOW: Timestamp = Timestamp(100 * DAY);
+
+    fn provider(namespace: &str, type_: &str) -> Address {
+        let [namespace, type_] = [namespace, type_].map(|name| Name::parse(name).unwrap());
+        Address::Provider(ProviderAddress { host: Hostname::parse("registry.example").unwrap(), namespace, type_ })
+    }
+
+    fn module(namespace: &str, name: &str) -> Address {
+        let [namespace, name] = [namespace, name].map(|name| ModuleName::parse(name).unwrap());
+        let system = System::parse("aws").unwrap();
+        Address::Module(ModuleAddress { host: Hostname::parse("registry.example").unwrap(), namespace, name, system })
+    }
+
+    fn rule(addresses: &str, versions: &str, action: Action) -> Rule {
+        let versions = (!versions.is_empty()).then(|| VersionRange::parse(versions).unwrap());
+        Rule { addresses: AddressPattern::parse(addresses).unwrap(), versions, action, reason: None }
+    }
+
+    const fn allow(days: u64) -> Action {
+        Action::Allow { minimum_age: Duration::from_secs(days * DAY) }
+    }
+
+    /// The verdict in a word: the position of the rule that holds or denies, or `client`.
+    fn word(policy: &Policy, verdict: Verdict<'_>) -> String {
+        let ground = |ground: Ground<'_>| match ground {
+            Ground::Rule(rule) => policy.0.iter().position(|other| std::ptr::eq(other, rule)).unwrap().to_string(),
+            Ground::Client => "client".to_owned(),
+        };
+        match verdict {
+            Verdict::Allowed => "allowed".to_owned(),
+            Verdict::Held { by, until: Some(until) } => format!("{} until day {}", ground(by), until.0 / DAY),
+            Verdict::Held { by, until: None } => format!("{} holds it", ground(by)),
+            Verdict::Denied(by) => format!("{} denies", ground(by)),
+        }
+    }
+
+    /// The rules of a company: exceptions first, then a quarantine for a publisher, then an allow list.
+    fn company() -> Policy {
+        Policy(vec![
+            rule("hashicorp/aws", "= 5.31.0, != 4.0.0", Action::Deny),
+            rule("hashicorp/*", ">= 2.0, < 6.0", Action::Deny),
+            rule("registry.corp.example/*", "", allow(0)),
+            rule("hashicorp/*", ">= 1.0", allow(7)),
+            rule("acme/vpc/aws", "~> 1.0", allow(0)),
+            rule("*", "", Action::Deny),
+        ])
+    }
+
+    #[test]
+    fn the_first_rule_about_an_address_and_its_version_decides() {
+        let policy = company();
+        let (aws, consul, vpc) = (provider("hashicorp", "aws"), module("HashiCorp", "consul"), module("acme", "vpc"));
+        let other = provider("evil", "aws");
+        for (address, version, day, expected) in [
+            (&aws, "5.31.0", 1, "0 denies"),
+            // Another spelling of the version, and a pre-release within the range.
+            (&aws, "5.31.0+build.7", 1, "0 denies"),
+            (&aws, "3.0.0-rc.1", 1, "1 denies"),
+            (&aws, "2.0.0", 1, "1 denies"),
+            // A deny rule leaves the versions beside its range to the rules after it.
+            (&aws, "6.0.0", 1, "allowed"),
+            (&aws, "6.0.0", 93, "allowed"),
+            (&aws, "6.0.0", 94, "3 until day 101"),
+            // The future counts as any other day: what it means is decided before.
+            (&aws, "6.0.0", 120, "3 until day 127"),
+            // An allow rule hides what it does not name, pre-releases too.
+            (&aws, "0.9.0", 1, "3 denies"),
+            (&aws, "7.0.0-rc.1", 1, "3 denies"),
+            (&consul, "6.1.0", 96, "3 until day 103"),
+            (&consul, "4.9.9", 1, "1 denies"),
+            (&vpc, "1.9.0", 99, "allowed"),
+            (&vpc, "2.0.0", 1, "4 denies"),
+            (&other, "1.0.0", 1, "5 denies"),
+        ] {
+            let (version, since) = (Version::parse(version).unwrap(), Some(Timestamp(day * DAY)));
+            let candidate = Candidate { address, version: &version, since, approved_until: None };
+            let verdict = policy.judge(candidate, &ClientLimits::default(), NOW);
+            assert_eq!(word(&policy, verdict), expected, "{address} {version} of day {day}");
+        }
+        assert_eq!(Policy::default().judge(candidate_of(&aws), &ClientLimits::default(), NOW), Verdict::Allowed);
+    }
+
+    static VERSION: std::sync::LazyLock<Version> = std::sync::LazyLock::new(|| Version::parse("6.0.0").unwrap());
+
+    fn candidate_of(address: &Address) -> Candidate<'_> {
+        Candidate { address, version: &VERSION, since: Some(Timestamp(97 * DAY)), approved_until: None }
+    }
+
+    #[test]
+    fn approvals_and_limits_of_clients_count_beside_the_rules() {
+        let policy = company();
+        let aws = provider("hashicorp", "aws");
+        let patterns = |texts: &[&str]| Some(texts.iter().map(|text| AddressPattern::parse(text).unwrap()).collect());
+        let whole = ClientLimits::default();
+        let days = |days| ClientLimits { minimum_age: Duration::from_secs(days * DAY), ..ClientLimits::default() };
+        let as_of = |day| ClientLimits { as_of: Some(Timestamp(day * DAY)), ..ClientLimits::default() };
+        let of_others = ClientLimits { addresses: patterns(&["acme/*"]), ..ClientLimits::default() };
+        let of_these = ClientLimits { addresses: patterns(&["acme/*", "hashicorp/aws"]), ..ClientLimits::default() };
+        let (approved, expired) = (Some(Timestamp(101 * DAY)), Some(NOW));
+        let known = candidate_of(&aws);
+        let unknown = Candidate { since: None, ..known };
+        for (candidate, client, expected) in [
+            (known, &whole, "3 until day 104"),
+            (Candidate { approved_until: approved, ..known }, &whole, "allowed"),
+            (Candidate { approved_until: expired, ..known }, &whole, "3 until day 104"),
+            // Without a record of its age it is held, unless a person approved it.
+            (unknown, &whole, "3 holds it"),
+            (Candidate { approved_until: approved, ..unknown }, &whole, "allowed"),
+            // What a client asks for is never looser, and an approval is not its own.
+            (known, &days(1), "3 until day 104"),
+            (Candidate { approved_until: approved, ..known }, &days(2), "allowed"),
+            (Candidate { approved_until: approved, ..known }, &days(4), "client until day 101"),
+            (Candidate { approved_until: approved, ..known }, &as_of(97), "allowed"),
+            (Candidate { approved_until: approved, ..known }, &as_of(96), "client holds it"),
+            (Candidate { approved_until: approved, ..unknown }, &as_of(99), "client holds it"),
+            (Candidate { approved_until: approved, ..known }, &of_others, "client denies"),
+            (Candidate { approved_until: approved, ..known }, &of_these, "allowed"),
+        ] {
+            assert_eq!(word(&policy, policy.judge(candidate, client, NOW)), expected, "{candidate:?} {client:?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_behind_one_that_always_decides_is_found() {
+        let policy = Policy(vec![
+            rule("hashicorp/aws", "5.31.0", Action::Deny),
+            rule("hashicorp/aws", "> 5.0", allow(0)),
+            rule("hashicorp/aws", "5.31.0", Action::Deny),
+            rule("registry.example/hashicorp/aws", "", allow(7)),
+            rule("hashicorp/*", "", allow(7)),
+            rule("acme/*", "", allow(7)),
+            rule("hashicorp/null", "", allow(0)),
+        ]);
+        assert_eq!(policy.unreached(), [(2, 1), (3, 1), (6, 4)]);
+    }
+
+    fn any_rule() -> impl Strategy<Value = Rule> {
+        let addresses = prop::sample::select(&["*", "a/*", "b/*", "a/x", "b/x", "a/x/aws", "registry.example/*"][..]);
+        let versions = prop::sample::select(&["", "1.0.0", ">= 1.0", "< 2.0", "!= 1.0.0", "~> 1.0", "2.0.0-rc.1"][..]);
+        let action = prop_oneof![Just(Action::Deny), (0..9_u64).prop_map(allow)];
+        (addresses, versions, action).prop_map(|(addresses, versions, action)| rule(addresses, versions, action))
+    }
+
+    fn every_candidate<'a>(addresses: &'a [Address], versions: &'a [Version]) -> Vec<Candidate<'a>> {
+        let mut all = Vec::new();
+        for (address, version) in
+            addresses.iter().flat_map(|address| versions.iter().map(move |version| (address, version)))
+        {
+            for since in [None, Some(Timestamp(90 * DAY)), Some(Timestamp(97 * DAY)), Some(NOW)] {
+                all.push(Candidate { address, version, since, approved_until: None });
+            }
+        }
+        all
+    }
+
+    proptest! {
+        /// Adding a deny rule anywhere, raising an age and removing an approval never allow more.
+        #[test]
+        fn a_stricter_policy_allows_no_more(
+            rules in prop::collection::vec(any_rule(), 0..5),
+            added in any_rule(),
+            position in any::<prop::sample::Index>(),
+            more_days in 0..9_u64,
+        ) {
+            let addresses = [provider("a", "x"), provider("b", "x"), provider("c", "y"), module("a", "x")];
+            let versions = ["1.0.0", "1.0.0+b", "1.5.0", "2.0.0-rc.1", "2.0.0"].map(|text| Version::parse(text).unwrap());
+            let policy = Policy(rules.clone());
+            let mut with_deny = rules.clone();
+            with_deny.insert(position.index(rules.len() + 1), Rule { action: Action::Deny, ..added });
+            let mut older = rules.clone();
+            if !older.is_empty() {
+                let rule = &mut older[position.index(rules.len())];
+                if let Action::Allow { minimum_age } = &mut rule.action {
+                    *minimum_age += Duration::from_secs(more_days * DAY);
+                }
+            }
+            let client = ClientLimits::default();
+            let allows = |policy: &Policy, candidate, client: &ClientLimits| {
+                policy.judge(candidate, client, NOW) == Verdict::Allowed
+            };
+            for candidate in every_candidate(&addresses, &versions) {
+                let before = allows(&policy, candidate, &client);
+                for stricter in [&with_deny, &older] {
+                    prop_assert!(before || !allows(&Policy(stricter.clone()), candidate, &client), "{candidate:?} {stricter:?}");
+                }
+                let approved = Candidate { approved_until: Some(Timestamp(u64::MAX)), ..candidate };
+                prop_assert!(allows(&policy, approved, &client) || !before);
+                for limits in [
+                    ClientLimits { minimum_age: Duration::from_secs(more_days * DAY), ..client.clone() },
+                    ClientLimits { as_of: Some(Timestamp(95 * DAY)), ..client.clone() },
+                    ClientLimits { addresses: Some(vec![AddressPattern::parse("a/*").unwrap()]), ..client.clone() },
+                ] {
+                    prop_assert!(before || !allows(&policy, candidate, &limits));
+                }
+            }
+        }
+
+        /// A rule that is never reached changes no verdict.
+        #[test]
+        fn a_rule_that_is_never_reached_can_go(rules in prop::collection::vec(any_rule(), 1..6)) {
+            let addresses = [provider("a", "x"), provider("b", "x"), provider("c", "y"), module("a", "x")];
+            let versions = ["1.0.0", "1.5.0", "2.0.0-rc.1", "2.0.0"].map(|text| Version::parse(text).unwrap());
+            let policy = Policy(rules);
+            let Some((position, _)) = policy.unreached().first().copied() else { return Ok(()) };
+            let mut without = policy.clone();
+            without.0.remove(position);
+            for candidate in every_candidate(&addresses, &versions) {
+                let [with, without] = [&policy, &without].map(|policy| {
+                    let verdict = policy.judge(candidate, &ClientLimits::default(), NOW);
+                    (verdict == Verdict::Allowed, matches!(verdict, Verdict::Denied(_)))
+                });
+                prop_assert_eq!(with, without);
+            }
+        }
+    }
+}
