@@ -1,5 +1,4 @@
-//! Version lists and modules, each queried or parsed once. Those of registries are queried a few at a time for one
-//! order; the local modules, in the folders that one order carries, are parsed on blocking threads.
+//! Version lists and modules, each queried or parsed once, a few at a time for one order.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -50,6 +49,26 @@ impl<K: Hash + Eq + Clone, T> AnswerCache<K, T> {
     }
 }
 
+/// Parses folders on blocking threads, a few at a time.
+struct Parsers(Arc<Semaphore>);
+
+impl Parsers {
+    fn new() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_CONCURRENT_PARSES)))
+    }
+
+    async fn run(&self, parse: impl FnOnce() -> Module + Send + 'static) -> Result<Module, String> {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.0).acquire_owned().await;
+        let parse = move || {
+            // Parsing continues after its caller is cancelled, and holds the permit to its end.
+            let _permit = permit;
+            parse()
+        };
+        tokio::task::spawn_blocking(parse).await.map_err(|_| PARSER_PANICKED.to_owned())
+    }
+}
+
 /// A limit over one order.
 pub(super) struct OrderLimit {
     used: AtomicUsize,
@@ -84,6 +103,7 @@ pub(super) struct RegistryQueries<'a, R> {
     versions: AnswerCache<Address, Vec<Version>>,
     module_files: AnswerCache<ModulePackage, ModuleFiles>,
     modules: AnswerCache<(ModulePackage, String, ClientKind, Arc<VariableValues>), Module>,
+    parsers: Parsers,
     lists_queried: OrderLimit,
     modules_queried: OrderLimit,
     module_bytes: OrderLimit,
@@ -104,6 +124,7 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
             versions: AnswerCache::new(),
             module_files: AnswerCache::new(),
             modules: AnswerCache::new(),
+            parsers: Parsers::new(),
             lists_queried: OrderLimit::new(MAX_VERSION_LISTS, lists),
             modules_queried: OrderLimit::new(
                 MAX_MODULES,
@@ -158,10 +179,9 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
     ) -> Answer<Module> {
         let parse = async || {
             let files = self.module_files(package).await?;
-            // Parsing a long file takes a moment: other tasks run in between.
-            tokio::task::yield_now().await;
-            let package_prefix = format!("{package}//");
-            Ok(configuration::read(&files.files, folder, ModuleRole::Child, client, &package_prefix, values))
+            let (prefix, folder, values) = (format!("{package}//"), folder.to_owned(), Arc::clone(values));
+            let parse = move || configuration::read(&files.files, &folder, ModuleRole::Child, client, &prefix, &values);
+            self.parsers.run(parse).await
         };
         let key = (package.clone(), folder.to_owned(), client, Arc::clone(values));
         self.modules.get_or_query(&key, parse).await
@@ -171,14 +191,14 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
 /// The folders that one order carries, with the modules parsed so far.
 pub(super) struct LocalModules {
     pub(super) configurations: Arc<Configurations>,
-    permits: Arc<Semaphore>,
+    parsers: Parsers,
     modules: AnswerCache<(String, ModuleRole, ClientKind, Arc<VariableValues>), Module>,
 }
 
 impl LocalModules {
     pub(super) fn new(configurations: &Configurations) -> Self {
-        let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_PARSES));
-        Self { configurations: Arc::new(configurations.clone()), permits, modules: AnswerCache::new() }
+        let configurations = Arc::new(configurations.clone());
+        Self { configurations, parsers: Parsers::new(), modules: AnswerCache::new() }
     }
 
     /// The root modules, and the problems of finding them.
@@ -198,15 +218,9 @@ impl LocalModules {
     ) -> Arc<Module> {
         let key = (folder.to_owned(), role, client, Arc::clone(values));
         let parse = async || {
-            // The semaphore is never closed.
-            let permit = Arc::clone(&self.permits).acquire_owned().await;
             let (configurations, (folder, role, client, values)) = (Arc::clone(&self.configurations), key.clone());
-            let parse = move || {
-                // Parsing continues after its caller is cancelled, and holds the permit to its end.
-                let _permit = permit;
-                configuration::read(&configurations.files, &folder, role, client, NO_PACKAGE, &values)
-            };
-            tokio::task::spawn_blocking(parse).await.map_err(|_| PARSER_PANICKED.to_owned())
+            let parse = move || configuration::read(&configurations.files, &folder, role, client, NO_PACKAGE, &values);
+            self.parsers.run(parse).await
         };
         self.modules.get_or_query(&key, parse).await.unwrap_or_else(|reason| {
             let location = SourceLine { file: folder.into(), line: 1 };
@@ -237,11 +251,11 @@ mod tests {
             let busy = tokio::task::spawn_blocking(move || released.recv());
             let values = Arc::default();
             let cancelled = local.module("", ModuleRole::Root, ClientKind::Terraform, &values).now_or_never();
-            assert_eq!((cancelled, local.permits.available_permits()), (None, MAX_CONCURRENT_PARSES - 1));
+            assert_eq!((cancelled, local.parsers.0.available_permits()), (None, MAX_CONCURRENT_PARSES - 1));
             release.send(()).unwrap();
             busy.await.unwrap().unwrap();
             let all = u32::try_from(MAX_CONCURRENT_PARSES).unwrap();
-            assert!(local.permits.acquire_many(all).await.is_ok());
+            assert!(local.parsers.0.acquire_many(all).await.is_ok());
         });
     }
 }
