@@ -17,13 +17,13 @@ pub struct Rule {
     pub addresses: AddressPattern,
     /// The versions that it is about; `None` for all.
     pub versions: Option<VersionRange>,
-    /// What becomes of them.
+    /// The effect on them.
     pub action: Action,
     /// The reason, for the person who gets another version than the newest, or none.
     pub reason: Option<String>,
 }
 
-/// What a rule does.
+/// The effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// The versions may be used once they have this age, and no others of these addresses.
@@ -60,7 +60,7 @@ impl VersionRange {
     }
 }
 
-/// What a client may use beyond the rules of larder: never more than they allow.
+/// The limits of a client beside the rules of larder, which they never loosen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientLimits {
     /// The addresses that it may use; `None` for all.
@@ -91,7 +91,7 @@ pub enum Verdict<'p> {
     Allowed,
     /// It is too young.
     Held {
-        /// What holds it.
+        /// The ground; of several, the one that holds it longest.
         by: Ground<'p>,
         /// The moment from which it may be used; `None` if its age is unknown, or lies after the moment that the client asks
         /// for.
@@ -133,7 +133,12 @@ impl Policy {
         let is_later = |moment: Timestamp| since.is_none_or(|since| since > moment);
         let by_moment =
             client.as_of.filter(|moment| is_later(*moment)).map(|_| Verdict::Held { by: Ground::Client, until: None });
-        by_rule.or(by_moment).or(by_age).unwrap_or(Verdict::Allowed)
+        // One without an end holds longest.
+        let end = |held: &Verdict<'_>| match held {
+            Verdict::Held { until: Some(until), .. } => *until,
+            _ => Timestamp(u64::MAX),
+        };
+        [by_moment, by_age, by_rule].into_iter().flatten().max_by_key(end).unwrap_or(Verdict::Allowed)
     }
 
     /// The rules that never decide, by their positions, each with the rule before it that always does.
@@ -292,8 +297,11 @@ mod tests {
             // Without a record of its age it is held, unless a person approved it.
             (unknown, &whole, "3 holds it"),
             (Candidate { approved_until: approved, ..unknown }, &whole, "allowed"),
-            // What a client asks for is never looser, and an approval is not its own.
+            // The limits of a client loosen nothing, and no approval lifts them.
             (known, &days(1), "3 until day 104"),
+            // The date is that of the ground that holds longest.
+            (known, &days(30), "client until day 127"),
+            (known, &as_of(96), "client holds it"),
             (Candidate { approved_until: approved, ..known }, &days(2), "allowed"),
             (Candidate { approved_until: approved, ..known }, &days(4), "client until day 101"),
             (Candidate { approved_until: approved, ..known }, &as_of(97), "allowed"),
