@@ -134,9 +134,7 @@ impl Constraint {
         (!version.is_pre_release() || is_exactly_requested())
             && self.0.iter().all(|condition| condition.allows(version))
     }
-}
 
-impl Constraint {
     /// Returns true if the version lies in the range, in the order of versions: a pre-release too, and one that differs from
     /// an exact version in build metadata only. For rules that forbid, which must not be passed by another spelling.
     pub fn spans(&self, version: &Version) -> bool {

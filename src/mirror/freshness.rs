@@ -87,7 +87,7 @@ impl FreshnessRule {
     }
 }
 
-/// What to do with a stored copy.
+/// The decision about a stored copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FreshnessDecision {
     /// Serve it; it is fresh.

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 /// dropped is discarded: a dropped [`io::BufWriter`] would write it, which could block on a pipe, or repeat a failed
 /// write.
 pub(super) struct FixedChunkWriter<W> {
-    /// What the chunks are written to.
+    /// The writer that takes the chunks.
     pub(super) inner: W,
     chunk: Vec<u8>,
     chunk_bytes: usize,

@@ -66,12 +66,12 @@ fn job_id(text: &str) -> Result<JobId, String> {
     JobId::parse(text).ok_or_else(|| format!("{:?} is not a job id: those have sixteen hex digits", short(text)))
 }
 
-/// The beginning of a text that a message quotes.
-/// What was parsed; a problem is added to the others.
+/// The parsed value; a problem is added to the others.
 fn or_problem<T, E: Display>(parsed: Result<T, E>, problems: &mut Vec<String>) -> Option<T> {
     parsed.map_err(|bad| problems.push(bad.to_string())).ok()
 }
 
+/// The beginning of a text that a message quotes.
 fn short(text: &str) -> String {
     text.chars().take(64).collect()
 }

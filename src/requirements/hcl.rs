@@ -91,8 +91,8 @@ pub fn parse(file: &[u8]) -> Result<(Body, Cow<'_, str>), BadHcl> {
     }
     let mut text = without_empty_heredocs(text_of(file)?);
     let mut budget = MAX_PARSED_BYTES;
-    let mut repeated_key = None;
-    for further_passes in (0..=MAX_DUPLICATE_KEYS).rev() {
+    let (mut repeated_key, mut repeated_keys) = (None, 0);
+    loop {
         if let Err(offset) = work::spend(&text, &mut budget) {
             let too_deep = || BadHcl::at(&text, offset, "too many operators and brackets are nested in each other");
             return Err(repeated_key.unwrap_or_else(too_deep));
@@ -104,14 +104,13 @@ pub fn parse(file: &[u8]) -> Result<(Body, Cow<'_, str>), BadHcl> {
         let (location, reason) = (error.location(), error.message().to_owned());
         let is_repeated = reason.contains(DUPLICATE_KEY_MESSAGE) && text.is_char_boundary(location.offset());
         let refused = BadHcl::Syntax { line: location.line(), column: location.column(), reason };
-        if !is_repeated || further_passes == 0 {
+        if !is_repeated || repeated_keys == MAX_DUPLICATE_KEYS {
             return Err(refused);
         }
-        repeated_key = Some(refused);
+        (repeated_key, repeated_keys) = (Some(refused), repeated_keys + 1);
         // A key may be any expression, so a minus in front makes the key differ.
         text.to_mut().insert(location.offset(), '-');
     }
-    Err(BadHcl::at(&text, 0, DUPLICATE_KEY_MESSAGE))
 }
 
 /// The key of a repeated member, without the minus that [`parse`] adds; any other key unchanged.

@@ -252,7 +252,7 @@ pub enum AnnouncedLength {
     NoLength,
 }
 
-/// What to do after a connection broke.
+/// The next step after a connection broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStep {
     /// Request the rest after this pause.

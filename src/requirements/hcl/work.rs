@@ -7,7 +7,7 @@ use super::scanner::{Lexeme, Scanner};
 /// The code between two brackets.
 #[derive(Debug, Clone, Copy)]
 struct Level {
-    /// How many times the parser may read it.
+    /// The number of times that the parser may read it.
     times: u64,
     /// The operators of the expression so far, or more. A `=` ends what it assigns to.
     operators: u32,
