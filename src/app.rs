@@ -39,7 +39,7 @@ use crate::http::{
     Admin, AdminCaller, AdminProcess, MainListener, RequestMetrics, RequestTraffic, RunAccess, Runs, ServingLarder,
 };
 use crate::jobs::{self, Jobs, Recurring, TrafficHistory};
-use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RequiredPlatforms, RuntimeConfig};
+use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RuntimeConfig};
 use crate::protocol::Protocols;
 use crate::protocol::admin::{Access, ReadAccess};
 use crate::protocol::client_config::{ClientConfig, ClientRoute};
@@ -632,8 +632,7 @@ pub fn mirror(
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let outbound = outbound(config, metrics.counters.traffic.clone(), settings.upstream_limits)?;
-    let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-    let runtime_config = RuntimeConfig::new(upstreams, outbound, &config.store, required_platforms);
+    let runtime_config = RuntimeConfig::new(upstreams, outbound, config);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
     Ok((mirror, store, metrics))

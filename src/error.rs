@@ -39,6 +39,13 @@ pub enum Error {
         /// What the operator can do.
         remedy: &'static str,
     },
+    /// A rule of the operator does not allow it.
+    Refused {
+        /// The provider or module, with its version where one was requested.
+        subject: String,
+        /// The rule and its reason, as text.
+        cause: String,
+    },
     /// An item that was verified before has changed; the change waits for `larder accept`.
     Unaccepted {
         /// The requested file.
@@ -148,6 +155,9 @@ impl Error {
                 .about(subject)
                 .remedied_by("not stored, not served; its publisher or registry must mend it"),
             Self::BeyondLimit { subject, cause, remedy } => Explanation::of(cause).about(subject).remedied_by(*remedy),
+            Self::Refused { subject, cause } => {
+                Explanation::of(cause).about(subject).remedied_by("ask the operator of this mirror")
+            }
             Self::Unaccepted { subject, verdict, command } => {
                 Explanation::of(verdict).about(subject).remedied_by(format!("if that is right: {command}"))
             }
@@ -205,6 +215,8 @@ impl Error {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::UnknownHost(_) | Self::NotFound(_) => StatusCode::NOT_FOUND,
+            // On the admin API. `http/response.rs` has the statuses that clients show.
+            Self::Refused { .. } => StatusCode::FORBIDDEN,
             // Never 401 or 403: clients would blame their own token.
             Self::Unverified { .. } | Self::BeyondLimit { .. } | Self::Unaccepted { .. } | Self::Unreadable { .. } => {
                 StatusCode::BAD_GATEWAY

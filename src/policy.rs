@@ -3,8 +3,11 @@
 
 use std::time::Duration;
 
+use derive_more::Display;
+
 use crate::address::{Address, AddressPattern, BadAddress, Constraint, ModuleConstraint, Version};
 use crate::clock::Timestamp;
+use crate::wording::format_timestamp;
 
 /// The rules of a larder, in their order. Without any, every version may be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,8 +39,10 @@ pub enum Action {
 }
 
 /// The versions of a rule. Clients read the constraints of modules by other rules than those of providers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Display, Clone, PartialEq, Eq)]
+#[display("{given}")]
 pub struct VersionRange {
+    given: String,
     providers: Constraint,
     modules: ModuleConstraint,
 }
@@ -48,7 +53,8 @@ impl VersionRange {
     /// # Errors
     /// [`BadAddress`], with the reason.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        Ok(Self { providers: Constraint::parse(given)?, modules: ModuleConstraint::parse(given)? })
+        let (providers, modules) = (Constraint::parse(given)?, ModuleConstraint::parse(given)?);
+        Ok(Self { given: given.to_owned(), providers, modules })
     }
 
     /// Returns true if a client with this constraint would accept the version: a pre-release only if it is named.
@@ -74,8 +80,6 @@ pub struct ClientLimits {
 /// A version to judge.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
-    /// The provider or module.
-    pub address: &'a Address,
     /// The version.
     pub version: &'a Version,
     /// The moment from which its age counts; `None` where no record tells it.
@@ -110,35 +114,32 @@ pub enum Ground<'p> {
     Client,
 }
 
+/// The rules and the limits of a client about one address.
+#[derive(Debug, Clone)]
+pub struct Judge<'p> {
+    address: &'p Address,
+    /// In their order.
+    rules: Vec<&'p Rule>,
+    client: &'p ClientLimits,
+    is_open_to_client: bool,
+}
+
+impl ClientLimits {
+    /// No limits.
+    pub const NONE: Self = Self { addresses: None, minimum_age: Duration::ZERO, as_of: None };
+}
+
 impl Policy {
-    /// Judges a version at the time `now`. The first rule about its address and version decides; an allow rule about its
-    /// address also decides about the versions that it does not name. Then the limits of the client count.
-    pub fn judge(&self, candidate: Candidate<'_>, client: &ClientLimits, now: Timestamp) -> Verdict<'_> {
-        let Candidate { address, version, since, approved_until } = candidate;
+    /// Returns true without any rule.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The judge of an address: finds the rules about it once, for all its versions.
+    pub fn judge_of<'p>(&'p self, address: &'p Address, client: &'p ClientLimits) -> Judge<'p> {
+        let rules = self.0.iter().filter(|rule| rule.addresses.matches(address)).collect();
         let is_open = |patterns: &Vec<AddressPattern>| patterns.iter().any(|pattern| pattern.matches(address));
-        if !client.addresses.as_ref().is_none_or(is_open) {
-            return Verdict::Denied(Ground::Client);
-        }
-        let deciding = self.0.iter().find(|rule| rule.decides(address, version));
-        let by_rule = match deciding {
-            Some(rule @ Rule { action: Action::Deny, .. }) => return Verdict::Denied(Ground::Rule(rule)),
-            Some(rule) if !rule.names(address, version) => return Verdict::Denied(Ground::Rule(rule)),
-            Some(Rule { action: Action::Allow { .. }, .. }) if approved_until.is_some_and(|end| now < end) => None,
-            Some(rule @ Rule { action: Action::Allow { minimum_age }, .. }) => {
-                held(Ground::Rule(rule), since, *minimum_age, now)
-            }
-            None => None,
-        };
-        let by_age = held(Ground::Client, since, client.minimum_age, now);
-        let is_later = |moment: Timestamp| since.is_none_or(|since| since > moment);
-        let by_moment =
-            client.as_of.filter(|moment| is_later(*moment)).map(|_| Verdict::Held { by: Ground::Client, until: None });
-        // One without an end holds longest.
-        let end = |held: &Verdict<'_>| match held {
-            Verdict::Held { until: Some(until), .. } => *until,
-            _ => Timestamp(u64::MAX),
-        };
-        [by_moment, by_age, by_rule].into_iter().flatten().max_by_key(end).unwrap_or(Verdict::Allowed)
+        Judge { address, rules, client, is_open_to_client: client.addresses.as_ref().is_none_or(is_open) }
     }
 
     /// The rules that never decide, by their positions, each with the rule before it that always does.
@@ -155,11 +156,96 @@ impl Policy {
     }
 }
 
+impl Verdict<'_> {
+    /// Returns true if one rule is the ground of both, with the same effect.
+    pub fn is_of_same_rule(&self, other: &Self) -> bool {
+        let is_same = |one: &Ground<'_>, other: &Ground<'_>| match (one, other) {
+            (Ground::Rule(one), Ground::Rule(other)) => std::ptr::eq(*one, *other),
+            (Ground::Client, Ground::Client) => true,
+            (Ground::Rule(_), Ground::Client) | (Ground::Client, Ground::Rule(_)) => false,
+        };
+        match (self, other) {
+            (Self::Allowed, Self::Allowed) => true,
+            (Self::Held { by: one, .. }, Self::Held { by: other, .. }) => is_same(one, other),
+            (Self::Denied(one), Self::Denied(other)) => is_same(one, other),
+            (Self::Allowed | Self::Held { .. } | Self::Denied(_), _) => false,
+        }
+    }
+
+    /// The reason why the version may not be used, for people. `None` if it may be used.
+    pub fn refusal(&self) -> Option<String> {
+        let (by, effect) = match self {
+            Self::Allowed => return None,
+            Self::Denied(by) => (by, None),
+            Self::Held { by, until: Some(until) } => {
+                (by, Some(format!("holds it back until {}", format_timestamp(*until))))
+            }
+            Self::Held { by, until: None } => (by, Some("holds it back, because its age is not known".to_owned())),
+        };
+        Some(match (by, effect) {
+            (Ground::Rule(rule), Some(effect)) => rule.sentence(&effect),
+            (Ground::Rule(rule), None) => rule.denial(),
+            (Ground::Client, Some(effect)) => format!("the age that this client asks for {effect}"),
+            (Ground::Client, None) => "it is not among the addresses that this client may use".to_owned(),
+        })
+    }
+}
+
+impl<'p> Judge<'p> {
+    /// The ground on which every version is denied, whatever it is.
+    pub fn denial_of_all(&self) -> Option<Ground<'p>> {
+        if !self.is_open_to_client {
+            return Some(Ground::Client);
+        }
+        // A deny rule about some versions leaves the others to the rules after it.
+        let deciding = self.rules.iter().find(|rule| rule.action != Action::Deny || rule.versions.is_none())?;
+        (deciding.action == Action::Deny).then_some(Ground::Rule(deciding))
+    }
+
+    /// Judges a version at the time `now`. The first rule about its address and version decides; an allow rule about its
+    /// address also decides about the versions that it does not name. Then the limits of the client count.
+    pub fn judge(&self, candidate: Candidate<'_>, now: Timestamp) -> Verdict<'p> {
+        let Candidate { version, since, approved_until } = candidate;
+        if !self.is_open_to_client {
+            return Verdict::Denied(Ground::Client);
+        }
+        let deciding = self.rules.iter().find(|rule| rule.action != Action::Deny || rule.names(self.address, version));
+        let by_rule = match deciding {
+            Some(rule @ Rule { action: Action::Deny, .. }) => return Verdict::Denied(Ground::Rule(rule)),
+            Some(rule) if !rule.names(self.address, version) => return Verdict::Denied(Ground::Rule(rule)),
+            Some(Rule { action: Action::Allow { .. }, .. }) if approved_until.is_some_and(|end| now < end) => None,
+            Some(rule @ Rule { action: Action::Allow { minimum_age }, .. }) => {
+                held(Ground::Rule(rule), since, *minimum_age, now)
+            }
+            None => None,
+        };
+        let client = self.client;
+        let by_age = held(Ground::Client, since, client.minimum_age, now);
+        let is_later = |moment: Timestamp| since.is_none_or(|since| since > moment);
+        let by_moment =
+            client.as_of.filter(|moment| is_later(*moment)).map(|_| Verdict::Held { by: Ground::Client, until: None });
+        // One without an end holds longest.
+        let end = |held: &Verdict<'_>| match held {
+            Verdict::Held { until: Some(until), .. } => *until,
+            _ => Timestamp(u64::MAX),
+        };
+        [by_moment, by_age, by_rule].into_iter().flatten().max_by_key(end).unwrap_or(Verdict::Allowed)
+    }
+}
+
 impl Rule {
-    /// Returns true if no rule after this one decides about the version.
-    fn decides(&self, address: &Address, version: &Version) -> bool {
-        let is_allow_rule = self.action != Action::Deny;
-        self.addresses.matches(address) && (is_allow_rule || self.names(address, version))
+    /// What the rule does to a version that it does not allow, for people.
+    fn denial(&self) -> String {
+        self.sentence(&match (&self.versions, self.action) {
+            (None, _) => "denies every version".to_owned(),
+            (Some(versions), Action::Deny) => format!("denies the versions {versions}"),
+            (Some(versions), Action::Allow { .. }) => format!("allows only the versions {versions}"),
+        })
+    }
+
+    fn sentence(&self, effect: &str) -> String {
+        let reason = self.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        format!("the policy for {} {effect}{reason}", self.addresses)
     }
 
     /// Returns true if the version is among those that the rule is about. A deny rule is also about pre-releases within its
@@ -264,17 +350,19 @@ mod tests {
             (&other, "1.0.0", 1, "5 denies"),
         ] {
             let (version, since) = (Version::parse(version).unwrap(), Some(Timestamp(day * DAY)));
-            let candidate = Candidate { address, version: &version, since, approved_until: None };
-            let verdict = policy.judge(candidate, &ClientLimits::default(), NOW);
+            let candidate = Candidate { version: &version, since, approved_until: None };
+            let client = ClientLimits::default();
+            let verdict = policy.judge_of(address, &client).judge(candidate, NOW);
             assert_eq!(word(&policy, verdict), expected, "{address} {version} of day {day}");
         }
-        assert_eq!(Policy::default().judge(candidate_of(&aws), &ClientLimits::default(), NOW), Verdict::Allowed);
+        let (none, client) = (Policy::default(), ClientLimits::default());
+        assert_eq!(none.judge_of(&aws, &client).judge(known(), NOW), Verdict::Allowed);
     }
 
     static VERSION: std::sync::LazyLock<Version> = std::sync::LazyLock::new(|| Version::parse("6.0.0").unwrap());
 
-    fn candidate_of(address: &Address) -> Candidate<'_> {
-        Candidate { address, version: &VERSION, since: Some(Timestamp(97 * DAY)), approved_until: None }
+    fn known() -> Candidate<'static> {
+        Candidate { version: &VERSION, since: Some(Timestamp(97 * DAY)), approved_until: None }
     }
 
     #[test]
@@ -288,7 +376,7 @@ mod tests {
         let of_others = ClientLimits { addresses: patterns(&["acme/*"]), ..ClientLimits::default() };
         let of_these = ClientLimits { addresses: patterns(&["acme/*", "hashicorp/aws"]), ..ClientLimits::default() };
         let (approved, expired) = (Some(Timestamp(101 * DAY)), Some(NOW));
-        let known = candidate_of(&aws);
+        let known = known();
         let unknown = Candidate { since: None, ..known };
         for (candidate, client, expected) in [
             (known, &whole, "3 until day 104"),
@@ -310,7 +398,51 @@ mod tests {
             (Candidate { approved_until: approved, ..known }, &of_others, "client denies"),
             (Candidate { approved_until: approved, ..known }, &of_these, "allowed"),
         ] {
-            assert_eq!(word(&policy, policy.judge(candidate, client, NOW)), expected, "{candidate:?} {client:?}");
+            assert_eq!(
+                word(&policy, policy.judge_of(&aws, client).judge(candidate, NOW)),
+                expected,
+                "{candidate:?} {client:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_address_without_a_version_to_use_is_known_at_once() {
+        let policy = company();
+        let patterns = |texts: &[&str]| Some(texts.iter().map(|text| AddressPattern::parse(text).unwrap()).collect());
+        let whole = ClientLimits::default();
+        let of_acme = ClientLimits { addresses: patterns(&["acme/*"]), ..ClientLimits::default() };
+        for (address, client, expected) in [
+            (provider("evil", "aws"), &whole, Some("the policy for * denies every version")),
+            (provider("hashicorp", "aws"), &whole, None),
+            (module("acme", "vpc"), &of_acme, None),
+            (module("acme", "other"), &of_acme, Some("the policy for * denies every version")),
+            (provider("hashicorp", "aws"), &of_acme, Some("it is not among the addresses that this client may use")),
+        ] {
+            let denial = policy.judge_of(&address, client).denial_of_all();
+            let reason = denial.and_then(|ground| Verdict::Denied(ground).refusal());
+            assert_eq!(reason.as_deref(), expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_rule_its_reason_and_the_end() {
+        let mut rules = company().0;
+        rules[0].reason = Some("it loses state, see https://wiki.example/aws".to_owned());
+        let (policy, client) = (Policy(rules), ClientLimits::default());
+        let aws = provider("hashicorp", "aws");
+        for (version, expected) in [
+            (
+                "5.31.0",
+                "the policy for hashicorp/aws denies the versions = 5.31.0, != 4.0.0: it loses state, see https://wiki.example/aws",
+            ),
+            ("0.9.0", "the policy for hashicorp/* allows only the versions >= 1.0"),
+            ("6.0.0", "the policy for hashicorp/* holds it back until 1970-04-15 00:00:00 UTC"),
+        ] {
+            let version = Version::parse(version).unwrap();
+            let candidate = Candidate { version: &version, ..known() };
+            let verdict = policy.judge_of(&aws, &client).judge(candidate, NOW);
+            assert_eq!(verdict.refusal().as_deref(), Some(expected));
         }
     }
 
@@ -335,13 +467,13 @@ mod tests {
         (addresses, versions, action).prop_map(|(addresses, versions, action)| rule(addresses, versions, action))
     }
 
-    fn every_candidate<'a>(addresses: &'a [Address], versions: &'a [Version]) -> Vec<Candidate<'a>> {
+    fn every_candidate<'a>(addresses: &'a [Address], versions: &'a [Version]) -> Vec<(&'a Address, Candidate<'a>)> {
         let mut all = Vec::new();
         for (address, version) in
             addresses.iter().flat_map(|address| versions.iter().map(move |version| (address, version)))
         {
             for since in [None, Some(Timestamp(90 * DAY)), Some(Timestamp(97 * DAY)), Some(NOW)] {
-                all.push(Candidate { address, version, since, approved_until: None });
+                all.push((address, Candidate { version, since, approved_until: None }));
             }
         }
         all
@@ -369,11 +501,13 @@ mod tests {
                 }
             }
             let client = ClientLimits::default();
-            let allows = |policy: &Policy, candidate, client: &ClientLimits| {
-                policy.judge(candidate, client, NOW) == Verdict::Allowed
-            };
-            for candidate in every_candidate(&addresses, &versions) {
+            for (address, candidate) in every_candidate(&addresses, &versions) {
+                let allows = |policy: &Policy, candidate, client: &ClientLimits| {
+                    policy.judge_of(address, client).judge(candidate, NOW) == Verdict::Allowed
+                };
                 let before = allows(&policy, candidate, &client);
+                let is_denied = policy.judge_of(address, &client).denial_of_all().is_some();
+                prop_assert!(!(before && is_denied), "{address} {candidate:?}");
                 for stricter in [&with_deny, &older] {
                     prop_assert!(before || !allows(&Policy(stricter.clone()), candidate, &client), "{candidate:?} {stricter:?}");
                 }
@@ -398,9 +532,10 @@ mod tests {
             let Some((position, _)) = policy.unreached().first().copied() else { return Ok(()) };
             let mut without = policy.clone();
             without.0.remove(position);
-            for candidate in every_candidate(&addresses, &versions) {
+            for (address, candidate) in every_candidate(&addresses, &versions) {
                 let [with, without] = [&policy, &without].map(|policy| {
-                    let verdict = policy.judge(candidate, &ClientLimits::default(), NOW);
+                    let client = ClientLimits::default();
+                    let verdict = policy.judge_of(address, &client).judge(candidate, NOW);
                     (verdict == Verdict::Allowed, matches!(verdict, Verdict::Denied(_)))
                 });
                 prop_assert_eq!(with, without);

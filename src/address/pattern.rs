@@ -46,6 +46,11 @@ impl AddressPattern {
         }
     }
 
+    /// The registry whose addresses the pattern matches; `None` for every registry.
+    pub fn host(&self) -> Option<&Hostname> {
+        self.host.as_ref()
+    }
+
     /// Returns true for an address that the pattern matches.
     pub fn matches(&self, address: &Address) -> bool {
         let path = address.path().to_ascii_lowercase();

@@ -9,7 +9,6 @@ use tokio::task;
 use super::{RunningApp, start_problems};
 use crate::config::Config;
 use crate::http::tls::Renewal;
-use crate::mirror::RequiredPlatforms;
 use crate::upstream::Upstreams;
 
 /// Result of a reload.
@@ -46,9 +45,7 @@ impl RunningApp {
         let outbound = previous.outbound.reconfigured(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
-        let required_platforms = RequiredPlatforms::from(config.network.sealed_platforms.as_slice());
-        let runtime_config = previous.reloaded(upstreams, outbound, &config.store, required_platforms);
-        let runtime_config = Arc::new(runtime_config);
+        let runtime_config = Arc::new(previous.reloaded(upstreams, outbound, &config));
         let handlers = self.parts.build_handlers(&config, Arc::clone(&runtime_config)).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {

@@ -276,6 +276,7 @@ fn why(step: &ExplainStep, now: Timestamp) -> String {
             format!("stored and no longer fresh, and upstream's last answer was a failure; {confirmed}")
         }
         Rule::LastAnswerFailed => "not stored, and upstream's last answer was a failure".to_owned(),
+        Rule::Policy => "refused by a policy of this mirror".to_owned(),
         Rule::NotVerified => "not stored, and what upstream sent does not verify".to_owned(),
         Rule::LastAnswerLate if stored.is_some() => {
             format!("stored and no longer fresh, and upstream answers later than a client waits; {confirmed}")

@@ -3,6 +3,7 @@
 
 mod credential;
 mod os;
+mod policy;
 mod read;
 mod section;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod warm;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -22,6 +24,7 @@ use url::Url;
 
 use crate::address::{Hostname, Platform};
 use crate::bundle::BundleKeys;
+use crate::policy::Policy;
 use crate::store::SizeLimit;
 
 pub use bytesize::ByteSize;
@@ -52,6 +55,8 @@ pub struct Config {
     pub upstreams: Vec<Upstream>,
     /// Credentials for hosts that are not registries.
     pub credentials: Vec<Credential>,
+    /// The rules about the versions that may be used.
+    pub policy: Arc<Policy>,
     /// Signing key and trusted keys of bundles.
     pub bundle: BundleKeys,
     /// Recurring warm-ups.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -15,7 +16,8 @@ use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
 use super::{
-    Admin, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, credential, os, upstream, values, warm,
+    Admin, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, credential, os, policy, upstream, values,
+    warm,
 };
 
 /// Reads the whole text of one file, even if it has problems. The configuration is valid only if the reader has none.
@@ -57,6 +59,7 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
     let credentials = credentials.unwrap_or_default();
+    let rules = root.tables("policy", policy::read).unwrap_or_default();
     let warm: Vec<_> = root.tables("warm", warm::read).unwrap_or_default().into_iter().flatten().collect();
     if network.offline && !warm.is_empty() {
         root.warning(
@@ -80,8 +83,9 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
             .flat_map(|(line, (hosts, _))| hosts.iter().map(|host| (*line, "credential.upstreams", host)));
         check_host_references(root, &upstreams, default_upstream.chain(of_credentials));
     }
+    let policy = Arc::new(policy::policy(root, rules, &upstreams));
     let credentials = credentials.into_iter().filter_map(|(_, (_, credential))| credential).collect();
-    Config { source: None, server, admin, store, network, upstreams, credentials, bundle, warm }
+    Config { source: None, server, admin, store, network, upstreams, credentials, policy, bundle, warm }
 }
 
 fn on_loopback(port: u16) -> SocketAddr {

@@ -283,6 +283,11 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
     /// Records a warning, which does not prevent a start.
     pub(super) fn warning(&mut self, key: &str, text: String) {
         let line = self.line_of(key);
+        self.warning_at(line, key, text);
+    }
+
+    /// Records a warning about a key on a given line.
+    pub(super) fn warning_at(&mut self, line: usize, key: &str, text: String) {
         let diagnostic = self.reader.diagnostic(Some(line), self.path_of(key), text);
         self.reader.warnings.push(diagnostic);
     }

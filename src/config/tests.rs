@@ -13,6 +13,7 @@ use secrecy::ExposeSecret as _;
 use toml::de::{DeTable, DeValue};
 
 use super::*;
+use crate::policy::Action;
 use crate::store::SizeLimit;
 
 const SAMPLE: &str = include_str!("../../mirror.toml");
@@ -134,6 +135,31 @@ fn every_option_is_read() {
     assert!(!upstream.keep_gone && upstream.fold_case);
     assert!(
         matches!(&config.credentials[0].access, Access::Http(CredentialKind::Header { name, .. }) if name == "private-token")
+    );
+}
+
+#[test]
+fn policies_are_read_in_their_order_and_an_unreached_one_is_a_warning() {
+    let text = "[[policy]]\nmatch = 'hashicorp/aws'\nversions = '= 5.31.0'\naction = 'deny'\nreason = 'it loses state'\n\
+                [[policy]]\nmatch = 'hashicorp/*'\n[[policy]]\nmatch = 'hashicorp/null'\naction = 'deny'\n\
+                [[policy]]\nmatch = 'registry.corp.example/*'\n";
+    let (config, warnings) = parse(text).unwrap();
+    let rules: Vec<_> = config.policy.0.iter().map(|rule| (rule.addresses.to_string(), rule.action)).collect();
+    let allow = Action::Allow { minimum_age: Duration::ZERO };
+    let expected = [
+        ("hashicorp/aws", Action::Deny),
+        ("hashicorp/*", allow),
+        ("hashicorp/null", Action::Deny),
+        ("registry.corp.example/*", allow),
+    ];
+    assert_eq!(rules, expected.map(|(addresses, action)| (addresses.to_owned(), action)));
+    assert_eq!(config.policy.0[0].reason.as_deref(), Some("it loses state"));
+    assert_eq!(
+        warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        [
+            "mirror.toml:11: policy.match: registry.corp.example is not one of the upstreams, so this rule is about nothing",
+            "mirror.toml:8: policy: this rule never decides, because the one for hashicorp/* on line 6 stands before it; move exceptions before the general rule",
+        ]
     );
 }
 

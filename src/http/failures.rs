@@ -46,6 +46,7 @@ impl RecentFailures {
         }
         match error {
             Error::UnknownHost(_)
+            | Error::Refused { .. }
             | Error::Offline(_)
             | Error::WaitsForPlatforms(_)
             | Error::Sealed(_)

@@ -321,6 +321,7 @@ pub(super) fn failure_status(failure: &RequestFailure, api: Api) -> StatusCode {
             unknown_host_status(api)
         }
         RequestFailure::NoRoute(RouteError::Misdirected { api, .. }) => refusal_status(*api),
+        RequestFailure::Mirror(Error::Refused { .. }) => refusal_status(api),
         RequestFailure::Mirror(error) => error.status(),
     }
 }

@@ -10,7 +10,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::address::{Address, Version};
 use crate::clock::{CLOCK_SLACK, Clock, Timestamp};
 use crate::error::Error;
-use crate::mirror::{Mirror, Urgency, WarmedDocument};
+use crate::mirror::{Mirror, RequestContext, Urgency, WarmedDocument};
+use crate::policy::Policy;
 
 /// The longest time without any progress in which a job retries; then it fails.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(6 * 3600);
@@ -90,12 +91,28 @@ pub(super) struct StepRunner<'a> {
     last_progress: AtomicU64,
     /// `Plan` if a person waits: then a step waits for local limits, and never for an upstream.
     pub(super) urgency: Urgency,
+    /// The policies that a plan tries in place of those of this larder.
+    trial: Option<Arc<Policy>>,
 }
 
 impl<'a> StepRunner<'a> {
     /// Begins a job or plan now.
     pub(super) fn new(mirror: &'a Arc<Mirror>, clock: &'a Clock, limits: &'a JobLimits, urgency: Urgency) -> Self {
-        Self { mirror, clock, limits, last_progress: AtomicU64::new(clock.now().0), urgency }
+        Self { mirror, clock, limits, last_progress: AtomicU64::new(clock.now().0), urgency, trial: None }
+    }
+
+    /// Tries these policies in place of those of this larder.
+    pub(super) fn trying(self, policy: Option<Arc<Policy>>) -> Self {
+        Self { trial: policy, ..self }
+    }
+
+    /// The context of a step that begins now.
+    pub(super) fn context(&self) -> RequestContext {
+        let (runtime, now) = (&self.mirror.runtime, self.clock.now());
+        match &self.trial {
+            Some(policy) => runtime.trial_context(Arc::clone(policy), now),
+            None => runtime.step_context(self.urgency, now),
+        }
     }
 
     /// Fetches the versions of a provider or module that clients see. Calls `on_start` before each attempt.
@@ -105,13 +122,12 @@ impl<'a> StepRunner<'a> {
         on_start: impl Fn() + Sync,
         on_wait: impl Fn(),
     ) -> Result<WarmedDocument<Vec<Version>>, Error> {
-        let (operations, urgency) = (&self.mirror.operations, self.urgency);
+        let operations = &self.mirror.operations;
         let on_start = &on_start;
         let fetch = || async move {
             on_start();
-            let now = self.clock.now();
-            let WarmedDocument { value, unconfirmed } = operations.warm_list(address, urgency, now).await?;
-            let value = value.versions.into_iter().map(|listed| listed.version).collect();
+            let WarmedDocument { value, unconfirmed } = operations.warm_list(address, &self.context()).await?;
+            let value = value.list.versions.into_iter().map(|listed| listed.version).collect();
             Ok(WarmedDocument { value, unconfirmed })
         };
         self.run_step(fetch, on_wait).await

@@ -18,6 +18,7 @@ use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, Plat
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::mirror::{Connectivity, Mirror, StoredArchive, Urgency, WarmedDocument};
+use crate::policy::Policy;
 use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 
 /// Concurrent steps of one plan, each with at most one upstream request.
@@ -170,21 +171,27 @@ pub enum PlanError {
 }
 
 impl Jobs {
-    /// Resolves an order and compares it with the store. An unavailable item is a line of the plan, not an error.
+    /// Resolves an order and compares it with the store. An unavailable item is a line of the plan, not an error. `trial` are
+    /// policies to try in place of those of this larder.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub async fn plan(&self, order: &Order) -> Result<Plan, PlanError> {
+    pub async fn plan(&self, order: &Order, trial: Option<Arc<Policy>>) -> Result<Plan, PlanError> {
         let _admission = self.limits.admitted_plans.try_acquire().map_err(|_| PlanError::Busy)?;
         let running = timeout(QUEUE_TIMEOUT, self.limits.running_plans.acquire());
         let _permit = running.await.map_err(|_| PlanError::Busy)?;
-        plan(&self.mirror, &self.shared.clock, order).await
+        plan(&self.mirror, &self.shared.clock, order, trial).await
     }
 }
 
-async fn plan(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Plan, PlanError> {
+async fn plan(
+    mirror: &Arc<Mirror>,
+    clock: &Clock,
+    order: &Order,
+    trial: Option<Arc<Policy>>,
+) -> Result<Plan, PlanError> {
     let limits = JobLimits::of_plan(CONCURRENT_STEPS);
-    let steps = StepRunner::new(mirror, clock, &limits, Urgency::Plan);
+    let steps = StepRunner::new(mirror, clock, &limits, Urgency::Plan).trying(trial);
     let registries = MirrorRegistries::new(&steps);
     let ResolvedRequirements { archives, unavailable, notes: choices } =
         requirements::resolve(order, &registries).await;
@@ -303,8 +310,7 @@ impl StepRunner<'_> {
     /// The sentence about the version of a package, if it waits for sealed platforms.
     async fn waiting_sentence(&self, package: &Package) -> Option<String> {
         let address = Address::from(&package.provider);
-        let context = self.mirror.runtime.job_context(self.clock.now());
-        let waiting = self.mirror.offline.waiting_versions(&address, &context).await.unwrap_or_default();
+        let waiting = self.mirror.offline.waiting_versions(&address, &self.context()).await.unwrap_or_default();
         let waiting = waiting.into_iter().find(|waiting| waiting.version == package.version)?;
         Some(format!("{} is {waiting} ([network] sealed_platforms)", waiting.version))
     }
@@ -314,8 +320,8 @@ impl StepRunner<'_> {
         package: &Package,
         locked: &[Vec<String>],
     ) -> Result<(PlanState, Option<String>), LockMismatch> {
-        let Self { mirror, clock, urgency, .. } = self;
-        let resolve = || mirror.operations.warm_set(package, *urgency, clock.now());
+        let Self { mirror, clock, .. } = self;
+        let resolve = || async { mirror.operations.warm_set(package, &self.context()).await };
         let WarmedDocument { value: proof_set, unconfirmed } = self.run_step(resolve, || {}).await?;
         let digest = proof_set.document.shasum;
         let fit = LockFit::check(package, locked, digest)?;
@@ -350,8 +356,8 @@ impl StepRunner<'_> {
 
     /// Checks a module. A module that was fetched for its calls counts as stored.
     async fn check_module(&self, package: &ModulePackage) -> Result<(PlanState, Option<String>), Error> {
-        let Self { mirror, clock, urgency, .. } = self;
-        let find = || mirror.operations.warmed_module(package, *urgency, clock.now());
+        let mirror = self.mirror;
+        let find = || async { mirror.operations.warmed_module(package, &self.context()).await };
         let WarmedDocument { value, unconfirmed } = self.run_step(find, || {}).await?;
         let archive = match value {
             Some(archive) if mirror.library.is_installable(package, archive.digest).await? => Some(archive),

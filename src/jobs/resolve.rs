@@ -19,10 +19,10 @@ use super::running_job::{shortened, waiting_item};
 use super::warm::{MAX_ITEMS, WarmUpRun};
 use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, ProviderAddress, Version};
 use crate::error::Error;
-use crate::mirror::{Archive, ModuleArchiveRef, WarmedDocument};
+use crate::mirror::{self, Archive, ModuleArchiveRef, WarmedDocument};
 use crate::requirements::{
-    self, CachedUpstreamVersions, Files, ModuleFiles, Order, Registries, RequiredArchive, ResolvedRequirements,
-    UnavailableItem,
+    self, Files, ModuleFiles, Order, Registries, RequiredArchive, ResolvedRequirements, UnavailableItem,
+    UpstreamVersions,
 };
 use crate::upstream::error::Fault;
 
@@ -189,24 +189,28 @@ impl Registries for MirrorRegistries<'_> {
         self.record_answer(address, ItemAvailability::after_document_error, answer)
     }
 
-    async fn cached_upstream_versions(&self, address: &Address) -> Result<Option<CachedUpstreamVersions>, Error> {
-        let upstream = self.steps.mirror.offline.cached_upstream_versions(address).await;
+    async fn upstream_versions(&self, address: &Address) -> Result<Option<UpstreamVersions>, Error> {
+        let upstream = self.steps.mirror.offline.upstream_versions(address, &self.steps.context()).await;
         let answer = upstream.map(|value| WarmedDocument { value, unconfirmed: None });
         let upstream = self.record_answer(address, ItemAvailability::after_document_error, answer)?;
-        Ok(upstream.map(|(versions, platforms)| CachedUpstreamVersions { versions, platforms }))
+        Ok(upstream.map(|mirror::UpstreamVersions { permitted, hidden, platforms }| UpstreamVersions {
+            permitted,
+            hidden,
+            platforms,
+        }))
     }
 
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {
         if let Some(warm_up) = self.warm_up {
             warm_up.warm_called_module(package, self).await?;
         }
-        let StepRunner { mirror, clock, urgency, .. } = self.steps;
-        let fetch = || mirror.operations.warm_module(package, *urgency, clock.now());
+        let mirror = self.steps.mirror;
+        let fetch = || async { mirror.operations.warm_module(package, &self.steps.context()).await };
         let answer = self.steps.run_step(fetch, || {}).await;
         let (_, stored) = self.record_answer(package, ItemAvailability::after_error, answer)?;
         let subdir = stored.proof.how.tree().and_then(|tree| tree.subdir.clone()).unwrap_or_default();
         let archive_ref = ModuleArchiveRef { package: package.clone(), digest: Some(stored.digest.prefix()) };
-        let context = mirror.runtime.job_context(clock.now());
+        let context = self.steps.context();
         let files = match mirror.modules.module_archive(&archive_ref, &context).await?.value {
             Archive::InMemory { bytes, .. } => files_of(package, Cursor::new(bytes)).await?,
             Archive::OnDisk { blob, .. } => files_of(package, blob.reader()).await?,

@@ -277,9 +277,12 @@ impl WarmUpRun<'_> {
     async fn try_warm(&self, items: Range<usize>, target: &WarmTarget) -> Result<(), Error> {
         let listed = self.versions(&items.clone().collect::<Vec<_>>(), &target.selector.address()).await?;
         let listed: Vec<&Version> = listed.iter().collect();
+        let version = match target.selector.choose(&listed) {
+            Ok(version) => version.clone(),
+            Err(reason) => return Err(self.no_match(&target.selector, reason).await),
+        };
         match &target.selector {
             PackageSelector::Provider(selection) => {
-                let version = selection.choose(&listed).map_err(Error::NotFound)?;
                 let warmed = items.zip(&target.platforms).map(|(item, platform)| {
                     let (provider, version, platform) = (selection.of.clone(), version.clone(), platform.clone());
                     self.warm_package(item, Package { provider, version, platform }, &target.locked)
@@ -288,10 +291,22 @@ impl WarmUpRun<'_> {
                 Ok(())
             }
             PackageSelector::Module(selection) => {
-                let version = selection.choose(&listed).map_err(Error::NotFound)?.clone();
                 self.warm_module(items.start, &ModulePackage { module: selection.of.clone(), version }).await
             }
         }
+    }
+
+    /// The error of a selector that matches no version for clients: that of the policy that hides the version, else the
+    /// given reason.
+    async fn no_match(&self, selector: &PackageSelector, reason: String) -> Error {
+        let (mirror, call, address) = (self.steps.mirror, self.steps.context(), selector.address());
+        let upstream = mirror.offline.upstream_versions(&address, &call).await;
+        let hidden = upstream.ok().flatten().map(|upstream| upstream.hidden).unwrap_or_default();
+        let refused = match selector.choose(&hidden.iter().collect::<Vec<_>>()) {
+            Ok(version) => call.permit(&address, version).err(),
+            Err(_) => None,
+        };
+        refused.unwrap_or(Error::NotFound(reason))
     }
 
     /// Warms a version of a module.
@@ -307,10 +322,10 @@ impl WarmUpRun<'_> {
     }
 
     async fn try_warm_module(&self, item: usize, package: &ModulePackage) -> Result<Warmed, Error> {
-        let StepRunner { mirror, clock, .. } = &self.steps;
+        let mirror = self.steps.mirror;
         self.job.set_item_state(item, ItemState::Fetching);
         let WarmedDocument { value: (outcome, stored), unconfirmed } =
-            mirror.operations.warm_module(package, Urgency::Job, clock.now()).await?;
+            mirror.operations.warm_module(package, &self.steps.context()).await?;
         self.job.mark_unconfirmed(item, unconfirmed);
         self.pin_if_ordered(mirror.runtime.artifact_of(package)).await?;
         mirror.library.sync_warmed(package, stored.digest).await?;
@@ -382,9 +397,8 @@ impl WarmUpRun<'_> {
         locked: &[Vec<String>],
     ) -> Result<Digest, LockMismatch> {
         self.job.set_item_state(item, ItemState::Resolving);
-        let StepRunner { mirror, clock, .. } = &self.steps;
         let WarmedDocument { value: proof_set, unconfirmed } =
-            mirror.operations.warm_set(package, Urgency::Job, clock.now()).await?;
+            self.steps.mirror.operations.warm_set(package, &self.steps.context()).await?;
         self.job.mark_unconfirmed(item, unconfirmed);
         let digest = proof_set.document.shasum;
         // The digest is known before the fetch: a mismatch costs no download.

@@ -122,6 +122,7 @@ fn is_of_upstream(error: &Error) -> bool {
         | Error::Unaccepted { .. }
         | Error::Slow(_) => true,
         Error::UnknownHost(_)
+        | Error::Refused { .. }
         | Error::Offline(_)
         | Error::WaitsForPlatforms(_)
         | Error::Sealed(_)

@@ -8,6 +8,7 @@
     reason = "the rooms are private, so `pub` of an item in one means the mirror; only what is handed on below is wider"
 )]
 
+mod access;
 mod alarm_kind;
 mod archives;
 mod counters;
@@ -29,13 +30,14 @@ mod transfer;
 
 use std::sync::Arc;
 
+pub use self::access::{Access, ClientList, HiddenVersions};
 pub use self::archives::Archives;
 use self::archives::verified_open::VerifiedReader;
 pub use self::documents::Documents;
 pub use self::library::Library;
 pub use self::modules::Modules;
-pub use self::offline::Offline;
-pub use self::offline::stored_pages::{PageSource, StoredEntry, StoredList};
+pub use self::offline::stored_pages::{PageSource, StoredEntry, StoredList, latest as latest_version};
+pub use self::offline::{Offline, UpstreamVersions};
 pub use self::operate::Operations;
 pub use self::proof_sets::ProofSets;
 pub use self::runtime::Runtime;

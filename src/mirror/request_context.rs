@@ -20,6 +20,7 @@ use crate::mirror::freshness::{FreshnessRule, STORED_ANSWER_LIFETIME};
 use crate::mirror::last_answers::Failure;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
+use crate::policy::Policy;
 use crate::store::Key;
 use crate::upstream::backoff::{BudgetPurpose, Origin, RequestTime, RevalidationPermit};
 use crate::upstream::error::{Fault, UpstreamError};
@@ -43,6 +44,8 @@ pub struct RequestContext {
     pub priority: RequestPriority,
     /// The client; `None` for a job.
     pub client: Option<ClientAddress>,
+    /// The rules about the versions that may be used: those of the configuration, or those that a plan tries.
+    pub(super) policy: Arc<Policy>,
     pub(super) config: Arc<RuntimeConfig>,
     pub(super) urgency: Urgency,
     pub(super) revalidation_permit: RevalidationPermit,
@@ -265,6 +268,11 @@ impl Runtime {
         RequestContext { urgency, ..self.job_context(now) }
     }
 
+    /// A context for one step of a plan that tries other policies.
+    pub fn trial_context(&self, policy: Arc<Policy>, now: Timestamp) -> RequestContext {
+        RequestContext { policy, ..self.step_context(Urgency::Plan, now) }
+    }
+
     /// A context for a look at the answer that a client would get now, under the configuration that would admit it.
     pub fn dry_run_context(&self, now: Timestamp, config: Arc<RuntimeConfig>) -> RequestContext {
         RequestContext { urgency: Urgency::DryRun, ..self.request_context(now, config, CdnLoop::default(), None, true) }
@@ -288,6 +296,7 @@ impl Runtime {
             takes_unknown_length,
             priority: RequestPriority::Client,
             client,
+            policy: Arc::clone(&config.policy),
             config,
             urgency: Urgency::Request,
             revalidation_permit: RevalidationPermit::default(),

@@ -15,13 +15,14 @@ use tokio::task::JoinHandle;
 use crate::address::{Address, Artifact, Hostname, ModuleAddress, ModulePackage, Package, Versions};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::{CLOCK_SLACK, Timestamp};
-use crate::config;
+use crate::config::Config;
 use crate::error::Error;
 use crate::mirror::effects::Effects;
 use crate::mirror::last_answers::LastAnswers;
 use crate::mirror::required_platforms::RequiredPlatforms;
 use crate::mirror::tasks::Tasks;
 use crate::mirror::{Connectivity, Counters, RequestContext};
+use crate::policy::Policy;
 use crate::store::{Key, SizeLimit};
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
@@ -126,6 +127,8 @@ pub struct RuntimeConfig {
     pub size_limit: SizeLimit,
     /// The most bytes of one file of a module.
     pub max_module_file_bytes: u64,
+    /// The rules about the versions that may be used.
+    pub policy: Arc<Policy>,
     /// The platforms that must be stored for a version to be listed while offline.
     pub required_platforms: RequiredPlatforms,
     pub(super) generation: ConfigGeneration,
@@ -150,18 +153,14 @@ pub struct ConfigGeneration(u64);
 
 impl RuntimeConfig {
     /// The settings at the start.
-    pub fn new(
-        upstreams: Upstreams,
-        outbound: Outbound,
-        store: &config::Store,
-        required_platforms: RequiredPlatforms,
-    ) -> Self {
+    pub fn new(upstreams: Upstreams, outbound: Outbound, config: &Config) -> Self {
         Self {
             upstreams,
             outbound,
-            size_limit: store.max_size,
-            max_module_file_bytes: store.max_module_file.as_u64(),
-            required_platforms,
+            size_limit: config.store.max_size,
+            max_module_file_bytes: config.store.max_module_file.as_u64(),
+            policy: Arc::clone(&config.policy),
+            required_platforms: RequiredPlatforms::from(config.network.sealed_platforms.as_slice()),
             generation: ConfigGeneration(0),
             not_found: TtlCache::default(),
             refetched_sets: TtlCache::default(),
@@ -173,15 +172,9 @@ impl RuntimeConfig {
     }
 
     /// The settings of a reload, not active yet.
-    pub fn reloaded(
-        &self,
-        upstreams: Upstreams,
-        outbound: Outbound,
-        store: &config::Store,
-        sealed_for: RequiredPlatforms,
-    ) -> Self {
+    pub fn reloaded(&self, upstreams: Upstreams, outbound: Outbound, config: &Config) -> Self {
         let generation = ConfigGeneration(self.generation.0 + 1);
-        Self { generation, ..Self::new(upstreams, outbound, store, sealed_for) }
+        Self { generation, ..Self::new(upstreams, outbound, config) }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

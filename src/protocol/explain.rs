@@ -28,7 +28,6 @@ use crate::explanation::safe_text;
 use crate::mirror::{
     Alarm, Answer, Connectivity, ExplainedObject, ModuleLocation, ObjectFacts, Outcome, RequestContext,
 };
-use crate::upstream::pages::PagePath;
 use crate::upstream::providers::VersionList;
 
 /// The most versions of each kind in a report.
@@ -228,8 +227,8 @@ impl ExplainContext<'_> {
                 let latest = self.protocols.mirror.offline.latest_of_module(module, self.call).await;
                 of(module.into(), latest.ok().map(|latest| latest.value.version), None)
             }
-            Route::Page(page) => match page_address(&page.path, &page.host) {
-                Some(address) => of(address, None, None),
+            Route::Page(page) => match page.details_of() {
+                Some((address, _)) => of(address, None, None),
                 None => of_host(&page.host),
             },
             Route::Health | Route::Ready | Route::Home => {
@@ -239,7 +238,7 @@ impl ExplainContext<'_> {
     }
 
     async fn client_versions(&self, address: &Address) -> Result<VersionList, Error> {
-        Ok(self.protocols.mirror.offline.client_versions(address, self.call).await?.value)
+        Ok(self.protocols.mirror.offline.client_versions(address, self.call).await?.value.list)
     }
 
     /// The stored version that waits for sealed platforms: the one in question, or the one that a client would choose if it
@@ -502,19 +501,6 @@ impl ExplainContext<'_> {
     }
 }
 
-fn page_address(path: &PagePath, host: &Hostname) -> Option<Address> {
-    use crate::address::{ModuleAddress, ProviderAddress};
-    match path.clone() {
-        PagePath::Module(namespace, name, system, _) => {
-            Some(Address::Module(ModuleAddress { host: host.clone(), namespace, name, system }))
-        }
-        PagePath::Provider(namespace, type_, _) => {
-            Some(Address::Provider(ProviderAddress { host: host.clone(), namespace, type_ }))
-        }
-        PagePath::Search | PagePath::Modules(_) | PagePath::ModuleSystems(..) | PagePath::Providers(_) => None,
-    }
-}
-
 fn status_of(content: &ReplyContent) -> u16 {
     match content {
         ReplyContent::Document(_) | ReplyContent::File(_) | ReplyContent::Health { .. } | ReplyContent::Home(_) => 200,
@@ -546,6 +532,7 @@ fn rule_of_failure(failure: &RequestFailure, is_offline: bool) -> Rule {
         RequestFailure::NoRoute(_) | RequestFailure::Mirror(Error::UnknownHost(_)) => Rule::NoRoute,
         RequestFailure::Mirror(error) => match error {
             Error::Unaccepted { .. } => Rule::WaitsForAccept,
+            Error::Refused { .. } => Rule::Policy,
             Error::Offline(_) | Error::WaitsForPlatforms(_) | Error::Sealed(_) => Rule::Offline,
             // A known version on a platform that is not stored.
             Error::NotFound(_) if is_offline => Rule::Offline,

@@ -23,8 +23,9 @@ use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::explanation::Explanation;
-use crate::mirror::{Answer, Archive, ClientAddress, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig};
-use crate::upstream::providers::VersionList;
+use crate::mirror::{
+    Answer, Archive, ClientAddress, ClientList, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig,
+};
 
 /// Answers of at least this size are compressed on a blocking thread.
 const LARGE_BODY_BYTES: usize = 64 * 1024;
@@ -327,7 +328,7 @@ impl Protocols {
         &self,
         route: &Route,
         address: &Address,
-        render_list: fn(&VersionList) -> serde_json::Result<Vec<u8>>,
+        render_list: fn(&ClientList) -> serde_json::Result<Vec<u8>>,
         call: &RequestContext,
     ) -> Result<Answer<ReplyContent>, Error> {
         if self.mirror.runtime.connectivity() == Connectivity::Offline {
@@ -335,13 +336,15 @@ impl Protocols {
             let body = render_list(&list.value).map_err(|e| Error::unreadable_list(address, e))?;
             return Ok(document(list.map(|_| body)).await);
         }
+        call.access().permit_any(address)?;
         let list = self.mirror.documents.get(address, call).await?;
-        let (document, address) = (Arc::clone(&list.value), address.clone());
+        let (document, address, access) = (Arc::clone(&list.value), address.clone(), call.access());
         let rendering = async move {
             let list = document
                 .versions((&address).into())
                 .await
                 .map_err(|reason| Error::unreadable_list(&address, reason))?;
+            let list = access.permitted(&address, list)?;
             render_list(&list).map_err(|e| Error::unreadable_list(&address, e))
         };
         let rendered = self.shared_renderings.share(route, &list, rendering).await?;

@@ -15,10 +15,11 @@ use crate::address::{Address, FileName, Package, Platform, ProviderAddress, Vers
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::{
-    Answer, ArchiveRef, Connectivity, Mirror, Outcome, PackageHashState, ProofSet, RequestContext, ZipOrigin,
+    Answer, ArchiveRef, ClientList, Connectivity, Mirror, Outcome, PackageHashState, ProofSet, RequestContext,
+    ZipOrigin,
 };
 use crate::upstream::discovery::Service;
-use crate::upstream::providers::{ListedVersion, VersionList};
+use crate::upstream::providers::ListedVersion;
 use crate::verify::platform_of;
 
 /// Proof sets of one version that are fetched at the same time.
@@ -33,7 +34,7 @@ struct ArchiveEntry {
 }
 
 /// Renders `index.json`, the versions of a provider, from a version list.
-pub(super) fn render_index(list: &VersionList) -> serde_json::Result<Vec<u8>> {
+pub(super) fn render_index(ClientList { list, .. }: &ClientList) -> serde_json::Result<Vec<u8>> {
     let versions: BTreeMap<_, _> =
         list.versions.iter().map(|listed| (&listed.version, Map::<String, Value>::new())).collect();
     serde_json::to_vec(&BTreeMap::from([("versions", versions)]))
@@ -48,6 +49,7 @@ pub(super) async fn version(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
+    call.permit(address, version)?;
     let (archives, combined) = match mirror.runtime.connectivity() {
         Connectivity::Online => {
             let list = mirror.documents.get(&Address::from(address), call).await?;

@@ -1,6 +1,8 @@
 //! The registry HTTP API: lists, searches and details as upstream wrote them. Only the URLs of other pages change, to
 //! point to larder. Offline, pages are made from the store.
 
+mod permitted;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +13,15 @@ use serde::Serialize;
 use serde_json::value::{RawValue, Value};
 use url::Url;
 
+use self::permitted::{ChangedEntries, change_entries, entries, version_of_details};
 use super::Links;
 use super::route::{Route, RouteContext, service_base};
 use crate::address::{Address, Hostname, Version};
 use crate::error::Error;
-use crate::mirror::{Answer, Connectivity, Mirror, PageSource, RequestContext, StoredEntry, StoredList, UpstreamPage};
+use crate::mirror::{
+    Answer, Connectivity, Mirror, PageSource, RequestContext, StoredDocument, StoredEntry, StoredList, UpstreamPage,
+    latest_version,
+};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 
@@ -35,6 +41,7 @@ pub(super) async fn page(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
+    let page = &permitted_page(mirror, page, call).await?;
     let Answer { value, outcome, fresh_until, checked } = mirror.offline.page(page, call).await?;
     let unreadable = |reason| Error::Unreadable { subject: page.label(), reason };
     let body = match value {
@@ -43,13 +50,20 @@ pub(super) async fn page(
             let service = page.path.service();
             let installable = match mirror.runtime.connectivity() {
                 Connectivity::Online => None,
-                Connectivity::Offline => mirror.offline.versions_for_page(page).await?,
+                Connectivity::Offline => mirror.offline.versions_for_page(page, call).await?,
             };
-            let rewrite = move |page: UpstreamPage| {
-                let page = match &installable {
-                    Some(versions) => UpstreamPage { body: keep_versions(&page.body, versions)?, ..page },
-                    None => page,
-                };
+            let changed = changed_entries(mirror, page, &document, call).await?;
+            let (details, access) = (page.details_of(), call.access());
+            let rewrite = move |mut page: UpstreamPage| {
+                if let Some((address, _)) = details.as_ref().filter(|_| installable.is_some() || !access.is_open()) {
+                    page.body = keep_versions(&page.body, |version| {
+                        let is_installable = installable.as_ref().is_none_or(|versions| versions.contains(version));
+                        is_installable && access.refusal(address, version).is_none()
+                    })?;
+                }
+                if !changed.is_empty() {
+                    page.body = change_entries(&page.body, service, &host, &changed)?;
+                }
                 with_links(&page, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
             };
             document.read_page(page, rewrite).await
@@ -60,26 +74,85 @@ pub(super) async fn page(
     Ok(Answer { value: body.map_err(unreadable)?, outcome, fresh_until, checked })
 }
 
-/// Reduces the `versions` of a details page to the given ones. Everything else stays as upstream wrote it, byte for byte.
+/// The page that answers a request under the policies. The details of the latest version become those of the newest permitted
+/// one.
+///
+/// # Errors
+/// [`Error::Refused`] for a version, or an address, that no policy allows.
+async fn permitted_page(mirror: &Arc<Mirror>, page: &PageRef, call: &RequestContext) -> Result<PageRef, Error> {
+    let Some((address, version)) = page.details_of().filter(|_| !call.access().is_open()) else {
+        return Ok(page.clone());
+    };
+    if let Some(version) = version {
+        call.permit(&address, &version)?;
+        return Ok(page.clone());
+    }
+    call.access().permit_any(&address)?;
+    let PageSource::Upstream(document) = mirror.offline.page(page, call).await?.value else { return Ok(page.clone()) };
+    let unreadable = |reason| Error::Unreadable { subject: page.label(), reason };
+    let latest = document.read_page(page, |page| Ok(version_of_details(&page.body))).await.map_err(unreadable)?;
+    if latest.is_none_or(|latest| call.access().refusal(&address, &latest).is_none()) {
+        return Ok(page.clone());
+    }
+    let list = mirror.offline.client_versions(&address, call).await?.value.list;
+    let newest = latest_version(list.versions.iter().map(|listed| &listed.version));
+    let none = || Error::NotFound(format!("the version list of {address} names no version"));
+    Ok(page.of_version(newest.ok_or_else(none)?))
+}
+
+/// The entries of a list whose version the policies do not allow.
+async fn changed_entries(
+    mirror: &Arc<Mirror>,
+    page: &PageRef,
+    document: &Arc<StoredDocument>,
+    call: &RequestContext,
+) -> Result<ChangedEntries, Error> {
+    let mut changed = ChangedEntries::new();
+    if page.details_of().is_some() || call.access().is_open() {
+        return Ok(changed);
+    }
+    let (service, host) = (page.path.service(), page.host.clone());
+    let listed = document.read_page(page, move |page| Ok(entries(&page.body, service, &host))).await;
+    for (address, version) in listed.map_err(|reason| Error::Unreadable { subject: page.label(), reason })? {
+        if call.access().refusal(&address, &version).is_some() {
+            let shown = mirror.offline.newest_permitted(&address, call).await?;
+            changed.insert((address, version), shown);
+        }
+    }
+    Ok(changed)
+}
+
+/// Reduces the `versions` of a details page to those that are `kept`. Everything else stays as upstream wrote it, byte for byte.
 ///
 /// # Errors
 /// The reason why the page cannot be read.
-pub fn keep_versions(page: &Bytes, versions: &[Version]) -> Result<Bytes, String> {
+pub fn keep_versions(page: &Bytes, is_kept: impl Fn(&Version) -> bool) -> Result<Bytes, String> {
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let members: IndexMap<Cow<'_, str>, &RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let Some(listed) = members.get("versions") else { return Ok(page.clone()) };
     // The member is not a list of strings: no client can choose from it.
     let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
-    let is_installable =
-        |entry: &String| Version::parse_of_module(entry).is_ok_and(|version| versions.contains(&version));
-    let kept: Vec<String> = entries.into_iter().filter(is_installable).collect();
-    Ok(with_edits(text, &[Edit { original: listed, replacement: kept.into() }]).into())
+    let is_kept = |entry: &String| Version::parse_of_module(entry).is_ok_and(|version| is_kept(&version));
+    let kept: Vec<String> = entries.into_iter().filter(is_kept).collect();
+    Ok(with_edits(text, &[Edit::new(listed, kept)]).into())
 }
 
 /// A value in a page, and its replacement.
 struct Edit<'a> {
     original: &'a RawValue,
-    replacement: Value,
+    /// As JSON.
+    replacement: String,
+}
+
+impl<'a> Edit<'a> {
+    fn new(original: &'a RawValue, replacement: impl Into<Value>) -> Self {
+        Self { original, replacement: replacement.into().to_string() }
+    }
+
+    /// The position of the value in memory, which orders the values of one text.
+    fn position(&self) -> usize {
+        self.original.get().as_ptr() as usize
+    }
 }
 
 /// Replaces values in the text of a page. The edits are in the order of the text.
@@ -90,7 +163,7 @@ fn with_edits(text: &str, edits: &[Edit<'_>]) -> String {
         // Raw values borrow from the text, so the difference of the pointers is the offset in the text.
         let start = original.get().as_ptr() as usize - text.as_ptr() as usize;
         body.push_str(text.get(copied_bytes..start).unwrap_or_default());
-        body.push_str(&replacement.to_string());
+        body.push_str(replacement);
         copied_bytes = start + original.get().len();
     }
     body.push_str(text.get(copied_bytes..).unwrap_or_default());
@@ -140,15 +213,13 @@ fn find_links<'a>(
     let mut member_edits = Vec::new();
     for (name, value) in members {
         match name.ends_with("_url").then(|| serde_json::from_str::<String>(value.get()).ok()).flatten() {
-            Some(url) => {
-                member_edits.extend(rewrite(&name, &url).map(|replacement| Edit { original: value, replacement }))
-            }
+            Some(url) => member_edits.extend(rewrite(&name, &url).map(|replacement| Edit::new(value, replacement))),
             None => find_links(value, depth - 1, rewrite, &mut member_edits),
         }
     }
     // Of two members with the same name the map has the last value at the position of the first, so the edits are sorted
     // by their position in the text.
-    member_edits.sort_by_key(|edit| edit.original.get().as_ptr() as usize);
+    member_edits.sort_by_key(Edit::position);
     edits.append(&mut member_edits);
 }
 
@@ -380,7 +451,7 @@ mod tests {
     /// Reduces the versions of a details page to `versions`.
     fn kept_versions(body: &str, versions: &[&str]) -> Result<String, String> {
         let versions: Vec<Version> = versions.iter().map(|version| Version::parse(version).unwrap()).collect();
-        keep_versions(&Bytes::copy_from_slice(body.as_bytes()), &versions)
+        keep_versions(&Bytes::copy_from_slice(body.as_bytes()), |version| versions.contains(version))
             .map(|page| String::from_utf8(page.to_vec()).unwrap())
     }
 

@@ -4,6 +4,7 @@
 //! module version is an archive here, with a checksum that the client enforces. Everything else stays as
 //! upstream wrote it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -14,9 +15,9 @@ use super::Links;
 use super::route::{Route, service_base};
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
-use crate::mirror::{Answer, Mirror, ModuleLocation, ProofSetRefs, RequestContext};
+use crate::mirror::{Answer, ClientList, HiddenVersions, Mirror, ModuleLocation, ProofSetRefs, RequestContext};
 use crate::upstream::discovery::{Discovery, Service};
-use crate::upstream::providers::{RawObject, VersionList};
+use crate::upstream::providers::RawObject;
 
 /// The members of `login.v1` that are URLs.
 const NESTED_URLS: [&str; 2] = ["authz", "token"];
@@ -118,13 +119,20 @@ struct Module<'a> {
     versions: Vec<&'a RawValue>,
 }
 
-/// Renders a version list: every entry and every other member as upstream wrote it. Clients of a module's list get the
-/// entries that larder cannot read, too.
-pub fn render_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
+/// The member of a provider's list whose texts clients print before they choose a version (provider registry protocol).
+const WARNINGS: &str = "warnings";
+
+/// Renders a version list: every entry and every other member as upstream wrote it. A provider's list has a warning for each
+/// policy that hides versions of it. Clients of a module's list get the entries that larder cannot read, too.
+pub fn render_list(ClientList { list, hidden }: &ClientList) -> serde_json::Result<Vec<u8>> {
     let versions = list.versions.iter().map(|listed| &*listed.raw);
     match list.service {
         Service::Providers => {
-            serde_json::to_vec(&ProviderListBody { versions: versions.collect(), rest: &list.other_members })
+            let mut rest = Cow::Borrowed(&list.other_members);
+            if let Some(warnings) = warnings(&list.other_members, hidden) {
+                rest.to_mut().insert(WARNINGS.to_owned(), to_raw_value(&warnings)?);
+            }
+            serde_json::to_vec(&ProviderListBody { versions: versions.collect(), rest: &rest })
         }
         Service::Modules => {
             let unreadable = list.unreadable.iter().map(|entry| &*entry.raw);
@@ -135,6 +143,15 @@ pub fn render_list(list: &VersionList) -> serde_json::Result<Vec<u8>> {
             })
         }
     }
+}
+
+/// The warnings of a list: upstream's, and one for each policy that hides versions. `None` if they stay as they are, also where
+/// upstream's are not the array of texts that clients read.
+fn warnings(members: &RawObject, hidden: &[HiddenVersions]) -> Option<Vec<String>> {
+    let own = hidden.iter().map(|hidden| format!("this mirror hides {hidden}"));
+    let upstream = members.get(WARNINGS).map(|raw| serde_json::from_str::<Option<Vec<String>>>(raw.get()));
+    let upstream = upstream.transpose().ok().filter(|_| !hidden.is_empty())?.flatten().unwrap_or_default();
+    Some(upstream.into_iter().chain(own).collect())
 }
 
 /// The download document of a package. Only its three URLs change.
@@ -184,8 +201,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::address::Platform;
-    use crate::upstream::providers::DownloadDocument;
+    use crate::address::{Platform, Version};
+    use crate::upstream::providers::{DownloadDocument, VersionList};
 
     const URL_MEMBERS: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
 
@@ -203,6 +220,31 @@ mod tests {
         let original = read_discovery(body.as_bytes(), "https://registry.example/");
         let retained = services(original, &Hostname::parse("registry.example").unwrap(), str::to_owned);
         assert_eq!(retained.keys().collect::<Vec<_>>(), ["c.v1", "flat.v1"]);
+    }
+
+    #[test]
+    fn a_list_has_a_warning_for_each_policy_after_those_of_upstream() {
+        let versions = |texts: &[&str]| texts.iter().map(|text| Version::parse(text).unwrap()).collect::<Vec<_>>();
+        let hidden = |reason: &str, newest: &[&str], count| HiddenVersions {
+            reason: reason.to_owned(),
+            newest: versions(newest),
+            count,
+        };
+        let hidden = [hidden("one rule", &["1.3.0"], 1), hidden("another", &["1.1.0", "1.0.0"], 7)];
+        let own =
+            r#""this mirror hides 1.3.0: one rule","this mirror hides 1.1.0, 1.0.0 and 5 older versions: another""#;
+        for (upstream, rendered) in [
+            ("", format!(r#""warnings":[{own}]"#)),
+            (r#""warnings":null,"#, format!(r#""warnings":[{own}]"#)),
+            (r#""warnings":["moved"],"#, format!(r#""warnings":["moved",{own}]"#)),
+            // Clients refuse this list, with or without larder.
+            (r#""warnings":[ 7 ],"#, r#""warnings":[ 7 ]"#.to_owned()),
+        ] {
+            let list = VersionList::parse(format!(r#"{{{upstream}"versions":[{{"version":"1.2.0"}}]}}"#).as_bytes());
+            let list = ClientList { list: list.unwrap(), hidden: hidden.to_vec() };
+            let body = String::from_utf8(render_list(&list).unwrap()).unwrap();
+            assert_eq!(body, format!(r#"{{"versions":[{{"version":"1.2.0"}}],{rendered}}}"#));
+        }
     }
 
     fn read_discovery(body: &[u8], from: &str) -> Discovery {
@@ -273,7 +315,8 @@ mod tests {
             let entries: Vec<String> = versions.iter().map(|version| format!(r#"{{"version":"{version}", "x":1e400}}"#)).collect();
             let body = format!(r#"{{"{other_member}":[ ],"versions":[{}]}}"#, entries.join(","));
             if let Ok(list) = VersionList::parse(body.as_bytes()) {
-                let parsed = VersionList::parse(&render_list(&list).unwrap()).unwrap();
+                let rendered = render_list(&ClientList { list: list.clone(), hidden: Vec::new() }).unwrap();
+                let parsed = VersionList::parse(&rendered).unwrap();
                 let raw = |list: &VersionList| list.versions.iter().map(|listed| listed.raw.get().to_owned()).collect::<Vec<_>>();
                 prop_assert_eq!(raw(&parsed), raw(&list));
                 prop_assert_eq!(parsed.other_members[&other_member].get(), "[ ]");

@@ -168,12 +168,11 @@ pub trait Registries: Sync {
     /// The versions of a provider or module that larder lists for clients.
     fn versions(&self, address: &Address) -> impl Future<Output = Result<Vec<Version>, Self::Error>> + Send;
 
-    /// The versions in upstream's cached list. While offline, larder lists only the stored ones for clients. `None` if
-    /// it lists all.
-    fn cached_upstream_versions(
+    /// The versions in upstream's cached list, where larder lists fewer for clients. `None` if it lists all.
+    fn upstream_versions(
         &self,
         _: &Address,
-    ) -> impl Future<Output = Result<Option<CachedUpstreamVersions>, Self::Error>> + Send {
+    ) -> impl Future<Output = Result<Option<UpstreamVersions>, Self::Error>> + Send {
         async { Ok(None) }
     }
 
@@ -181,11 +180,13 @@ pub trait Registries: Sync {
     fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
 }
 
-/// Upstream's versions, which larder would list for clients if they were stored.
+/// Upstream's versions, of which larder lists fewer for clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CachedUpstreamVersions {
-    /// All versions, including those that larder lists.
-    pub versions: Vec<Version>,
+pub struct UpstreamVersions {
+    /// Those that larder lists, or would list if they were stored.
+    pub permitted: Vec<Version>,
+    /// Those that a policy hides.
+    pub hidden: Vec<Version>,
     /// Platforms for which a version must be stored before larder lists it.
     pub platforms: Vec<Platform>,
 }

@@ -6,7 +6,9 @@ use url::Url;
 use url::form_urlencoded::{Serializer, parse};
 
 use super::discovery::Service;
-use crate::address::{BadAddress, Hostname, ModuleName, Name, System, Version};
+use crate::address::{
+    Address, BadAddress, Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System, Version,
+};
 
 /// The address of one registry API page.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -97,6 +99,34 @@ impl PagePath {
 }
 
 impl PageRef {
+    /// The provider or module whose details the page has, and its version where the path names one.
+    pub fn details_of(&self) -> Option<(Address, Option<Version>)> {
+        let host = self.host.clone();
+        let (address, version) = match self.path.clone() {
+            PagePath::Module(namespace, name, system, version) => {
+                (Address::Module(ModuleAddress { host, namespace, name, system }), version)
+            }
+            PagePath::Provider(namespace, type_, version) => {
+                (Address::Provider(ProviderAddress { host, namespace, type_ }), version)
+            }
+            PagePath::Search | PagePath::Modules(_) | PagePath::ModuleSystems(..) | PagePath::Providers(_) => {
+                return None;
+            }
+        };
+        Some((address, version.and_then(|version| version.version())))
+    }
+
+    /// The page with the details of one version.
+    pub fn of_version(&self, version: &Version) -> Self {
+        let spelled = Some(SpelledVersion(version.as_str().into()));
+        let path = match self.path.clone() {
+            PagePath::Module(namespace, name, system, _) => PagePath::Module(namespace, name, system, spelled),
+            PagePath::Provider(namespace, type_, _) => PagePath::Provider(namespace, type_, spelled),
+            path => path,
+        };
+        Self { path, ..self.clone() }
+    }
+
     /// The page's URL below the base of its service. The list of all modules or providers is at the base itself, without
     /// the final slash.
     pub fn url(&self, base: &Url) -> Result<Url, url::ParseError> {

@@ -82,6 +82,8 @@ mod operators_files;
 mod outbound;
 mod packages;
 mod plans;
+mod policies;
+mod policies_jobs;
 mod proof_files;
 mod providers;
 mod real_client;

@@ -35,7 +35,7 @@ token = { env = "UNSET1" }
             "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
             "mirror.toml:5: server.default_upstream: registry.terraform.io is not one of the upstreams (a.example)",
             r#"mirror.toml:7: server.clients: "10.0.0.0/99" is neither a network nor an address; write for example clients = ["10.0.0.0/8"]"#,
-            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, upstream, credential, warm",
+            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, upstream, credential, policy, warm",
             r#"mirror.toml:11: upstream.patience: this is of type integer, not string; write for example patience = "2s""#,
             "mirror.toml:13: upstream.host: a.example is an upstream already, on line 10",
             r#"mirror.toml:14: upstream.verification: "none" is none of signature, signature-if-keys, checksum; write for example verification = "signature""#,
@@ -44,6 +44,29 @@ token = { env = "UNSET1" }
             "mirror.toml:19: credential.token.env: the environment variable UNSET1 is not set, or is not text",
         ]
     );
+}
+
+#[test]
+fn mistakes_in_policies_are_reported() {
+    let long = "x".repeat(151);
+    let text = format!(
+        "[[policy]]\nmatch = \"hashicorp\"\n[[policy]]\nversions = \">> 5\"\naction = \"forbid\"\nreason = \"a\\nb\"\n\
+         [[policy]]\nmatch = \"*\"\nreason = \"{long}\"\nminimum = \"7d\"\n[[policy]]\nmatch = \"*/aws\"\nreason = \"\"\n"
+    );
+    let problems = problems_of(&text);
+    for line in [
+        "mirror.toml:2: policy.match: \"hashicorp\" is not a pattern of addresses",
+        "mirror.toml:4: policy.versions: \">> 5\" is not a version constraint",
+        "mirror.toml:5: policy.action: \"forbid\" is neither allow nor deny; write for example action = \"deny\"",
+        "mirror.toml:6: policy.reason: a reason is one line, without control characters",
+        "mirror.toml:3: policy.match: missing; write for example match = \"hashicorp/*\"",
+        "mirror.toml:9: policy.reason: it has 151 characters",
+        "mirror.toml:10: policy.minimum: unknown",
+        "mirror.toml:12: policy.match: \"*/aws\" is not a pattern of addresses",
+        "mirror.toml:13: policy.reason: an empty reason says nothing",
+    ] {
+        assert!(problems.contains(line), "{line}\n{problems}");
+    }
 }
 
 #[test]

@@ -314,7 +314,7 @@ impl Admin {
 
     async fn plan(&self, request: Request<Incoming>) -> Answer {
         let ReceivedOrder { order, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
-        let plan = self.jobs.plan(&order).await.map_err(|error| {
+        let plan = self.jobs.plan(&order, None).await.map_err(|error| {
             let status = match error {
                 PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
                 PlanError::TooMany(_) => StatusCode::BAD_REQUEST,

@@ -23,7 +23,7 @@ use crate::mirror::offline::stored_pages::{PageSource, latest};
 use crate::mirror::required_platforms::{RequiredPlatforms, StoredVersions};
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::{Answer, Connectivity, Library, Outcome, RequestContext, Runtime};
+use crate::mirror::{Answer, ClientList, Connectivity, Library, Outcome, RequestContext, Runtime};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::VersionList;
@@ -58,21 +58,23 @@ impl Offline {
 
     /// The version list of a provider or a module for clients. Offline: the versions that can be installed from the
     /// store, even if the cached list does not name them; of a provider for any platform, or for all of
-    /// `sealed_platforms`.
+    /// `sealed_platforms`. Always without the versions that the policies do not allow.
     ///
     /// # Errors
-    /// [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (provider registry
+    /// [`Error::Refused`] if the policies leave none. [`Error::Offline`] if the list would be empty: clients take that for "no such provider" (provider registry
     /// protocol). [`Error::WaitsForPlatforms`] if only `sealed_platforms` keep it empty.
     pub async fn client_versions(
         self: &Arc<Self>,
         address: &Address,
         call: &RequestContext,
-    ) -> Result<Answer<VersionList>, Error> {
+    ) -> Result<Answer<ClientList>, Error> {
+        call.access().permit_any(address)?;
         let service = Service::from(address);
         if self.runtime.connectivity() == Connectivity::Online {
             let document = self.documents.get(address, call).await?;
             let list = document.value.versions(service).await;
             let list = list.map_err(|reason| Error::unreadable_list(address, reason))?;
+            let list = call.access().permitted(address, list)?;
             return Ok(document.map(|_| list));
         }
         let canonical = call.config.canonical(address);
@@ -97,6 +99,7 @@ impl Offline {
         list.add_new_versions(
             shown.iter().filter_map(|(version, stored)| entry_of(service, version, stored)).collect(),
         );
+        let list = call.access().permitted(address, list)?;
         Ok(stored_answer(document, list, call))
     }
 
@@ -126,27 +129,31 @@ impl Offline {
         }
     }
 
-    /// The versions in the cached upstream list of a provider or a module, and the platforms that must be stored before
-    /// larder lists a version of a provider. `None` if online: larder then lists all versions.
+    /// The versions in the cached upstream list of a provider or a module. `None` if larder lists them all for clients.
     ///
     /// # Errors
     /// [`Error::Offline`] if no upstream list is cached.
-    pub async fn cached_upstream_versions(
+    pub async fn upstream_versions(
         self: &Arc<Self>,
         address: &Address,
-    ) -> Result<Option<(Vec<Version>, Vec<Platform>)>, Error> {
-        if self.runtime.connectivity() == Connectivity::Online {
-            return Ok(None);
-        }
-        let canonical = self.runtime.config().canonical(address);
-        let Some(list) = self.library.stored_version_list(&canonical).await? else {
-            return Err(self.library.offline_error(address.label()).await);
+        call: &RequestContext,
+    ) -> Result<Option<UpstreamVersions>, Error> {
+        let (access, connectivity) = (call.access(), self.runtime.connectivity());
+        let Some(list) = self.library.stored_version_list(&call.config.canonical(address)).await? else {
+            return match connectivity {
+                Connectivity::Online => Ok(None),
+                Connectivity::Offline => Err(self.library.offline_error(address.label()).await),
+            };
         };
-        let platforms = match address {
-            Address::Provider(_) => self.runtime.sealed_platforms(),
-            Address::Module(_) => Vec::new(),
+        let versions = list.versions.into_iter().map(|listed| listed.version);
+        let (permitted, hidden): (Vec<Version>, Vec<Version>) =
+            versions.partition(|version| access.refusal(address, version).is_none());
+        let platforms = match (connectivity, address) {
+            (Connectivity::Online, _) if hidden.is_empty() => return Ok(None),
+            (Connectivity::Offline, Address::Provider(_)) => self.runtime.sealed_platforms(),
+            (Connectivity::Offline, Address::Module(_)) | (Connectivity::Online, _) => Vec::new(),
         };
-        Ok(Some((list.versions.into_iter().map(|listed| listed.version).collect(), platforms)))
+        Ok(Some(UpstreamVersions { permitted, hidden, platforms }))
     }
 
     /// The platforms that a version is stored for, online or offline. A version without any is recorded as missing.
@@ -195,11 +202,22 @@ impl Offline {
         call: &RequestContext,
     ) -> Result<Answer<ModulePackage>, Error> {
         let list = self.client_versions(&module.into(), call).await?;
-        let versions = list.value.versions.iter().map(|listed| &listed.version);
+        let versions = list.value.list.versions.iter().map(|listed| &listed.version);
         let none = || Error::NotFound(format!("the version list of {module} names no version"));
         let version = latest(versions).cloned().ok_or_else(none)?;
         Ok(list.map(|_| ModulePackage { module: module.clone(), version }))
     }
+}
+
+/// The versions that upstream lists, of which larder lists fewer for clients: it is offline, or a policy hides some.
+#[derive(Debug, Clone)]
+pub struct UpstreamVersions {
+    /// Those that the policies allow.
+    pub permitted: Vec<Version>,
+    /// The others.
+    pub hidden: Vec<Version>,
+    /// The platforms that must be stored before larder lists a version of a provider.
+    pub platforms: Vec<Platform>,
 }
 
 /// Wraps a value computed from the store. It stays fresh for a moment, since upstream cannot be asked again while

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use tokio::time::{timeout, timeout_at};
 
-use crate::address::{Address, ModuleAddress, ProviderAddress, Version};
+use crate::address::{Address, Version};
+use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
 use crate::mirror::effects::Effects;
@@ -123,7 +124,7 @@ impl Offline {
         let if_task_dies = Err(Error::Interrupted(subject.clone()));
         let scan_result =
             self.stored_pages.join_or_spawn(Effects::Real, &self.runtime.tasks, page.clone(), if_task_dies, || {
-                let (offline, page) = (Arc::clone(self), page.clone());
+                let (offline, page, now) = (Arc::clone(self), page.clone(), call.now);
                 async move {
                     // By then the client has its answer: abandoned scans must not pile up in the queue.
                     let waiting = Arc::clone(&offline.page_scan).acquire_owned();
@@ -133,7 +134,7 @@ impl Offline {
                     let scan = offline.library.on_disk(move |library| {
                         // Held until the disk has answered, even if the caller has gone.
                         let _permit = permit;
-                        library.scan_for_page(&page)
+                        library.scan_for_page(&page, now)
                     });
                     scan.await
                 }
@@ -146,35 +147,51 @@ impl Offline {
     ///
     /// # Errors
     /// The disk failed.
-    pub async fn versions_for_page(self: &Arc<Self>, page: &PageRef) -> Result<Option<Vec<Version>>, Error> {
-        let Some((address, _)) = details_on(page) else { return Ok(None) };
-        self.library.on_disk(move |library| library.stored_versions(&address)).await.map(Some)
+    pub async fn versions_for_page(
+        self: &Arc<Self>,
+        page: &PageRef,
+        call: &RequestContext,
+    ) -> Result<Option<Vec<Version>>, Error> {
+        let (Some((address, _)), now) = (page.details_of(), call.now) else { return Ok(None) };
+        self.library.on_disk(move |library| library.stored_versions(&address, now)).await.map(Some)
+    }
+
+    /// The newest version of an address that the policies allow, by the stored list. `None` without one.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn newest_permitted(&self, address: &Address, call: &RequestContext) -> Result<Option<Version>, Error> {
+        let list = self.library.stored_version_list(&call.config.canonical(address)).await?;
+        let versions = list.map(|list| list.versions).unwrap_or_default();
+        let (versions, access) = (versions.iter().map(|listed| &listed.version), call.access());
+        Ok(latest(versions.filter(|version| access.refusal(address, version).is_none())).cloned())
     }
 }
 
 impl Library {
-    fn scan_for_page(&self, page: &PageRef) -> Result<Option<PageSource>, StoreError> {
-        let Some((address, wanted)) = details_on(page) else {
+    fn scan_for_page(&self, page: &PageRef, now: Timestamp) -> Result<Option<PageSource>, StoreError> {
+        let Some((address, wanted)) = page.details_of() else {
             let service = match page.path {
                 PagePath::Search if page.query.search.is_none() => return Ok(None),
                 PagePath::Providers(_) => "providers",
                 _ => "modules",
             };
             let stored = self.addresses_of(&page.host, service)?;
-            return self.stored_page(page, stored).map(|list| Some(PageSource::List(list)));
+            return self.stored_page(page, stored, now).map(|list| Some(PageSource::List(list)));
         };
-        let Some(entry) = self.stored_entry(address)? else { return Ok(None) };
+        let Some(entry) = self.stored_entry(address, now)? else { return Ok(None) };
         let version = wanted.unwrap_or(entry.version);
         let is_known = entry.versions.contains(&version);
         Ok(is_known.then_some(PageSource::Details(StoredEntry { version, ..entry })))
     }
 
-    fn stored_page(&self, page: &PageRef, stored: BTreeSet<Address>) -> Result<StoredList, StoreError> {
+    fn stored_page(&self, page: &PageRef, stored: BTreeSet<Address>, now: Timestamp) -> Result<StoredList, StoreError> {
         let mut found = Vec::new();
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
             // Versions are only read for the entries on the page.
             let canonical = self.runtime.config.load().canonical(&address);
-            if !default_if_store_unavailable(self.named(&canonical))?.is_empty() {
+            let is_permitted = self.runtime.config.load().access(now).permit_any(&address).is_ok();
+            if is_permitted && !default_if_store_unavailable(self.named(&canonical))?.is_empty() {
                 found.push(address);
             }
         }
@@ -183,41 +200,25 @@ impl Library {
         let total = found.len();
         let mut entries = Vec::new();
         for address in found.into_iter().skip(offset as usize).take(limit as usize) {
-            entries.extend(self.stored_entry(address)?);
+            entries.extend(self.stored_entry(address, now)?);
         }
         Ok(StoredList { entries, total, offset, limit })
     }
 
     /// The entry for a module or a provider; `None` without a version to install.
-    fn stored_entry(&self, address: Address) -> Result<Option<StoredEntry>, StoreError> {
-        let versions = self.stored_versions(&address)?;
+    fn stored_entry(&self, address: Address, now: Timestamp) -> Result<Option<StoredEntry>, StoreError> {
+        let versions = self.stored_versions(&address, now)?;
         let latest = latest(&versions).cloned();
         Ok(latest.map(|version| StoredEntry { address, version, versions }))
     }
 
-    /// All versions that can be installed from the store, in order.
-    fn stored_versions(&self, address: &Address) -> Result<Vec<Version>, StoreError> {
+    /// All versions that can be installed from the store, and that the policies allow, in order.
+    fn stored_versions(&self, address: &Address, now: Timestamp) -> Result<Vec<Version>, StoreError> {
         let config = self.runtime.config();
-        let address = config.canonical(address);
+        let (address, access) = (config.canonical(address), config.access(now));
         let stored = self.read_stored_versions(&address, &config)?;
-        Ok(config.required_platforms.shown(&address, &stored).map(|(version, _)| version.clone()).collect())
-    }
-}
-
-/// The subject of a details page, and its version where the path has one.
-fn details_on(page: &PageRef) -> Option<(Address, Option<Version>)> {
-    let host = &page.host;
-    let module =
-        |namespace, name, system| Address::Module(ModuleAddress { host: host.clone(), namespace, name, system });
-    let provider = |namespace, type_| Address::Provider(ProviderAddress { host: host.clone(), namespace, type_ });
-    match page.path.clone() {
-        PagePath::Module(namespace, name, system, version) => {
-            Some((module(namespace, name, system), version.and_then(|version| version.version())))
-        }
-        PagePath::Provider(namespace, type_, version) => {
-            Some((provider(namespace, type_), version.and_then(|version| version.version())))
-        }
-        PagePath::Search | PagePath::Modules(_) | PagePath::ModuleSystems(..) | PagePath::Providers(_) => None,
+        let shown = config.required_platforms.shown(&address, &stored).map(|(version, _)| version);
+        Ok(shown.filter(|version| access.refusal(&address, version).is_none()).cloned().collect())
     }
 }
 

@@ -150,6 +150,7 @@ impl Operations {
     }
 
     async fn refresh_set(&self, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
+        call.permit(&package.provider, &package.version)?;
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.confirmed);
         let flight = self.proof_sets.join_set_flight(&package, seen, FetchReason::NotStored, call).await;
@@ -165,6 +166,7 @@ impl Operations {
     /// Refetches a cached location. Checks that a stored version still resolves to the first-seen tree, and fetches the
     /// tree of one that is not stored and was refused.
     async fn refresh_location(&self, package: &ModulePackage, call: &RequestContext) -> Result<RefreshOutcome, Error> {
+        call.permit(&package.module, &package.version)?;
         let key = call.config.key_of_package(package);
         let is_tree_refused = self.is_tree_refused(&key, call);
         let (flight, outcome) = self.refresh_document(package, call).await?;

@@ -15,11 +15,10 @@ use crate::mirror::library::StoredArchive;
 use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::request_context::JobRequest;
 use crate::mirror::request_context::WarmedDocument;
-use crate::mirror::{Connectivity, Operations, Urgency, VerifiedReader, proof_sets};
+use crate::mirror::{ClientList, Connectivity, Operations, RequestContext, Urgency, VerifiedReader, proof_sets};
 use crate::store::Key;
 use crate::upstream::backoff::Origin;
 use crate::upstream::error::UpstreamError;
-use crate::upstream::providers::VersionList;
 use crate::upstream::source::PackageSource;
 
 /// The origin of a stored archive.
@@ -40,10 +39,9 @@ impl Operations {
     pub async fn warm_list(
         &self,
         address: &Address,
-        urgency: Urgency,
-        now: Timestamp,
-    ) -> Result<WarmedDocument<VersionList>, Error> {
-        let call = &self.runtime.step_context(urgency, now);
+        call: &RequestContext,
+    ) -> Result<WarmedDocument<ClientList>, Error> {
+        call.access().permit_any(address)?;
         let (subject, host) = (format!("the version list of {address}"), address.host());
         let upstream = call.upstream(host)?;
         let mut origins = vec![Origin::of(&upstream.settings.url)];
@@ -72,16 +70,16 @@ impl Operations {
     pub async fn warm_set(
         &self,
         package: &Package,
-        urgency: Urgency,
-        now: Timestamp,
+        call: &RequestContext,
     ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
         let (subject, host) = (proof_sets::describe_set(package), &package.provider.host);
-        let call = self.runtime.step_context(urgency, now);
+        // Before the upstream is charged for it.
+        call.permit(&package.provider, &package.version)?;
         let origins = self.origins_of_list(Key::version_list(&package.provider)).await?;
-        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
-        let stored = self.proof_sets.usable_set(package, &call).await?;
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call };
+        let stored = self.proof_sets.usable_set(package, call).await?;
         request.charge(if stored.is_some() { 0 } else { proof_sets::REQUESTS_PER_SET })?;
-        request.document(self.proof_sets.proof_set(package, &call).await)
+        request.document(self.proof_sets.proof_set(package, call).await)
     }
 
     /// Returns the size of a set's archive as announced by its document or its server, without downloading it.
@@ -114,6 +112,7 @@ impl Operations {
     ) -> Result<(WarmedArchive, StoredArchive), Error> {
         let subject = format!("the archive of {package}");
         let call = self.runtime.step_context(Urgency::Job, now);
+        call.permit(&package.provider, &package.version)?;
         if let Some(archive) = self.library.stored_archive(package, digest).await?
             && self.archives.reader.open_stored(package, &archive, &call).await?.is_ok()
         {
@@ -164,19 +163,17 @@ impl Operations {
     pub async fn warm_module(
         &self,
         package: &ModulePackage,
-        urgency: Urgency,
-        now: Timestamp,
+        call: &RequestContext,
     ) -> Result<WarmedDocument<(WarmedArchive, StoredArchive)>, Error> {
-        let WarmedDocument { value, unconfirmed } = self.warmed_module(package, urgency, now).await?;
+        let WarmedDocument { value, unconfirmed } = self.warmed_module(package, call).await?;
         if let Some(stored_archive) = value {
             return Ok(WarmedDocument { value: (WarmedArchive::AlreadyStored, stored_archive), unconfirmed });
         }
-        let call = self.runtime.step_context(urgency, now);
         let (subject, host) = (format!("the archive of {package}"), &package.module.host);
         let origins = self.origins_of_list(Key::version_list(&call.config.key_of(&package.module))).await?;
-        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call };
         request.charge(1)?;
-        let filled = self.modules.module_fill(package, &call).await;
+        let filled = self.modules.module_fill(package, call).await;
         let stored_archive = filled.map_err(|error| request.or_retry_later(error))?;
         Ok(WarmedDocument { value: (WarmedArchive::Fetched, stored_archive), unconfirmed })
     }
@@ -189,11 +186,10 @@ impl Operations {
     pub async fn warmed_module(
         &self,
         package: &ModulePackage,
-        urgency: Urgency,
-        now: Timestamp,
+        call: &RequestContext,
     ) -> Result<WarmedDocument<Option<StoredArchive>>, Error> {
         let (subject, host) = (location_label(package), &package.module.host);
-        let call = self.runtime.step_context(urgency, now);
+        call.permit(&package.module, &package.version)?;
         let key = call.config.key_of_package(package);
         if self.runtime.connectivity() == Connectivity::Offline
             && let Some(archive) = self.library.stored_module(&key).await?
@@ -201,9 +197,9 @@ impl Operations {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed: None });
         }
         let origins = self.origins_of_list(Key::version_list(&key.module)).await?;
-        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
+        let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call };
         request.charge(self.library.stored_document(&Key::location(&key)).await?.is_none().into())?;
-        let WarmedDocument { value, unconfirmed } = request.document(self.documents.get(package, &call).await)?;
+        let WarmedDocument { value, unconfirmed } = request.document(self.documents.get(package, call).await)?;
         let location = value.as_location(package)?;
         if let Some(archive) = self.library.stored_module(&key).await? {
             return Ok(WarmedDocument { value: Some(archive), unconfirmed });
@@ -213,7 +209,7 @@ impl Operations {
             return Err(UpstreamError::unusable(subject, host, reason).into());
         }
         if self.runtime.connectivity() == Connectivity::Offline {
-            return Err(self.library.missing_error(&key, format!("the archive of {package}"), &call).await);
+            return Err(self.library.missing_error(&key, format!("the archive of {package}"), call).await);
         }
         Ok(WarmedDocument { value: None, unconfirmed })
     }

@@ -248,6 +248,8 @@ pub enum Rule {
     NotStored,
     /// The list that clients get does not name the version, or the platform.
     NotListed,
+    /// A policy of the operator does not allow it.
+    Policy,
     /// It changed, and waits for `larder accept`.
     WaitsForAccept,
     /// It is at a source that larder cannot fetch: clients get the upstream's location.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::super::configuration::{self, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine, VariableValues};
-use super::super::{CachedUpstreamVersions, ClientKind, Configurations, ModuleFiles, Registries};
+use super::super::{ClientKind, Configurations, ModuleFiles, Registries, UpstreamVersions};
 use super::{ResolutionResult, Root, find_roots};
 use crate::address::{Address, ModulePackage, Version};
 
@@ -147,14 +147,11 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         self.versions.get_or_query(address, query).await
     }
 
-    /// Upstream's versions, also those that larder does not list while offline, because they are not stored. Used only
-    /// if no listed version matches.
-    pub(super) async fn cached_upstream_versions(
-        &self,
-        address: &Address,
-    ) -> Result<Option<CachedUpstreamVersions>, String> {
+    /// Upstream's versions, also those that larder does not list, because they are not stored or a policy hides them. Used
+    /// only if no listed version matches.
+    pub(super) async fn upstream_versions(&self, address: &Address) -> Result<Option<UpstreamVersions>, String> {
         let _permit = self.permits.acquire().await;
-        self.registries.cached_upstream_versions(address).await.map_err(|reason| reason.to_string())
+        self.registries.upstream_versions(address).await.map_err(|reason| reason.to_string())
     }
 
     /// The files of a module.

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use super::super::configuration::ProviderRequirement;
 use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
-use super::super::{ClientKind, Files, Registries};
+use super::super::{ClientKind, Files, Registries, UpstreamVersions};
 use super::queries::RegistryQueries;
 use super::{Root, shortened_list};
 use crate::address::{
@@ -182,9 +182,15 @@ pub(super) async fn choose(
         Ok(version) => return Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
         Err(reason) => reason,
     };
-    // While offline, a list may be refused or name no such version because nothing of it is stored.
-    let upstream = queries.cached_upstream_versions(address).await.ok().flatten().ok_or(reason)?;
-    Ok(ChosenVersion { version: choose(&upstream.versions)?, extra_platforms: upstream.platforms })
+    // While offline, a list may be refused or name no such version because nothing of it is stored. A policy may hide the
+    // version, and says so when it is asked for.
+    let UpstreamVersions { mut permitted, hidden, platforms: extra_platforms } =
+        queries.upstream_versions(address).await.ok().flatten().ok_or(reason)?;
+    let version = choose(&permitted).or_else(|_| {
+        permitted.extend(hidden);
+        choose(&permitted)
+    })?;
+    Ok(ChosenVersion { version, extra_platforms })
 }
 
 /// Resolves an address to its own archive; the modules that it calls are not resolved. `hashes` are those of a lock file.

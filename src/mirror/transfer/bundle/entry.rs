@@ -79,6 +79,10 @@ impl AcceptedEntry {
         small_files: &SmallFiles,
         criteria: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
+        if let Some((artifact, _)) = entry.package_archive() {
+            let permitted = library.runtime.config().access(criteria.now).permit(&artifact, artifact.version());
+            permitted.map_err(|refused| refused.to_string())?;
+        }
         match entry {
             BundleEntry::Discovery { document, .. }
             | BundleEntry::ProviderVersions { document, .. }

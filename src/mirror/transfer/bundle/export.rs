@@ -84,10 +84,12 @@ impl Transfers {
         };
         let requested: BTreeMap<Artifact, Digest> =
             requested.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
+        let access = self.runtime.config().access(created);
         for (artifact, digest) in &requested {
-            let entry = unless_missing(match artifact {
-                Artifact::Provider(package) => self.provider_entry(package, *digest, &base, &mut small_files),
-                Artifact::Module(package) => self.module_entry(package, *digest, &base, &mut small_files),
+            let entry = unless_missing(match (access.permit(artifact, artifact.version()), artifact) {
+                (Err(refused), _) => Err(GatherError::Missing(vec![refused.to_string()])),
+                (Ok(()), Artifact::Provider(package)) => self.provider_entry(package, *digest, &base, &mut small_files),
+                (Ok(()), Artifact::Module(package)) => self.module_entry(package, *digest, &base, &mut small_files),
             })?;
             if let Some(entry) = entry {
                 keys.extend([Key::discovery(artifact.host()), Key::version_list(artifact)]);

@@ -1,0 +1,391 @@
+//! Policies on every route: what a rule does not allow is absent from lists and refused by number, with the rule and its
+//! reason, also for what is stored already, by another spelling, offline and from the memory of answers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder::address::Hostname;
+use larder::protocol::route::{Route, RouteContext};
+use serde_json::Value;
+
+use crate::support::http::Answer;
+use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, ListedItem, Module, Provider, Target};
+
+/// A rule about one version, one about a whole provider, and an allow rule for modules.
+const POLICIES: &str = r#"
+[[policy]]
+match = "acme/null"
+versions = "= 1.3.0"
+action = "deny"
+reason = "1.3.0 loses state"
+[[policy]]
+match = "acme/evil"
+action = "deny"
+reason = "a typosquat"
+[[policy]]
+match = "acme/net/test"
+versions = "< 2.0"
+reason = "2.x is not reviewed"
+[[policy]]
+match = "acme/bad/test"
+action = "deny"
+"#;
+
+const EVIL: &str = "the policy for acme/evil denies every version: a typosquat";
+const NULL: &str = "the policy for acme/null denies the versions = 1.3.0: 1.3.0 loses state";
+const NET: &str = "the policy for acme/net/test allows only the versions < 2.0: 2.x is not reviewed";
+const BAD: &str = "the policy for acme/bad/test denies every version";
+
+/// A registry with allowed and denied versions of providers and modules, and pages about them.
+struct Registry {
+    fixture: ModuleFixture,
+    folder: Folder,
+}
+
+impl Registry {
+    async fn start() -> Self {
+        let fixture = ModuleFixture::start().await;
+        for version in ["1.0.0", "1.2.0", "1.3.0"] {
+            fixture.registry.publish(Provider::new("acme", "null").version(version));
+        }
+        fixture.registry.publish(Provider::new("acme", "evil").version("1.0.0"));
+        for (name, versions) in [("net", &["1.0.0", "2.0.0"][..]), ("bad", &["1.0.0"])] {
+            for version in versions {
+                let text = format!("# {name} {version}\n");
+                let url = fixture.file(&format!("{name}-{version}.tar.gz"), &tar_gz(&[("main.tf", text.as_bytes())]));
+                fixture.registry.publish_module(Module::new("acme", name, "test").version(version).at(&url));
+            }
+        }
+        fixture.registry.list(
+            &[
+                ListedItem::new("acme/net/test", &["1.0.0", "2.0.0"]),
+                ListedItem::new("acme/bad/test", &["1.0.0"]),
+                ListedItem::new("acme/other/test", &["3.0.0"]),
+            ],
+            &[ListedItem::new("acme/null", &["1.0.0", "1.2.0", "1.3.0"]), ListedItem::new("acme/evil", &["1.0.0"])],
+        );
+        Self { fixture, folder: Folder::new() }
+    }
+
+    fn upstream(&self) -> &FakeUpstream {
+        &self.fixture.registry
+    }
+
+    /// A larder without policies.
+    fn open(&self) -> Builder {
+        self.fixture.larder_on(&self.folder)
+    }
+
+    fn with_policies(&self) -> Builder {
+        self.open().config_lines(POLICIES)
+    }
+}
+
+/// The kinds of routes. A new one does not compile until it is named here, and fails the table until it has rows.
+macro_rules! kinds {
+    ($($kind:ident $fields:tt),*) => {
+        const KINDS: &[&str] = &[$(stringify!($kind)),*];
+
+        fn kind(route: &Route) -> &'static str {
+            match route { $(kinds!(@pattern $kind $fields) => stringify!($kind)),* }
+        }
+    };
+    (@pattern $kind:ident (..)) => { Route::$kind(..) };
+    (@pattern $kind:ident ()) => { Route::$kind };
+}
+
+kinds!(
+    Discovery(..),
+    Versions(..),
+    ProviderDownload(..),
+    MirrorIndex(..),
+    MirrorVersion(..),
+    ProviderFile(..),
+    ProofFile(..),
+    ModuleDownload(..),
+    ModuleArchive(..),
+    ModuleLatest(..),
+    Page(..),
+    Health(),
+    Ready(),
+    Home()
+);
+
+/// The decision about a request.
+#[derive(Debug, Clone)]
+enum Decision {
+    /// Served, as without policies.
+    Same,
+    /// Served, with these texts and without those.
+    Filtered { with: &'static str, without: &'static str },
+    /// Refused with the status for its protocol, and this cause.
+    Refused(u16, &'static str),
+}
+
+use Decision::{Filtered, Refused, Same};
+
+/// Every route, asked about allowed and denied subjects. The archive paths are those of a larder without policies.
+async fn table(open: &Larder) -> Vec<(String, Decision)> {
+    let providers = format!("/registry/{HOST}/v1/providers/acme");
+    let modules = format!("/registry/{HOST}/v1/modules/acme");
+    let mut rows = vec![
+        (format!("/registry/{HOST}/.well-known/terraform.json"), Same),
+        (format!("{providers}/null/versions"), Filtered { with: "1.2.0", without: "\"1.3.0\"" }),
+        (format!("{providers}/evil/versions"), Refused(421, EVIL)),
+        (format!("{modules}/net/test/versions"), Filtered { with: "1.0.0", without: "2.0.0" }),
+        (format!("{modules}/bad/test/versions"), Refused(421, BAD)),
+        (format!("{providers}/null/1.2.0/download/linux/amd64"), Same),
+        (format!("{providers}/null/1.3.0/download/linux/amd64"), Refused(421, NULL)),
+        (format!("{providers}/evil/1.0.0/download/linux/amd64"), Refused(421, EVIL)),
+        (format!("/mirror/{HOST}/acme/null/index.json"), Filtered { with: "1.2.0", without: "1.3.0" }),
+        (format!("/mirror/{HOST}/acme/evil/index.json"), Refused(503, EVIL)),
+        (format!("/mirror/{HOST}/acme/null/1.2.0.json"), Same),
+        (format!("/mirror/{HOST}/acme/null/1.3.0.json"), Refused(503, NULL)),
+        (format!("/mirror/{HOST}/acme/evil/1.0.0.json"), Refused(503, EVIL)),
+        (format!("{modules}/net/test/1.0.0/download"), Same),
+        (format!("{modules}/net/test/2.0.0/download"), Refused(421, NET)),
+        (format!("{modules}/bad/test/1.0.0/download"), Refused(421, BAD)),
+        (format!("{modules}/net/test/download"), Filtered { with: "/1.0.0/download", without: "/2.0.0/" }),
+        (format!("{modules}/bad/test/download"), Refused(421, BAD)),
+        // Details: the latest version is that of the newest permitted one.
+        (format!("{modules}/net/test"), Filtered { with: "\"version\":\"1.0.0\"", without: "2.0.0" }),
+        (format!("{modules}/net/test/1.0.0"), Filtered { with: "\"versions\": [\"1.0.0\"]", without: "2.0.0" }),
+        (format!("{modules}/net/test/2.0.0"), Refused(421, NET)),
+        (format!("{modules}/bad/test"), Refused(421, BAD)),
+        (format!("{providers}/null"), Filtered { with: "\"version\":\"1.2.0\"", without: "1.3.0" }),
+        (format!("{providers}/null/1.3.0"), Refused(421, NULL)),
+        (format!("{providers}/evil"), Refused(421, EVIL)),
+        // Lists and searches.
+        (format!("/registry/{HOST}/v1/modules"), Filtered { with: "acme/net/test/1.0.0", without: "acme/bad" }),
+        (format!("/registry/{HOST}/v1/modules/search?q=net"), Filtered { with: "net/test/1.0.0", without: "2.0.0" }),
+        (format!("{modules}/net"), Filtered { with: "acme/net/test/1.0.0", without: "2.0.0" }),
+        (modules.clone(), Filtered { with: "acme/other/test/3.0.0", without: "acme/bad" }),
+        (format!("/registry/{HOST}/v1/providers"), Filtered { with: "acme/null/1.2.0", without: "acme/evil" }),
+        ("/healthz".to_owned(), Same),
+        ("/readyz".to_owned(), Same),
+        ("/".to_owned(), Same),
+    ];
+    for (name, version, decision) in
+        [("null", "1.2.0", Same), ("null", "1.3.0", Refused(403, NULL)), ("evil", "1.0.0", Refused(403, EVIL))]
+    {
+        let document = open.document(name, version).await.expect(200).json();
+        for member in ["download_url", "shasums_url", "shasums_signature_url"] {
+            rows.push((document[member].as_str().unwrap().to_owned(), decision.clone()));
+        }
+    }
+    for (name, version, decision) in
+        [("net", "1.0.0", Same), ("net", "2.0.0", Refused(403, NET)), ("bad", "1.0.0", Refused(403, BAD))]
+    {
+        let location = open.get(&format!("{modules}/{name}/test/{version}/download")).await.expect(204);
+        let path = location.header("x-terraform-get").split('?').next().unwrap().to_owned();
+        let without_digest = format!("{}/module.tar.gz", path.rsplitn(3, '/').nth(2).unwrap());
+        rows.extend([(path, decision.clone()), (without_digest, decision)]);
+    }
+    rows
+}
+
+fn assert_refused(path: &str, answer: &Answer, status: u16, cause: &str) {
+    assert_eq!(answer.status, status, "{path}: {}", answer.text());
+    let errors = answer.json()["errors"].as_array().unwrap().clone();
+    assert!(errors[0].as_str().unwrap().contains(cause), "{path}: {errors:?}");
+    assert!(errors[0].as_str().unwrap().ends_with("ask the operator of this mirror"), "{path}: {errors:?}");
+}
+
+/// Larder without policies has stored everything that the rules then deny. Every route is asked before and after a reload, and
+/// again of a larder that is offline.
+#[tokio::test]
+async fn every_route_obeys_the_policies_also_for_what_is_stored_and_offline() {
+    let registry = Registry::start().await;
+    let larder = registry.open().start().await;
+    let rows = table(&larder).await;
+    let context = RouteContext { upstreams: [Hostname::parse(HOST).unwrap()].into(), default_upstream: None };
+    let parse = |path: &str| {
+        let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+        kind(&Route::parse(path, query, None, &context).unwrap())
+    };
+    let asked: BTreeSet<&str> = rows.iter().map(|(path, _)| parse(path)).collect();
+    assert_eq!(asked, KINDS.iter().copied().collect(), "each kind of route has rows");
+    for (path, _) in &rows {
+        larder.get(path).await;
+    }
+    let mirrored = format!("/mirror/{HOST}/acme/null/1.2.0.json");
+    until("the hash of an archive", async || larder.get(&mirrored).await.text().contains("h1:")).await;
+    let mut before = BTreeMap::new();
+    for (path, _) in &rows {
+        let answer = larder.get_with(path, &[("accept", "text/html")]).await;
+        assert!(matches!(answer.status, 200 | 204 | 302), "{path}: {} {}", answer.status, answer.text());
+        before.insert(path.clone(), (answer.status, answer.body));
+    }
+    larder.reload(registry.with_policies()).await.unwrap();
+    check_rows(&larder, &rows, &before).await;
+    larder.stop().await;
+    let offline = registry.with_policies().network("offline = true").start().await;
+    check_rows(&offline, &rows, &before).await;
+}
+
+async fn check_rows(larder: &Larder, rows: &[(String, Decision)], before: &BTreeMap<String, (u16, Vec<u8>)>) {
+    for (path, decision) in rows {
+        let answer = larder.get_with(path, &[("accept", "text/html")]).await;
+        match decision {
+            // The page for browsers names the port.
+            Same if path == "/" => assert_eq!(answer.status, 200),
+            Same => assert!((answer.status, &answer.body) == (before[path].0, &before[path].1), "{path}"),
+            Filtered { with, without } => {
+                let text = format!(
+                    "{} {}",
+                    answer.text(),
+                    answer.headers.get("location").map_or("", |url| url.to_str().unwrap())
+                );
+                assert!(matches!(answer.status, 200 | 302), "{path}: {text}");
+                assert!(text.contains(with) && !text.contains(without), "{path}: {text}");
+            }
+            Refused(status, cause) => assert_refused(path, &answer, *status, cause),
+        }
+    }
+}
+
+/// Nothing is asked of upstream for what a rule denies altogether.
+#[tokio::test]
+async fn upstream_is_not_asked_about_what_is_denied() {
+    let registry = Registry::start().await;
+    let larder = registry.with_policies().start().await;
+    let upstream = registry.upstream();
+    larder.versions("evil").await.expect(421);
+    larder.document("evil", "1.0.0").await.expect(421);
+    larder.document("null", "1.3.0").await.expect(421);
+    larder.get(&format!("/mirror/{HOST}/acme/evil/index.json")).await.expect(503);
+    larder.get(&format!("/registry/{HOST}/v1/modules/acme/bad/test/versions")).await.expect(421);
+    larder.get(&format!("/registry/{HOST}/v1/modules/acme/net/test/2.0.0/download")).await.expect(421);
+    assert_eq!(upstream.count_of(Target::Everything), 0, "{:?}", upstream.requests());
+    assert!(larder.folder.blobs().is_empty());
+}
+
+/// Another spelling of the version, the name or the host, another method and a range lead to the same refusal.
+#[tokio::test]
+async fn no_other_spelling_or_method_leads_to_a_denied_archive() {
+    let registry = Registry::start().await;
+    registry.upstream().publish(Provider::new("acme", "null").version("1.3.0+build.7"));
+    let larder = registry.open().server(&format!("default_upstream = \"{HOST}\"")).start().await;
+    let archive = larder.archive_path("null", "1.3.0").await;
+    let build = larder.archive_path("null", "1.3.0+build.7").await;
+    let module = larder.get(&format!("/registry/{HOST}/v1/modules/acme/net/test/2.0.0/download")).await.expect(204);
+    let module = module.header("x-terraform-get").split('?').next().unwrap().to_owned();
+    for path in [&archive, &build, &module] {
+        larder.get(path).await.expect(200);
+    }
+    larder.reload(registry.with_policies().server(&format!("default_upstream = \"{HOST}\""))).await.unwrap();
+    let upper = HOST.to_ascii_uppercase();
+    let encoded = archive.replace("null", "%6eull");
+    for path in [
+        archive.clone(),
+        build.clone(),
+        encoded,
+        archive.replace(HOST, &upper),
+        archive.replace(HOST, &format!("{HOST}:443")),
+        archive.replace("acme/null", "ACME/Null"),
+        module.replace("acme/net", "Acme/NET"),
+        module.replace("/2.0.0/", "/v2.0.0/"),
+    ] {
+        let answer = larder.get(&path).await;
+        assert_eq!(answer.status, 403, "{path}: {}", answer.text());
+        assert_eq!(larder.head(&path).await.status, 403, "{path}");
+        let ranged = larder.get_with(&path, &[("range", "bytes=0-9"), ("if-none-match", "*")]).await;
+        assert_eq!(ranged.status, 403, "{path}: {}", ranged.text());
+    }
+    for path in [
+        format!("/registry/{upper}/v1/providers/acme/null/1.3.0/download/linux/amd64"),
+        format!("/registry/{HOST}/v1/providers/ACME/NULL/1.3.0/download/linux/amd64"),
+        format!("/registry/{HOST}/v1/providers/acme/null/1.3.0%2Bbuild.7/download/linux/amd64"),
+        format!("/registry/{HOST}/v1/providers/acme/null/1.3/download/linux/amd64"),
+        format!("/registry/{HOST}/v1/modules/acme/net/test/v2.0.0/download"),
+        format!("/registry/{HOST}/v1/modules/acme/net/test/2.0.0+x/download"),
+        format!("/registry/{HOST}/v1/modules/ACME/Net/test/2/download"),
+        format!("/registry/{HOST}/v1/modules/acme/net/test/3.0.0-rc.1/download"),
+        // Tools that skip discovery, and a client that takes the name of the registry for larder.
+        "/v1/providers/acme/null/1.3.0/download/linux/amd64".to_owned(),
+        "/v1/providers/acme/evil/versions".to_owned(),
+        "/v1/modules/acme/bad/test/1.0.0/download".to_owned(),
+    ] {
+        let answer = larder.get(&path).await;
+        assert_eq!(answer.status, 421, "{path}: {}", answer.text());
+        assert!(answer.text().contains("the policy for"), "{path}: {}", answer.text());
+    }
+    let take_over = larder.get_with("/v1/providers/acme/null/versions", &[("host", HOST)]).await.expect(200);
+    assert!(!take_over.text().contains("\"version\":\"1.3.0"), "{}", take_over.text());
+}
+
+/// The memory of answers ends with a reload: a rule holds at once, and its removal too.
+#[tokio::test]
+async fn a_reload_in_between_changes_what_is_served() {
+    let registry = Registry::start().await;
+    let larder = registry.open().start().await;
+    let archive = larder.archive_path("null", "1.3.0").await;
+    for _ in 0..2 {
+        assert!(larder.versions("null").await.expect(200).text().contains("\"1.3.0\""));
+        larder.get(&archive).await.expect(200);
+    }
+    larder.reload(registry.with_policies()).await.unwrap();
+    assert!(!larder.versions("null").await.expect(200).text().contains("\"1.3.0\""));
+    assert_refused(&archive, &larder.get(&archive).await, 403, NULL);
+    larder.reload(registry.open()).await.unwrap();
+    assert!(larder.versions("null").await.expect(200).text().contains("\"1.3.0\""));
+    larder.get(&archive).await.expect(200);
+}
+
+/// An upstream that is down, and lists that are stale, change nothing about a rule.
+#[tokio::test]
+async fn stale_copies_obey_the_policies() {
+    let mut registry = Registry::start().await;
+    let larder = registry.with_policies().start().await;
+    larder.versions("null").await.expect(200);
+    larder.document("null", "1.2.0").await.expect(200);
+    registry.fixture.registry.stop().await;
+    larder.clock.advance(std::time::Duration::from_secs(7 * 24 * 3600));
+    let stale = larder.versions("null").await.expect(200);
+    assert!(stale.has_cache_status("larder; hit; detail=stale"), "{:?}", stale.headers);
+    assert!(stale.text().contains("1.2.0") && !stale.text().contains("\"version\":\"1.3.0"), "{}", stale.text());
+    assert_refused("document", &larder.document("null", "1.3.0").await, 421, NULL);
+    larder.document("null", "1.2.0").await.expect(200);
+}
+
+/// The files of the previous proof set of a denied version are denied too.
+#[tokio::test]
+async fn the_previous_proof_set_of_a_denied_version_is_denied() {
+    let registry = Registry::start().await;
+    let larder = registry.open().always_revalidate().start().await;
+    let document = larder.document("null", "1.3.0").await.expect(200).json();
+    let files = ["download_url", "shasums_url", "shasums_signature_url"];
+    let previous: Vec<String> = files.map(|member| document[member].as_str().unwrap().to_owned()).into();
+    larder.get(&previous[0]).await.expect(200);
+    registry.upstream().publish(Provider::new("acme", "null").version("1.3.0").platform("linux_amd64").edition(2));
+    larder.document("null", "1.3.0").await;
+    for path in &previous {
+        larder.get(path).await.expect(200);
+    }
+    larder.reload(registry.with_policies()).await.unwrap();
+    for path in &previous {
+        assert_refused(path, &larder.get(path).await, 403, NULL);
+    }
+}
+
+/// A list of which a rule leaves nothing is refused with the rule, and never empty: clients would say that there is no such
+/// provider.
+#[tokio::test]
+async fn a_list_that_the_rules_leave_empty_is_refused_with_each_rule() {
+    let registry = Registry::start().await;
+    let rules = "[[policy]]\nmatch = \"acme/null\"\nversions = \"> 1.1\"\naction = \"deny\"\n\
+                 [[policy]]\nmatch = \"*\"\nversions = \">= 2.0\"\nreason = \"only new ones\"\n";
+    let larder = registry.open().config_lines(rules).start().await;
+    let cause = "the policy for acme/null denies the versions > 1.1; the policy for * allows only the versions >= 2.0: only new ones";
+    let reversed = "the policy for * allows only the versions >= 2.0: only new ones; the policy for acme/null denies the versions > 1.1";
+    let list = larder.versions("null").await;
+    let text = list.text();
+    assert!(text.contains(cause) || text.contains(reversed), "{text}");
+    assert_eq!(list.status, 421);
+    larder.get(&format!("/mirror/{HOST}/acme/null/index.json")).await.expect(503);
+    let net = larder.get(&format!("/registry/{HOST}/v1/modules/acme/net/test/versions")).await.expect(200).json();
+    let versions: Vec<&Value> = net["modules"][0]["versions"].as_array().unwrap().iter().collect();
+    assert_eq!(versions.iter().map(|entry| entry["version"].as_str().unwrap()).collect::<Vec<_>>(), ["2.0.0"]);
+}

@@ -1,0 +1,244 @@
+//! Policies in jobs, plans, commands and transfers: whatever brings a package in, gives it away or speaks of it.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::support::bundle_transfer::{BundleKey, applied_receipt, bundle_of, outcomes, refusal, warm_up};
+use crate::support::command_setup::CommandSetup;
+use crate::support::larder::{HOST, Larder};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
+use crate::support::provider_trees;
+use crate::support::reports::name;
+use crate::support::run_setup::RunSetup;
+use crate::support::sealed::upstream_with_four_versions;
+use crate::support::upstream::{FakeUpstream, Module, Provider, Target};
+use crate::support::warm_fixture::{WarmFixture, items};
+
+const POLICY: &str =
+    "[[policy]]\nmatch = \"acme/null\"\nversions = \"= 1.3.0\"\naction = \"deny\"\nreason = \"1.3.0 loses state\"\n";
+const CAUSE: &str = "the policy for acme/null denies the versions = 1.3.0: 1.3.0 loses state";
+
+/// The items of a plan as `WHAT STATE WHY`.
+fn planned(plan: &Value) -> Vec<String> {
+    let items = plan["items"].as_array().unwrap().iter();
+    let line = |item: &Value| {
+        format!("{} {} {}", name(item), item["state"].as_str().unwrap(), item["why"].as_str().unwrap_or_default())
+    };
+    items.map(|item| line(item).replace(&format!("{HOST}/"), "")).collect()
+}
+
+fn configuration(constraint: &str) -> Value {
+    let text = format!(
+        "terraform {{\n  required_providers {{\n    null = {{ source = \"acme/null\", version = \"{constraint}\" }}\n  }}\n}}\n"
+    );
+    json!({ "files": { "main.tf": text }, "platforms": ["linux_amd64"] })
+}
+
+/// A constraint resolves to the newest permitted version. What names the denied version is told of the rule.
+#[tokio::test]
+async fn warm_ups_and_plans_choose_the_newest_permitted_version_and_name_the_rule_otherwise() {
+    let upstream = upstream_with_four_versions().await;
+    let larder = Larder::mirroring(&upstream).config_lines(POLICY).start().await;
+    let fixture = WarmFixture::for_larder(&larder);
+    for what in ["acme/null", "acme/null@~> 1.2"] {
+        let job = fixture.warm(&json!({ "what": [what], "platforms": ["linux_amd64"] })).await;
+        assert_eq!((job.state.as_str(), items(&job)[0].contains("1.2.0")), ("done", true), "{:?}", items(&job));
+    }
+    let plan = fixture.post("/admin/v1/plan", &configuration(">= 1.0.0")).await.expect(200).json();
+    assert_eq!(planned(&plan), ["acme/null@1.2.0 have "]);
+    upstream.forget_requests();
+    let lock = format!("provider \"{HOST}/acme/null\" {{\n  version = \"1.3.0\"\n}}\n");
+    let mut locked = configuration(">= 1.0.0");
+    locked["files"][".terraform.lock.hcl"] = json!(lock);
+    let by_lock_file = json!({ "lock_files": [{ "name": "lock", "text": lock }], "platforms": ["linux_amd64"] });
+    for order in [
+        json!({ "what": ["acme/null@1.3.0"], "platforms": ["linux_amd64"] }),
+        json!({ "what": ["acme/null@~> 1.3"], "platforms": ["linux_amd64"] }),
+        configuration("1.3.0"),
+        configuration(">= 1.3.0"),
+        by_lock_file,
+        locked,
+    ] {
+        let plan = fixture.post("/admin/v1/plan", &order).await.expect(200).json();
+        let lines = planned(&plan);
+        assert!(lines.len() == 1 && lines[0].contains(" cannot ") && lines[0].contains(CAUSE), "{order}: {lines:?}");
+        assert_eq!((plan["ready"].as_bool(), plan["sums"]["cannot"].as_u64()), (Some(false), Some(1)));
+        let job = fixture.warm(&order).await;
+        let text =
+            serde_json::to_string(&job.items.iter().map(|item| format!("{item:?}")).collect::<Vec<_>>()).unwrap();
+        assert!(job.state != "done" && text.contains(CAUSE), "{order}: {} {text}", job.state);
+    }
+    assert_eq!(upstream.count_of(Target::Archive), 0);
+}
+
+/// Offline the rule is told too, and a permitted version that is missing is said to be missing.
+#[tokio::test]
+async fn an_offline_plan_tells_a_rule_from_a_missing_package() {
+    let upstream = upstream_with_four_versions().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.versions("null").await.expect(200);
+    larder.get(&larder.archive_path("null", "1.3.0").await).await.expect(200);
+    let folder = larder.stop().await;
+    let offline =
+        Larder::mirroring(&upstream).config_lines(POLICY).network("offline = true").store_at(&folder).start().await;
+    let fixture = WarmFixture::for_larder(&offline);
+    let plan = fixture.post("/admin/v1/plan", &configuration("1.3.0")).await.expect(200).json();
+    assert!(planned(&plan)[0].contains(CAUSE), "{:?}", planned(&plan));
+    let plan = fixture.post("/admin/v1/plan", &configuration(">= 1.0.0")).await.expect(200).json();
+    assert_eq!(plan["items"][0]["state"], "need", "{plan:#}");
+    assert_eq!(plan["items"][0]["version"], "1.2.0", "{plan:#}");
+}
+
+/// A module that a rule denies is neither warmed nor read for the modules that it calls.
+#[tokio::test]
+async fn a_denied_module_is_not_warmed_and_not_read() {
+    let fixture = ModuleFixture::with_one_module().await;
+    let url = fixture.file("two.tar.gz", &tar_gz(&[("main.tf", b"# two\n")]));
+    fixture.registry.publish_module(Module::new("acme", "one", "test").version("2.0.0").at(&url));
+    let rule = "[[policy]]\nmatch = \"acme/one/test\"\nversions = \"< 2.0\"\nreason = \"2.x is not reviewed\"\n";
+    let larder = fixture.larder().config_lines(rule).start().await;
+    let warm = WarmFixture::for_larder(&larder);
+    let job = warm.warm(&json!({ "what": ["acme/one/test"] })).await;
+    assert!(format!("{:?}", job.items).contains("1.0.0"), "{:?}", job.items);
+    let call = "module \"one\" {\n  source = \"acme/one/test\"\n  version = \"2.0.0\"\n}\n";
+    for order in [json!({ "what": ["acme/one/test@2.0.0"] }), json!({ "files": { "main.tf": call } })] {
+        let plan = warm.post("/admin/v1/plan", &order).await.expect(200).json();
+        assert!(
+            planned(&plan)[0].contains("allows only the versions < 2.0: 2.x is not reviewed"),
+            "{:?}",
+            planned(&plan)
+        );
+        let job = warm.warm(&order).await;
+        assert!(format!("{:?}", job.items).contains("2.x is not reviewed"), "{:?}", job.items);
+    }
+    assert_eq!(larder.folder.blobs().len(), 1);
+}
+
+/// A recurring warm-up fetches the newest permitted version.
+#[tokio::test]
+async fn a_recurring_warm_up_obeys_the_policies() {
+    let upstream = upstream_with_four_versions().await;
+    let warm = "[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\n";
+    let larder = Larder::mirroring(&upstream).config_lines(&format!("{POLICY}{warm}")).start().await;
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    let is_stored =
+        async || larder.folder.blobs().iter().any(|blob| std::fs::read(blob).is_ok_and(|bytes| bytes == zip));
+    crate::support::until("the recurring warm-up stores 1.2.0", is_stored).await;
+    assert_eq!(larder.folder.blobs().len(), 1);
+}
+
+/// `refresh` does not ask upstream about a denied version that is stored, and says why.
+#[tokio::test]
+async fn a_refresh_of_a_denied_version_names_the_rule() {
+    let upstream = upstream_with_four_versions().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    larder.document("null", "1.3.0").await.expect(200);
+    larder.document("null", "1.2.0").await.expect(200);
+    larder.reload(Larder::mirroring(&upstream).config_lines(POLICY)).await.unwrap();
+    upstream.forget_requests();
+    let body = json!({ "what": ["acme/null"] }).to_string();
+    let request = crate::support::http::client().post(format!("{}/admin/v1/refresh", larder.admin()));
+    let request = request.bearer_auth(larder.token()).header("content-type", "application/json").body(body);
+    let report = crate::support::http::send(request).await.unwrap().text();
+    assert!(report.contains(CAUSE), "{report}");
+    let documents = upstream.requests().into_iter().filter(|request| request.path.contains("/1.3.0/")).count();
+    assert_eq!(documents, 0, "{:?}", upstream.requests());
+}
+
+/// A bundle holds nothing that the giving side denies, and the taking side refuses what it denies itself.
+#[tokio::test]
+async fn bundles_are_given_and_taken_under_the_policies() {
+    let (upstream, key) = (upstream_with_four_versions().await, BundleKey::new());
+    let exporter = key.with_signing_key(Larder::mirroring(&upstream)).start().await;
+    let job = warm_up(&exporter, &["acme/null@1.3.0", "acme/null@1.2.0"], &["linux_amd64"]).await;
+    let whole = bundle_of(&exporter, &job, None).await;
+    exporter.reload(key.with_signing_key(Larder::mirroring(&upstream)).config_lines(POLICY)).await.unwrap();
+    let request = crate::support::http::client().post(format!("{}/admin/v1/bundle", exporter.admin()));
+    let order = json!({ "job": job, "created": 1_795_293_761 }).to_string();
+    let request = request.bearer_auth(exporter.token()).header("content-type", "application/json").body(order);
+    let refused = crate::support::http::send(request).await.unwrap();
+    assert!(refused.status != 200 && refused.text().contains(CAUSE), "{} {}", refused.status, refused.text());
+
+    let importer = key.sealed().config_lines(POLICY).start().await;
+    let receipt = applied_receipt(&importer, whole).await;
+    let (package, why) = refusal(&receipt);
+    assert!(package.contains("1.3.0") && why.contains(CAUSE), "{package} {why}");
+    assert_eq!(outcomes(&receipt).iter().filter(|(_, outcome)| outcome == "applied").count(), 3, "{receipt:?}");
+    importer.document("null", "1.2.0").await.expect(200);
+    importer.document("null", "1.3.0").await.expect(421);
+    assert_eq!(importer.folder.blobs().len(), 1);
+}
+
+/// A tree for other tools holds nothing that is denied, and an import refuses it.
+#[tokio::test]
+async fn trees_are_exported_and_imported_under_the_policies() {
+    let upstream = provider_trees::upstream().await;
+    let (mut setup, tree) = provider_trees::exporter_and_tree(&upstream);
+    let warmed = setup.run(&["warm", "acme/null@1.2.0", "acme/null@1.3.0", "--platform", "linux_amd64"]).await;
+    assert_eq!(warmed.code, Some(0), "{warmed:?}");
+    let export = [
+        "export",
+        tree.to_str().unwrap(),
+        "--for=acme/null@1.2.0",
+        "--for=acme/null@1.3.0",
+        "--platform",
+        "linux_amd64",
+    ];
+    let exported = setup.run(&export).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    setup.text.push_str(POLICY);
+    let again = ["export", "again", "--for=acme/null@1.2.0", "--for=acme/null@1.3.0", "--platform", "linux_amd64"];
+    let refused = setup.run(&again).await;
+    assert!(refused.code != Some(0) && refused.out.contains(CAUSE), "{refused:?}");
+
+    let mut sealed = crate::support::tree_imports::sealed(&upstream);
+    sealed.text.push_str(POLICY);
+    let imported = sealed.run(&["import", tree.to_str().unwrap(), "--unsigned"]).await;
+    assert!(imported.code != Some(0) && format!("{}{}", imported.out, imported.err).contains(CAUSE), "{imported:?}");
+    let blobs = files_below(&sealed.home.path().join("v1/blobs"));
+    assert_eq!(blobs, 1, "{imported:?}");
+}
+
+fn files_below(folder: &Path) -> usize {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    entries.map(|path| if path.is_dir() { files_below(&path) } else { 1 }).sum()
+}
+
+/// `explain` says what a client gets, and names the rule: of a version, of a URL and of an address that is denied.
+#[tokio::test]
+async fn explain_names_the_rule() {
+    let upstream = upstream_with_four_versions().await;
+    upstream.publish(Provider::new("acme", "evil"));
+    let mut setup = CommandSetup::new(&upstream);
+    setup.text.push_str(&format!("{POLICY}[[policy]]\nmatch = \"acme/evil\"\naction = \"deny\"\n"));
+    let _running = setup.serve();
+    setup.run(&["warm", "acme/null", "--platform", "linux_amd64"]).await;
+    for (subject, cause) in [
+        ("acme/null@1.3.0", CAUSE),
+        ("acme/evil", "the policy for acme/evil denies every version"),
+        ("/registry/registry.terraform.io/v1/providers/acme/null/1.3.0/download/linux/amd64", CAUSE),
+    ] {
+        let explained = setup.run(&["explain", subject]).await;
+        assert!(explained.out.contains(cause), "{subject}: {explained:?}");
+        let report: Value = serde_json::from_str(&setup.run(&["explain", subject, "--json"]).await.out).unwrap();
+        assert_eq!(report["verdict"], "refused", "{report:#}");
+        let steps = report["steps"].as_array().unwrap();
+        assert!(steps.iter().any(|step| step["rule"] == "policy"), "{report:#}");
+    }
+    let chosen: Value = serde_json::from_str(&setup.run(&["explain", "acme/null", "--json"]).await.out).unwrap();
+    assert_eq!((chosen["version"].as_str(), chosen["verdict"].as_str()), (Some("1.2.0"), Some("served")), "{chosen:#}");
+}
+
+/// `larder run` without a running larder starts one under the same rules.
+#[tokio::test]
+async fn run_starts_a_larder_under_the_policies() {
+    let upstream: FakeUpstream = upstream_with_four_versions().await;
+    let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
+    let config = setup.read("home/config/larder/mirror.toml");
+    setup.write("home/config/larder/mirror.toml", &format!("{config}{POLICY}"));
+    setup.require(&["acme/null"]);
+    setup.init(&[]).await;
+    let lock = setup.read("work/.terraform.lock.hcl");
+    assert!(lock.contains("version = \"1.2.0\""), "{lock}");
+}
