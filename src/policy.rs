@@ -38,6 +38,46 @@ pub enum Action {
     Deny,
 }
 
+impl Default for Action {
+    fn default() -> Self {
+        Self::Allow { minimum_age: Duration::ZERO }
+    }
+}
+
+impl Action {
+    /// Parses `allow` or `deny`.
+    ///
+    /// # Errors
+    /// The problem.
+    pub fn parse(given: &str) -> Result<Self, String> {
+        match given {
+            "allow" => Ok(Self::default()),
+            "deny" => Ok(Self::Deny),
+            other => Err(format!("{:?} is neither allow nor deny", other.chars().take(32).collect::<String>())),
+        }
+    }
+}
+
+/// The most characters of a reason. Clients show at most 200 of a whole error.
+const MAX_REASON_CHARS: usize = 150;
+
+/// Parses the reason of a rule: one short line.
+///
+/// # Errors
+/// The problem.
+pub fn parse_reason(given: &str) -> Result<String, String> {
+    if given.chars().any(char::is_control) {
+        return Err("a reason is one line, without control characters".to_owned());
+    }
+    match given.chars().count() {
+        0 => Err("an empty reason says nothing; omit it".to_owned()),
+        length if length > MAX_REASON_CHARS => Err(format!(
+            "it has {length} characters; clients show at most {MAX_REASON_CHARS}, so write a short one with a link"
+        )),
+        _ => Ok(given.to_owned()),
+    }
+}
+
 /// The versions of a rule. Clients read the constraints of modules by other rules than those of providers.
 #[derive(Debug, Display, Clone, PartialEq, Eq)]
 #[display("{given}")]

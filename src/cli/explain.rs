@@ -322,6 +322,9 @@ fn version_summary(page: &mut TextPage, versions: &VersionSummary) {
     };
     let stored = versions.stored_versions;
     page.push_with_prefix("", &format!("Versions: {listed}; {stored} can be installed from the store."));
+    for hidden in &versions.hidden {
+        page.push_with_prefix("  ", &format!("hidden: {}", escape_for_terminal(hidden)));
+    }
     for StoredVersion { version, platforms, waits_for } in versions.facts.stored.iter().take(MAX_SHOWN) {
         let platforms = match waits_for.is_empty() {
             true => platforms.join(", "),

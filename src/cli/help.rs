@@ -13,7 +13,10 @@ use super::terminal::shell_word;
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Run", &["run", "serve", "check", "status", "version"]),
     ("Client", &["client-config", "doctor"]),
-    ("Content", &["list", "explain", "plan", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"]),
+    (
+        "Content",
+        &["list", "explain", "plan", "policy", "warm", "missing", "refresh", "accept", "pin", "unpin", "purge"],
+    ),
     ("Air gap", &["bundle", "inventory", "export", "import"]),
     ("Maintain", &["verify", "completions", "man"]),
 ];
@@ -59,6 +62,9 @@ const EXAMPLES_OF_COMMANDS: &[(&str, &str)] = &[
     ("larder doctor", "when init does not behave as expected"),
     ("larder plan . --platform linux_amd64", "exit status 3 if anything is missing"),
     ("larder plan 'hashicorp/aws@~> 5.0'", "one provider, quoted for the shell"),
+    ("larder plan . --policy new.toml", "what would these policies break?"),
+    ("larder policy test hashicorp/aws", "which of its versions may be used; the rule about each of the others"),
+    ("larder policy test hashicorp/aws@5.31.0", "one version; exit status 3 if it may not be used"),
     ("larder warm ./prod ./dev --platform linux_amd64 --platform darwin_arm64", "folders, for two platforms"),
     ("larder warm terraform-aws-modules/vpc/aws@5.1.0 --pin", "a module, never evicted"),
     ("larder missing --json > missing.json", "input for the next bundle"),

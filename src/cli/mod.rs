@@ -13,6 +13,7 @@ mod missing;
 mod operate;
 mod order;
 mod plan;
+mod policy;
 mod run;
 mod serve;
 mod status;
@@ -101,6 +102,9 @@ enum Command {
     Explain(explain::Explain),
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
+    /// Show which versions may be used under the [[policy]] sections
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// List what was requested while offline and is not stored
     Missing(missing::MissingCommand),
     /// Fetch and verify what init needs, with progress
@@ -246,7 +250,7 @@ impl Arguments {
 impl Command {
     fn run(self, common: &CommonOptions) -> ExitCode {
         let exit_code_of_finding = match self {
-            Command::Plan(_) | Command::Verify => FINDING,
+            Command::Plan(_) | Command::Policy(_) | Command::Verify => FINDING,
             _ => 1,
         };
         let is_run = matches!(self, Command::Run(_));
@@ -263,6 +267,7 @@ impl Command {
             Command::List(list) => list.run(common).map(|()| true),
             Command::Explain(explain) => explain.run(common).map(|()| true),
             Command::Plan(plan) => plan.run(common),
+            Command::Policy(policy) => policy.run(common),
             Command::Missing(missing) => missing.run(common).map(|()| true),
             Command::Warm(warm) => warm.run(common),
             Command::Export(export) => export.run(common),

@@ -1,15 +1,20 @@
 //! `larder plan`: reports whether `init` will work offline, and which packages are stored, needed or unavailable.
 
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
 use bytesize::ByteSize;
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::admin_service::{ask, config_to_ask};
 use super::order::{OrderArgs, order_of_plan};
 use super::terminal::{Column, TextPage, escape_for_terminal, plural, this_command, width_of_stdout};
-use super::{CommonOptions, print_json, print_line};
+use super::{CommonOptions, print_error, print_json, print_line};
 use crate::address::Hostname;
+use crate::config::ConfigReading;
 use crate::jobs::{Installs, Plan, PlanState, PlannedItem};
 use crate::protocol::admin::PLAN;
+use crate::protocol::admin::policy::{RuleText, rules_of};
 
 #[derive(Debug, Args)]
 pub(super) struct PlanCommand {
@@ -18,13 +23,17 @@ pub(super) struct PlanCommand {
     /// List stored packages too, and the places that require each
     #[arg(long, short)]
     verbose: bool,
+    /// Plan under the [[policy]] sections of this file instead of larder's own: what would they break?
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    policy: Option<PathBuf>,
 }
 
 impl PlanCommand {
     /// Prints the plan; returns true if `init` will work offline.
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let config = config_to_ask(common)?;
-        let order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
+        let mut order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
+        order.policy = self.policy.as_deref().map(policy_of_file).transpose()?.or(order.policy);
         let plan: Plan = ask(&config, async |larder| larder.post(PLAN, &order).await)?;
         if common.json {
             print_json(&plan);
@@ -33,6 +42,25 @@ impl PlanCommand {
             print_line(&page(&plan, &config.default_host(), self.verbose, &to_do, width_of_stdout()));
         }
         Ok(plan.ready)
+    }
+}
+
+/// Reads the policies of a configuration file. Other sections may have problems: they are of another machine.
+fn policy_of_file(file: &Path) -> anyhow::Result<Vec<RuleText>> {
+    let ConfigReading { config, warnings, problems } = ConfigReading::of(Some(file));
+    let is_of_policies = |key: &str| key.is_empty() || key.split('.').next() == Some("policy");
+    let problems = problems.iter().flat_map(|problems| problems.diagnostics());
+    let problems: Vec<String> =
+        problems.filter(|problem| is_of_policies(&problem.key)).map(ToString::to_string).collect();
+    if !problems.is_empty() {
+        bail!("{}", problems.join("\n"));
+    }
+    for warning in warnings.iter().filter(|warning| is_of_policies(&warning.key)) {
+        print_error(&warning.to_string());
+    }
+    match rules_of(&config.policy) {
+        rules if rules.is_empty() => bail!("{} has no [[policy]]", file.display()),
+        rules => Ok(rules),
     }
 }
 

@@ -1,22 +1,21 @@
 //! `[[policy]]`: a rule about the versions that may be used, and the reader of its table.
 
-use std::time::Duration;
-
+use super::Upstream;
 use super::section::Section;
-use super::{Upstream, values};
 use crate::address::AddressPattern;
-use crate::policy::{Action, Policy, Rule, VersionRange};
-
-/// The most characters of a reason. Clients show at most 200 of a whole error.
-const MAX_REASON_CHARS: usize = 150;
+use crate::explanation::safe_text;
+use crate::policy::{Action, Policy, Rule, VersionRange, parse_reason};
 
 /// Reads one `[[policy]]`, with its line. `None` if it has no valid `match`, which is recorded as a problem.
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (usize, Option<Rule>) {
     let addresses =
         section.text("match", "hashicorp/*", |text| AddressPattern::parse(text).map_err(|bad| bad.to_string()));
     let versions = section.text("versions", ">= 5.0", |text| VersionRange::parse(text).map_err(|bad| bad.to_string()));
-    let action = section.text("action", "deny", action).unwrap_or(Action::Allow { minimum_age: Duration::ZERO });
-    let reason = section.text("reason", "see https://wiki.corp.example/terraform", reason);
+    let action = section.text("action", "deny", Action::parse).unwrap_or_default();
+    let reason = section.text("reason", "see https://wiki.corp.example/terraform", parse_reason);
+    if reason.as_ref().is_some_and(|reason| safe_text(reason) != *reason) {
+        section.warning("reason", "errors show its links without what follows a ? or #".to_owned());
+    }
     section.require(&["match"]);
     let rule = addresses.map(|addresses| Rule { addresses, versions, action, reason });
     (section.line_of(""), rule)
@@ -52,25 +51,4 @@ pub(super) fn policy(
         }
     }
     policy
-}
-
-fn action(text: &str) -> Result<Action, String> {
-    match text {
-        "allow" => Ok(Action::Allow { minimum_age: Duration::ZERO }),
-        "deny" => Ok(Action::Deny),
-        other => Err(format!("{} is neither allow nor deny", values::quoted(other))),
-    }
-}
-
-fn reason(text: &str) -> Result<String, String> {
-    if text.chars().any(char::is_control) {
-        return Err("a reason is one line, without control characters".to_owned());
-    }
-    match text.chars().count() {
-        0 => Err("an empty reason says nothing; omit it".to_owned()),
-        length if length > MAX_REASON_CHARS => Err(format!(
-            "it has {length} characters; clients show at most {MAX_REASON_CHARS}, so write a short one with a link"
-        )),
-        _ => Ok(text.to_owned()),
-    }
 }

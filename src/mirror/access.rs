@@ -4,6 +4,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::address::{Address, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -44,6 +46,49 @@ pub struct HiddenVersions {
     pub count: usize,
 }
 
+/// The verdict about one version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct JudgedVersion {
+    /// The version.
+    pub version: Version,
+    /// The verdict.
+    pub verdict: VerdictKind,
+    /// The moment from which a version that is held may be used; absent where nobody knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    pub until: Option<Timestamp>,
+    /// The rule and its reason; absent for a version that may be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// True if upstream lists it.
+    pub listed: bool,
+}
+
+/// The kind of a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum VerdictKind {
+    /// It may be used.
+    Allowed,
+    /// It is too young.
+    Held,
+    /// It may not be used.
+    Denied,
+}
+
+impl JudgedVersion {
+    fn new(version: Version, verdict: &Verdict<'_>, listed: bool) -> Self {
+        let (kind, until) = match verdict {
+            Verdict::Allowed => (VerdictKind::Allowed, None),
+            Verdict::Held { until, .. } => (VerdictKind::Held, *until),
+            Verdict::Denied(_) => (VerdictKind::Denied, None),
+        };
+        Self { version, verdict: kind, until, reason: verdict.refusal(), listed }
+    }
+}
+
 impl Access {
     /// Returns true if there is no policy.
     pub fn is_open(&self) -> bool {
@@ -76,6 +121,18 @@ impl Access {
         let denial = self.judge_of(address).denial_of_all();
         let refusal = denial.and_then(|ground| Verdict::Denied(ground).refusal());
         refusal.map_or(Ok(()), |cause| Err(Error::Refused { subject: address.to_string(), cause }))
+    }
+
+    /// Judges a version for an operator.
+    pub fn judged(&self, address: &Address, version: Version, listed: bool) -> JudgedVersion {
+        let judge = self.judge_of(address);
+        let verdict = self.verdict(&judge, &version);
+        JudgedVersion::new(version.clone(), &verdict, listed)
+    }
+
+    /// The number of rules.
+    pub fn rule_count(&self) -> usize {
+        self.policy.0.len()
     }
 
     /// Takes the versions that the policies do not allow from a list.

@@ -30,7 +30,7 @@ mod transfer;
 
 use std::sync::Arc;
 
-pub use self::access::{Access, ClientList, HiddenVersions};
+pub use self::access::{Access, ClientList, HiddenVersions, JudgedVersion, VerdictKind};
 pub use self::archives::Archives;
 use self::archives::verified_open::VerifiedReader;
 pub use self::documents::Documents;
@@ -71,6 +71,7 @@ pub use crate::mirror::operate::explain::{
 };
 pub use crate::mirror::operate::list::{PackageArchive, StoredPackage, StoredPage, VerifiedBy};
 pub use crate::mirror::operate::notable::{NotableArchives, StoredArchiveNames};
+pub use crate::mirror::operate::policy::PolicyVerdicts;
 pub use crate::mirror::operate::purge::PurgeResult;
 pub use crate::mirror::operate::refresh::{RefreshOutcome, RefreshResult};
 pub use crate::mirror::operate::rehash::{DamagedArchive, RepairOutcome, VerifyEvent};

@@ -6,6 +6,7 @@ pub mod list;
 pub mod operation;
 pub mod order;
 pub(crate) mod outcome_lines;
+pub mod policy;
 mod routes;
 pub mod verdict;
 

@@ -469,7 +469,12 @@ impl ExplainContext<'_> {
 
     async fn versions(&self, address: &Address) -> Result<VersionSummary, Error> {
         let mut facts = self.protocols.mirror.operations.version_facts(address, self.call).await?;
-        let list = self.client_versions(address).await.ok();
+        let offline = &self.protocols.mirror.offline;
+        let (list, hidden) = match offline.client_versions(address, self.call).await {
+            Ok(answer) => (Some(answer.value.list), answer.value.hidden),
+            Err(_) => (None, Vec::new()),
+        };
+        let hidden = hidden.iter().map(ToString::to_string).collect();
         let newest = list.as_ref().and_then(|list| {
             let versions = list.versions.iter().map(|listed| &listed.version);
             versions.max_by_key(|version| (!version.is_pre_release(), *version)).map(ToString::to_string)
@@ -478,7 +483,7 @@ impl ExplainContext<'_> {
         facts.stored.truncate(MAX_VERSIONS);
         facts.dropped.truncate(MAX_VERSIONS);
         facts.unreadable.truncate(MAX_VERSIONS);
-        Ok(VersionSummary { listed: list.map(|list| list.versions.len()), newest, facts, stored_versions })
+        Ok(VersionSummary { listed: list.map(|list| list.versions.len()), newest, hidden, facts, stored_versions })
     }
 
     /// The alarms about the subject.

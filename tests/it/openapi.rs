@@ -183,6 +183,7 @@ async fn every_described_status_is_one_that_larder_answers() {
         "/admin/v1/client-config",
         "/admin/v1/list",
         "/admin/v1/explain?address=acme/null",
+        "/admin/v1/policy?address=acme/null",
         "/admin/v1/runs/00112233445566778899aabbccddeeff",
         "/admin/v1/runs/00112233445566778899aabbccddeeff/client-config",
         "/admin/v1/missing",

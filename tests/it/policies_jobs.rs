@@ -242,3 +242,91 @@ async fn run_starts_a_larder_under_the_policies() {
     let lock = setup.read("work/.terraform.lock.hcl");
     assert!(lock.contains("version = \"1.2.0\""), "{lock}");
 }
+
+/// `larder policy test` judges every version, by the running larder and without one, and the exit code tells a script.
+#[tokio::test]
+async fn policy_test_shows_the_verdict_of_every_version() {
+    let upstream = upstream_with_four_versions().await;
+    upstream.publish(Provider::new("acme", "evil"));
+    let mut setup = CommandSetup::new(&upstream);
+    setup.text.push_str(&format!("{POLICY}[[policy]]\nmatch = \"acme/evil\"\naction = \"deny\"\n"));
+    let running = setup.serve();
+    let whole = setup.run(&["policy", "test", "acme/null"]).await;
+    let expected = format!(
+        "acme/null: 3 of 4 versions may be used (2 rules in the configuration)\n  1.3.0  denied   {CAUSE}\n  1.2.0  allowed\n  1.1.0  allowed\n  1.0.0  allowed\n"
+    );
+    assert_eq!((whole.code, whole.out.as_str()), (Some(0), expected.as_str()));
+    drop(running);
+    upstream.forget_requests();
+    for (what, code, text) in [
+        ("acme/null@1.2.0", 0, "this version may be used"),
+        ("acme/null@1.3.0", 3, "this version may NOT be used"),
+        ("acme/null@~> 1.3", 3, CAUSE),
+        ("acme/null@9.9.9", 0, "upstream does not list it"),
+        ("acme/evil", 3, "NONE of its versions may be used: the policy for acme/evil denies every version"),
+        ("acme/evil@1.0.0", 3, "NONE of its versions may be used"),
+    ] {
+        let output = setup.run(&["policy", "test", what]).await;
+        assert!(output.code == Some(code) && output.out.contains(text), "{what}: {output:?}");
+    }
+    assert_eq!(
+        upstream.count_of(Target::Versions),
+        0,
+        "the stored list is fresh, and a denied provider is not asked for"
+    );
+    let report: Value = serde_json::from_str(&setup.run(&["policy", "test", "acme/null", "--json"]).await.out).unwrap();
+    assert_eq!(
+        (&report["versions"][0]["verdict"], &report["versions"][1]["verdict"]),
+        (&json!("denied"), &json!("allowed"))
+    );
+    let nonsense = setup.run(&["policy", "test", "acme"]).await;
+    assert_eq!(nonsense.code, Some(1), "{nonsense:?}");
+}
+
+/// `plan --policy FILE` tells what a policy would break before it is in force, and a laxer one what it would free.
+#[tokio::test]
+async fn a_plan_tries_the_policies_of_a_file() {
+    let upstream = upstream_with_four_versions().await;
+    let mut setup = CommandSetup::new(&upstream);
+    setup.text.push_str("[[policy]]\nmatch = \"acme/null\"\nversions = \"< 1.2\"\n");
+    let work = setup.home.path().join("work");
+    std::fs::create_dir(&work).unwrap();
+    let text =
+        "terraform {\n  required_providers {\n    null = { source = \"acme/null\", version = \">= 1.0.0\" }\n  }\n}\n";
+    std::fs::write(work.join("main.tf"), text).unwrap();
+    let (strict, lax) = (setup.home.path().join("strict.toml"), setup.home.path().join("lax.toml"));
+    // The file of another machine: what it says besides policies is not read for problems.
+    std::fs::write(&strict, "[[upstream]]\nhost = \"registry.corp.example\"\ntoken = { env = \"NOT_HERE\" }\n[[policy]]\nmatch = \"acme/*\"\naction = \"deny\"\nreason = \"frozen\"\n").unwrap();
+    std::fs::write(&lax, POLICY).unwrap();
+    let _running = setup.serve();
+    let folder = work.to_str().unwrap();
+    let plan = async |file: Option<&std::path::Path>| {
+        let option = file.map(|file| ["--policy".to_owned(), file.display().to_string()]).into_iter().flatten();
+        let option: Vec<String> = option.collect();
+        let option: Vec<&str> = option.iter().map(String::as_str).collect();
+        setup.run(&[&["plan", folder, "--platform", "linux_amd64"], &option[..]].concat()).await
+    };
+    let now = plan(None).await;
+    assert!(now.out.contains("acme/null 1.1.0 (linux_amd64)"), "{now:?}");
+    let broken = plan(Some(&strict)).await;
+    assert!(
+        broken.code == Some(3) && broken.out.contains("the policy for acme/* denies every version: frozen"),
+        "{broken:?}"
+    );
+    let freed = plan(Some(&lax)).await;
+    assert!(freed.out.contains("acme/null 1.2.0 (linux_amd64)"), "{freed:?}");
+    // The larder itself goes on under its own rules.
+    let again = plan(None).await;
+    assert!(again.out.contains("acme/null 1.1.0 (linux_amd64)"), "{again:?}");
+    for (text, reason) in [
+        ("[server]\nopen = true\n", "has no [[policy]]"),
+        ("[[policy]]\nmatch = \"acme\"\n", "is not a pattern of addresses"),
+        ("[[policy]\n", "this is not TOML"),
+    ] {
+        std::fs::write(&strict, text).unwrap();
+        let refused = plan(Some(&strict)).await;
+        assert!(refused.code == Some(1) && refused.err.contains(reason), "{refused:?}");
+    }
+    let missing = plan(Some(std::path::Path::new("/nowhere/policy.toml"))).await;
+    assert!(missing.code == Some(1) && missing.err.contains("cannot be read"), "{missing:?}");
+}

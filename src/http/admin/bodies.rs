@@ -23,7 +23,9 @@ use crate::address::Hostname;
 use crate::answer_json;
 use crate::jobs::{JobEvent, JobSubscription};
 use crate::mirror::Mirror;
+use crate::policy::Policy;
 use crate::protocol::admin::order::{NamedText, OrderBodyKind, OrderDraft, OrderRequest};
+use crate::protocol::admin::policy::policy_of;
 use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
@@ -158,6 +160,8 @@ pub(super) struct ReceivedOrder {
     pub(super) order: Order,
     /// Pin the packages that are warmed.
     pub(super) pin: bool,
+    /// The policies that a plan tries in place of those of this larder.
+    pub(super) trial: Option<Policy>,
 }
 
 /// Reads an order.
@@ -185,10 +189,11 @@ pub(super) async fn read_order(
         // The permits are released when the parsing ends, even if the client has disconnected.
         let _permits = (memory_permit, parser_permit);
         let OrderDraft { options, mut problems } = parse(&body, query.as_deref())?;
-        match options.order(&host) {
-            Ok(order) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin }),
-            order => {
-                problems.extend(order.err().unwrap_or_default());
+        let trial = options.policy.as_deref().map(policy_of).transpose();
+        match (options.order(&host), trial) {
+            (Ok(order), Ok(trial)) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin, trial }),
+            (order, trial) => {
+                problems.extend(order.err().into_iter().chain(trial.err()).flatten());
                 Err(problems)
             }
         }

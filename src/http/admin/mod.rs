@@ -27,13 +27,14 @@ use crate::config::StoreNaming;
 use crate::jobs::{
     JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, TrafficHistory, WarmUp,
 };
-use crate::mirror::{Mirror, PinChange};
+use crate::mirror::{Mirror, PinChange, PolicyVerdicts};
 use crate::place::Place;
 use crate::protocol::Protocols;
 use crate::protocol::admin::explain::ExplainRequest;
 use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, AcceptRequest, OperationTarget, TargetAddresses};
 use crate::protocol::admin::order::{self, OrderRequest};
+use crate::protocol::admin::policy::PolicyReport;
 use crate::protocol::admin::{
     self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, ProcessKind, SinceStart,
     StatusReport,
@@ -184,6 +185,7 @@ impl Admin {
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
             AdminRoute::List => self.list(request.uri().query()).await,
             AdminRoute::Explain => self.explain(request.uri().query()).await,
+            AdminRoute::Policy => self.policy(request.uri().query()).await,
             AdminRoute::Index => Ok(response::of_type(Body::full(admin::index().into()), "application/json")),
             AdminRoute::OpenApi => {
                 Ok(response::of_type(Body::full(Bytes::from_static(admin::DESCRIPTION.as_bytes())), "application/json"))
@@ -290,8 +292,24 @@ impl Admin {
         report.map(|report| json(&report)).map_err(|error| self.failure(error))
     }
 
+    /// Judges the versions of an address by the policies.
+    async fn policy(&self, query: Option<&str>) -> Answer {
+        let selector = admin::policy::parse_query(query, &self.default_host).map_err(refused)?;
+        let call = self.mirror.runtime.job_context(self.clock.now());
+        let PolicyVerdicts { denied, versions, no_list } =
+            self.mirror.operations.policy_verdicts(&selector, &call).await;
+        let (address, rules) = (selector.address().to_string(), call.access().rule_count());
+        let no_list = no_list.map(|error| error.to_string());
+        Ok(json(&PolicyReport { address, now: call.now, rules, denied, versions, no_list }))
+    }
+
     async fn warm(&self, request: Request<Incoming>) -> Answer {
-        let ReceivedOrder { order, pin } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        let ReceivedOrder { order, pin, trial } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        if trial.is_some() {
+            return Err(refused(vec![
+                "a warm-up obeys the policies of this larder; only a plan tries others".to_owned(),
+            ]));
+        }
         let warm_up = WarmUp::of_order(order, pin).map_err(refused)?;
         match self.jobs.start(warm_up).await {
             Ok((id, job)) => {
@@ -313,8 +331,8 @@ impl Admin {
     }
 
     async fn plan(&self, request: Request<Incoming>) -> Answer {
-        let ReceivedOrder { order, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
-        let plan = self.jobs.plan(&order, None).await.map_err(|error| {
+        let ReceivedOrder { order, trial, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        let plan = self.jobs.plan(&order, trial.map(Arc::new)).await.map_err(|error| {
             let status = match error {
                 PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
                 PlanError::TooMany(_) => StatusCode::BAD_REQUEST,

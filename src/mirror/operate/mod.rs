@@ -4,6 +4,7 @@ pub mod accept;
 pub mod explain;
 pub mod list;
 pub mod notable;
+pub mod policy;
 pub mod purge;
 pub mod refresh;
 pub mod rehash;

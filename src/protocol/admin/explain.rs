@@ -270,6 +270,9 @@ pub struct VersionSummary {
     pub listed: Option<usize>,
     /// The newest of them, a pre-release only if there is no release.
     pub newest: Option<String>,
+    /// The versions that policies hide from that list, by rule: the newest of them, and the rule with its reason.
+    #[serde(default)]
+    pub hidden: Vec<String>,
     /// The stored and the dropped versions; each at most a hundred.
     #[serde(flatten)]
     pub facts: VersionFacts,

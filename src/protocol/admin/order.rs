@@ -7,6 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use url::form_urlencoded;
 
+use super::policy::RuleText;
 use super::{object_of, or_problem, short};
 use crate::address::{Hostname, PackageSelector, Platform, Version};
 use crate::mirror::MissingPackage;
@@ -44,6 +45,9 @@ pub struct OrderRequest {
     /// Pin the packages that are warmed. Ignored by a plan.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub pin: bool,
+    /// For a plan: the policies to try in place of those of this larder, in their order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Vec<RuleText>>,
 }
 
 /// An address, with its own platforms where they differ from the order's.
@@ -106,7 +110,7 @@ impl OrderRequest {
     /// # Errors
     /// Both have files, they name different clients, or the other has roots without files.
     pub fn add(&mut self, other: Self) -> Result<(), String> {
-        let Self { what: addresses, lock_files, files, roots, client, platforms, pin } = other;
+        let Self { what: addresses, lock_files, files, roots, client, platforms, pin, policy } = other;
         if let (Some(own_client), Some(other_client)) = (self.client, client)
             && own_client != other_client
         {
@@ -123,6 +127,7 @@ impl OrderRequest {
         self.platforms.extend(platforms);
         self.client = self.client.or(client);
         self.pin |= pin;
+        self.policy = self.policy.take().or(policy);
         Ok(())
     }
 

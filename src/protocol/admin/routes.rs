@@ -18,6 +18,8 @@ pub const STATUS: &str = "/admin/v1/status";
 pub const LIST: &str = "/admin/v1/list";
 /// Path of explanations.
 pub const EXPLAIN: &str = "/admin/v1/explain";
+/// Path of the verdicts of the policies.
+pub(super) const POLICY: &str = "/admin/v1/policy";
 /// Path of client configurations.
 pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
 /// Path of runs. Each run is below it.
@@ -64,6 +66,8 @@ pub enum AdminRoute {
     List,
     /// The answer that a client gets, and its reason.
     Explain,
+    /// The verdicts of the policies about the versions of an address.
+    Policy,
     /// The CLI configuration to paste.
     ClientConfig,
     /// The counts of one `larder run`.
@@ -185,6 +189,7 @@ pub const PATHS: &[AdminPath] = &[
     ),
     AdminPath::new(LIST, AdminRoute::List, &[(Get, "a page of what is stored, by address and version")]),
     AdminPath::new(EXPLAIN, AdminRoute::Explain, &[(Get, "what a client gets for an address or a URL, and why")]),
+    AdminPath::new(POLICY, AdminRoute::Policy, &[(Get, "the policies' verdict about each version of an address")]),
     AdminPath {
         path: "/admin/v1/runs/{id}",
         target: Target::OfRun(AdminRoute::Run),

@@ -23,6 +23,7 @@ use crate::protocol::admin::bundle::{BundleRequest, ExportRequest};
 use crate::protocol::admin::explain::ExplainReport;
 use crate::protocol::admin::operation::{AcceptRequest, OperationReport, TargetAddresses};
 use crate::protocol::admin::order::OrderRequest;
+use crate::protocol::admin::policy::PolicyReport;
 use crate::protocol::admin::{DESCRIPTION, PATHS, StatusReport};
 use crate::protocol::run::RunReport;
 
@@ -376,6 +377,9 @@ fn requests(c: &mut Components) -> Vec<Request> {
             .answers(200, "The explanation. No upstream is asked for it.", c.answer::<ExplainReport>())
             .fails(&[500, 503])
             .query(explain_query),
+        Request::of("Look", "GET", "/admin/v1/policy", "policy")
+            .answers(200, "The verdicts. An upstream is asked for its list.", c.answer::<PolicyReport>())
+            .query(vec![parameter("address", "A provider or module, with a version or a constraint.", text())]),
         Request::of("Look", "GET", "/admin/v1/runs/{id}", "run")
             .answers(200, "The files; none for a run without requests.", c.answer::<RunReport>())
             .fails(&[404]),
