@@ -8,6 +8,7 @@ use http::StatusCode;
 use crate::address::{Hostname, Package, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::explanation::{Explanation, safe_text};
+use crate::policy::Refusal;
 use crate::store::StoreError;
 use crate::upstream::error::{Fault, UpstreamError};
 
@@ -43,8 +44,8 @@ pub enum Error {
     Refused {
         /// The provider or module, with its version where one was requested.
         subject: String,
-        /// The rule and its reason, as text.
-        cause: String,
+        /// The rule and its reason.
+        refusal: Refusal,
     },
     /// An item that was verified before has changed; the change waits for `larder accept`.
     Unaccepted {
@@ -155,8 +156,9 @@ impl Error {
                 .about(subject)
                 .remedied_by("not stored, not served; its publisher or registry must mend it"),
             Self::BeyondLimit { subject, cause, remedy } => Explanation::of(cause).about(subject).remedied_by(*remedy),
-            Self::Refused { subject, cause } => {
-                Explanation::of(cause).about(subject).remedied_by("ask the operator of this mirror")
+            Self::Refused { subject, refusal: Refusal { cause, remedy } } => {
+                let explanation = Explanation::of(cause).about(subject);
+                remedy.map_or(explanation.clone(), |remedy| explanation.remedied_by(remedy))
             }
             Self::Unaccepted { subject, verdict, command } => {
                 Explanation::of(verdict).about(subject).remedied_by(format!("if that is right: {command}"))

@@ -78,31 +78,48 @@ pub fn parse_reason(given: &str) -> Result<String, String> {
     }
 }
 
-/// The versions of a rule. Clients read the constraints of modules by other rules than those of providers.
+/// The versions of a rule. Clients read the constraints of modules by other rules than those of providers; one of both must
+/// be able to read it.
 #[derive(Debug, Display, Clone, PartialEq, Eq)]
 #[display("{given}")]
 pub struct VersionRange {
     given: String,
-    providers: Constraint,
-    modules: ModuleConstraint,
+    providers: Option<Constraint>,
+    modules: Option<ModuleConstraint>,
 }
 
 impl VersionRange {
-    /// Parses a constraint that clients accept for providers and for modules.
+    /// Parses a constraint that clients accept for providers or for modules.
     ///
     /// # Errors
     /// [`BadAddress`], with the reason.
     pub fn parse(given: &str) -> Result<Self, BadAddress> {
-        let (providers, modules) = (Constraint::parse(given)?, ModuleConstraint::parse(given)?);
+        let (providers, modules) = match (Constraint::parse(given), ModuleConstraint::parse(given)) {
+            (Err(bad), Err(_)) => return Err(bad),
+            (providers, modules) => (providers.ok(), modules.ok()),
+        };
         Ok(Self { given: given.to_owned(), providers, modules })
     }
 
-    /// Returns true if a client with this constraint would accept the version: a pre-release only if it is named.
+    /// Returns true if a client with this constraint would accept the version: a pre-release only if it is named. A version
+    /// that a `!=` names is excluded in every spelling.
     fn allows(&self, address: &Address, version: &Version) -> bool {
+        let (providers, modules) = (self.providers.as_ref(), self.modules.as_ref());
+        let is_of_providers = || providers.is_some_and(|range| range.allows(version) && !range.excludes(version));
         match address {
-            Address::Provider(_) => self.providers.allows(version),
-            Address::Module(_) => self.modules.allows(version),
+            Address::Provider(_) => is_of_providers(),
+            // Clients of modules do not recognise a pre-release behind a space; a rule does.
+            Address::Module(_) => {
+                modules.is_some_and(|range| range.allows(version)) || (version.is_pre_release() && is_of_providers())
+            }
         }
+    }
+
+    /// Returns true if the version lies in the range in whatever spelling, a pre-release too.
+    fn spans(&self, address: &Address, version: &Version) -> bool {
+        let is_of_providers = self.providers.as_ref().is_some_and(|range| range.spans(version));
+        let is_of_modules = || self.modules.as_ref().is_some_and(|range| range.spans(version));
+        is_of_providers || (matches!(address, Address::Module(_)) && is_of_modules())
     }
 }
 
@@ -144,6 +161,25 @@ pub enum Verdict<'p> {
     /// It may not be used.
     Denied(Ground<'p>),
 }
+
+/// The refusal of a version, or of a whole provider or module, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The rule, and its reason.
+    pub cause: String,
+    /// The remedy, unless the reason says what to do.
+    pub remedy: Option<&'static str>,
+}
+
+impl Refusal {
+    /// The refusal of a list of which rules leave nothing.
+    pub fn of_all(causes: &[&str]) -> Self {
+        Self { cause: causes.join("; "), remedy: Some(ASK_OPERATOR) }
+    }
+}
+
+/// The remedy where a rule has no reason.
+const ASK_OPERATOR: &str = "ask the operator of this mirror";
 
 /// The ground of a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,6 +233,20 @@ impl Policy {
 }
 
 impl Verdict<'_> {
+    /// The refusal of the version, for the person who asked for it by number. `None` if it may be used. Clients show little of
+    /// an error, so a reason of the operator takes the place of the versions and of the remedy.
+    pub fn refusal(&self) -> Option<Refusal> {
+        let cause = match self {
+            Self::Denied(Ground::Rule(rule)) if rule.reason.is_some() => rule.sentence(match rule.action {
+                Action::Deny => "denies it",
+                Action::Allow { .. } => "does not allow it",
+            }),
+            verdict => verdict.explanation()?,
+        };
+        let has_reason = matches!(self, Self::Denied(Ground::Rule(rule)) | Self::Held { by: Ground::Rule(rule), .. } if rule.reason.is_some());
+        Some(Refusal { cause, remedy: (!has_reason).then_some(ASK_OPERATOR) })
+    }
+
     /// Returns true if one rule is the ground of both, with the same effect.
     pub fn is_of_same_rule(&self, other: &Self) -> bool {
         let is_same = |one: &Ground<'_>, other: &Ground<'_>| match (one, other) {
@@ -212,8 +262,8 @@ impl Verdict<'_> {
         }
     }
 
-    /// The reason why the version may not be used, for people. `None` if it may be used.
-    pub fn refusal(&self) -> Option<String> {
+    /// The reason why the version may not be used, with all that the rule says. `None` if it may be used.
+    pub fn explanation(&self) -> Option<String> {
         let (by, effect) = match self {
             Self::Allowed => return None,
             Self::Denied(by) => (by, None),
@@ -293,7 +343,7 @@ impl Rule {
     fn names(&self, address: &Address, version: &Version) -> bool {
         match (&self.versions, self.action) {
             (None, _) => true,
-            (Some(range), Action::Deny) => range.providers.spans(version) || range.allows(address, version),
+            (Some(range), Action::Deny) => range.spans(address, version),
             (Some(range), Action::Allow { .. }) => range.allows(address, version),
         }
     }
@@ -460,8 +510,8 @@ mod tests {
             (provider("hashicorp", "aws"), &of_acme, Some("it is not among the addresses that this client may use")),
         ] {
             let denial = policy.judge_of(&address, client).denial_of_all();
-            let reason = denial.and_then(|ground| Verdict::Denied(ground).refusal());
-            assert_eq!(reason.as_deref(), expected, "{address}");
+            let refusal = denial.and_then(|ground| Verdict::Denied(ground).refusal());
+            assert_eq!(refusal.map(|refusal| refusal.cause).as_deref(), expected, "{address}");
         }
     }
 
@@ -471,18 +521,55 @@ mod tests {
         rules[0].reason = Some("it loses state, see https://wiki.example/aws".to_owned());
         let (policy, client) = (Policy(rules), ClientLimits::default());
         let aws = provider("hashicorp", "aws");
-        for (version, expected) in [
+        for (version, expected, whole) in [
             (
                 "5.31.0",
+                "the policy for hashicorp/aws denies it: it loses state, see https://wiki.example/aws",
                 "the policy for hashicorp/aws denies the versions = 5.31.0, != 4.0.0: it loses state, see https://wiki.example/aws",
             ),
-            ("0.9.0", "the policy for hashicorp/* allows only the versions >= 1.0"),
-            ("6.0.0", "the policy for hashicorp/* holds it back until 1970-04-15 00:00:00 UTC"),
+            (
+                "0.9.0",
+                "the policy for hashicorp/* allows only the versions >= 1.0",
+                "the policy for hashicorp/* allows only the versions >= 1.0",
+            ),
+            (
+                "6.0.0",
+                "the policy for hashicorp/* holds it back until 1970-04-15 00:00:00 UTC",
+                "the policy for hashicorp/* holds it back until 1970-04-15 00:00:00 UTC",
+            ),
         ] {
             let version = Version::parse(version).unwrap();
             let candidate = Candidate { version: &version, ..known() };
             let verdict = policy.judge_of(&aws, &client).judge(candidate, NOW);
-            assert_eq!(verdict.refusal().as_deref(), Some(expected));
+            assert_eq!(verdict.refusal().unwrap().cause, expected);
+            assert_eq!(verdict.explanation().as_deref(), Some(whole));
+        }
+    }
+
+    #[test]
+    fn a_range_cannot_be_passed_by_another_spelling() {
+        let module_of = module("acme", "vpc");
+        let provider_of = provider("hashicorp", "aws");
+        for (address, versions, action, version, is_named) in [
+            (&provider_of, ">= 5.0, != 5.31.0", allow(0), "5.31.0+build.7", false),
+            (&provider_of, ">= 5.0, != 5.31.0", allow(0), "5.31.1", true),
+            (&provider_of, "= 5.31.0", Action::Deny, "5.31.0+build.7", true),
+            (&provider_of, ">= 2.0", Action::Deny, "3.0.0-rc.1", true),
+            // A pre-release of the limit lies below it.
+            (&provider_of, ">= 2.0", Action::Deny, "2.0.0-rc.1", false),
+            (&module_of, "~> 1", Action::Deny, "3.0.0-rc.1", true),
+            (&module_of, "~> 1.2", Action::Deny, "1.3.0-rc.1", true),
+            (&module_of, "~> 1.2", Action::Deny, "2.0.0-rc.1", true),
+            (&module_of, "= 1.0.0-beta.1", allow(0), "1.0.0-beta.1", true),
+            (&module_of, "=1.0.0-beta.1", allow(0), "1.0.0-beta.2", false),
+            // Only versions of modules have four numbers.
+            (&module_of, "= 1.2.3.4", allow(0), "1.2.3.4", true),
+            (&module_of, "= 1.2.3.4", Action::Deny, "1.2.3.4", true),
+            (&provider_of, "= 1.2.3.4", Action::Deny, "1.2.3", false),
+        ] {
+            let rule = rule("*", versions, action);
+            let parsed = Version::parse_of_module(version).unwrap();
+            assert_eq!(rule.names(address, &parsed), is_named, "{address} {version} {versions} {action:?}");
         }
     }
 

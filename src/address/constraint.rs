@@ -145,6 +145,15 @@ impl Constraint {
     }
 }
 
+impl Constraint {
+    /// Returns true if a `!=` names the version, in whatever build metadata. Clients take `5.31.0+build` for another version
+    /// than `5.31.0`; a rule must not.
+    pub fn excludes(&self, version: &Version) -> bool {
+        let excluded = self.0.iter().filter(|condition| condition.operator == Operator::NotEqual);
+        excluded.into_iter().any(|condition| version.precedence(&condition.version).is_eq())
+    }
+}
+
 impl Condition {
     fn parse(given: &str, constraint: &str) -> Result<Self, BadAddress> {
         let bad = |reason| BadAddress::new(KIND, constraint, reason);
@@ -271,6 +280,11 @@ impl ModuleConstraint {
         self.conditions.iter().all(|condition| condition.allows(version))
     }
 
+    /// Returns true if the version lies in the range, in the order of versions: a pre-release too. For rules that forbid.
+    pub fn spans(&self, version: &Version) -> bool {
+        self.conditions.iter().all(|condition| condition.spans(version))
+    }
+
     /// The version that clients choose from a list. Of two versions that differ in build metadata only, clients choose
     /// the one that is listed first.
     pub fn newest<'a>(&self, listed: impl IntoIterator<Item = &'a Version>) -> Option<&'a Version> {
@@ -295,6 +309,13 @@ impl ModuleCondition {
             _ => self.can_be_compared_with(version),
         };
         is_comparable && self.operator.is_met_by(version.precedence(&self.limit))
+    }
+
+    fn spans(&self, version: &Version) -> bool {
+        let fixed_count = self.written_count.saturating_sub(1);
+        let has_prefix = || self.limit.all_numbers().take(fixed_count).eq(version.all_numbers().take(fixed_count));
+        (self.operator != Operator::Pessimistic || has_prefix())
+            && self.operator.is_met_by(version.precedence(&self.limit))
     }
 
     /// Returns true if clients compare the version with the limit at all. A pre-release is compared only with a

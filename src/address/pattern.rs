@@ -51,6 +51,11 @@ impl AddressPattern {
         self.host.as_ref()
     }
 
+    /// Returns true if the pattern names no host, and its first name is this.
+    pub fn begins_with_name(&self, name: &str) -> bool {
+        self.host.is_none() && self.names.first().is_some_and(|first| first == name)
+    }
+
     /// Returns true for an address that the pattern matches.
     pub fn matches(&self, address: &Address) -> bool {
         let path = address.path().to_ascii_lowercase();

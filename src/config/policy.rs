@@ -31,6 +31,15 @@ pub(super) fn policy(
     let (lines, rules): (Vec<usize>, Vec<Rule>) =
         rules.into_iter().filter_map(|(line, rule)| Some((line, rule?))).unzip();
     for (line, rule) in lines.iter().zip(&rules) {
+        if let Some(upstream) =
+            upstreams.iter().find(|upstream| rule.addresses.begins_with_name(upstream.host.as_str()))
+        {
+            let text = format!(
+                "a name without a dot is a namespace; write \"{}:443/...\" for the registry {}",
+                upstream.host, upstream.host
+            );
+            root.warning_at(*line, "policy.match", text);
+        }
         if let Some(host) = rule.addresses.host()
             && !upstreams.iter().any(|upstream| upstream.host == *host)
         {

@@ -10,7 +10,7 @@ use crate::address::{Address, Version};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::{RequestContext, RuntimeConfig};
-use crate::policy::{Candidate, ClientLimits, Judge, Policy, Verdict};
+use crate::policy::{Candidate, ClientLimits, Judge, Policy, Refusal, Verdict};
 use crate::upstream::providers::VersionList;
 
 /// The most versions that a person is told of for each rule.
@@ -85,19 +85,24 @@ impl JudgedVersion {
             Verdict::Held { until, .. } => (VerdictKind::Held, *until),
             Verdict::Denied(_) => (VerdictKind::Denied, None),
         };
-        Self { version, verdict: kind, until, reason: verdict.refusal(), listed }
+        Self { version, verdict: kind, until, reason: verdict.explanation(), listed }
     }
 }
 
 impl Access {
+    /// The policies at a time.
+    pub fn new(policy: Arc<Policy>, now: Timestamp) -> Self {
+        Self { policy, now }
+    }
+
     /// Returns true if there is no policy.
     pub fn is_open(&self) -> bool {
         self.policy.is_empty()
     }
 
-    /// Returns the reason why a version may not be used. `None` if it may be used.
-    pub fn refusal(&self, address: &Address, version: &Version) -> Option<String> {
-        self.verdict(&self.judge_of(address), version).refusal()
+    /// The policies about one address, found once for all its versions.
+    pub fn of<'a>(&'a self, address: &'a Address) -> AddressAccess<'a> {
+        AddressAccess { judge: self.policy.judge_of(address, &NO_LIMITS), now: self.now }
     }
 
     /// Refuses a version that the policies do not allow.
@@ -109,8 +114,8 @@ impl Access {
             return Ok(());
         }
         let address = of.into();
-        let refusal = self.refusal(&address, version);
-        refusal.map_or(Ok(()), |cause| Err(Error::Refused { subject: format!("{address} {version}"), cause }))
+        let refusal = self.of(&address).verdict(version).refusal();
+        refusal.map_or(Ok(()), |refusal| Err(Error::Refused { subject: format!("{address} {version}"), refusal }))
     }
 
     /// Refuses a provider or a module of which the policies allow no version, whatever upstream lists.
@@ -118,15 +123,14 @@ impl Access {
     /// # Errors
     /// [`Error::Refused`], with the rule and its reason.
     pub fn permit_any(&self, address: &Address) -> Result<(), Error> {
-        let denial = self.judge_of(address).denial_of_all();
+        let denial = self.of(address).judge.denial_of_all();
         let refusal = denial.and_then(|ground| Verdict::Denied(ground).refusal());
-        refusal.map_or(Ok(()), |cause| Err(Error::Refused { subject: address.to_string(), cause }))
+        refusal.map_or(Ok(()), |refusal| Err(Error::Refused { subject: address.to_string(), refusal }))
     }
 
     /// Judges a version for an operator.
     pub fn judged(&self, address: &Address, version: Version, listed: bool) -> JudgedVersion {
-        let judge = self.judge_of(address);
-        let verdict = self.verdict(&judge, &version);
+        let verdict = self.of(address).verdict(&version);
         JudgedVersion::new(version.clone(), &verdict, listed)
     }
 
@@ -143,35 +147,77 @@ impl Access {
         if self.is_open() {
             return Ok(ClientList { list, hidden: Vec::new() });
         }
-        let judge = self.judge_of(address);
-        let mut hidden: Vec<(Verdict<'_>, Vec<Version>)> = Vec::new();
-        list.versions.retain(|listed| {
-            let verdict = self.verdict(&judge, &listed.version);
-            if verdict == Verdict::Allowed {
-                return true;
-            }
-            match hidden.iter_mut().find(|(other, _)| other.is_of_same_rule(&verdict)) {
-                Some((_, versions)) => versions.push(listed.version.clone()),
-                None => hidden.push((verdict, vec![listed.version.clone()])),
-            }
-            false
-        });
-        let hidden: Vec<HiddenVersions> =
-            hidden.into_iter().map(|(verdict, versions)| HiddenVersions::of(&verdict, versions)).collect();
+        let (of_address, mut hidden) = (self.of(address), HiddenByRule::default());
+        list.versions.retain(|listed| hidden.allows(&of_address, &listed.version));
+        let hidden = hidden.finished();
         if list.versions.is_empty() && !hidden.is_empty() {
-            let causes: Vec<&str> = hidden.iter().map(|hidden| hidden.reason.as_str()).collect();
-            return Err(Error::Refused { subject: address.to_string(), cause: causes.join("; ") });
+            return Err(refused_by(address, &hidden));
         }
         Ok(ClientList { list, hidden })
     }
 
-    fn judge_of<'p>(&'p self, address: &'p Address) -> Judge<'p> {
-        self.policy.judge_of(address, &NO_LIMITS)
+    /// The refusal of an address by the rules that hide all these versions. `None` if one may be used, or if there are none.
+    pub fn refusal_of_all<'v>(
+        &self,
+        address: &Address,
+        versions: impl IntoIterator<Item = &'v Version>,
+    ) -> Option<Error> {
+        let (of_address, mut hidden) = (self.of(address), HiddenByRule::default());
+        let is_one_allowed = versions.into_iter().filter(|version| hidden.allows(&of_address, version)).count() > 0;
+        let hidden = hidden.finished();
+        (!is_one_allowed && !hidden.is_empty()).then(|| refused_by(address, &hidden))
+    }
+}
+
+/// The policies about one address, at the time of a piece of work.
+#[derive(Debug, Clone)]
+pub struct AddressAccess<'a> {
+    judge: Judge<'a>,
+    now: Timestamp,
+}
+
+impl<'a> AddressAccess<'a> {
+    /// Returns true if a version may be used.
+    pub fn allows(&self, version: &Version) -> bool {
+        self.verdict(version) == Verdict::Allowed
     }
 
-    fn verdict<'p>(&self, judge: &Judge<'p>, version: &Version) -> Verdict<'p> {
-        judge.judge(Candidate { version, since: None, approved_until: None }, self.now)
+    /// Returns true if a version may not be used, now and later.
+    pub fn denies(&self, version: &Version) -> bool {
+        matches!(self.verdict(version), Verdict::Denied(_))
     }
+
+    fn verdict(&self, version: &Version) -> Verdict<'a> {
+        self.judge.judge(Candidate { version, since: None, approved_until: None }, self.now)
+    }
+}
+
+/// The versions that policies hide, by rule, while a list is read.
+#[derive(Debug, Default)]
+struct HiddenByRule<'a>(Vec<(Verdict<'a>, Vec<Version>)>);
+
+impl<'a> HiddenByRule<'a> {
+    /// Returns true if the version may be used; otherwise notes it with its rule.
+    fn allows(&mut self, access: &AddressAccess<'a>, version: &Version) -> bool {
+        let verdict = access.verdict(version);
+        if verdict == Verdict::Allowed {
+            return true;
+        }
+        match self.0.iter_mut().find(|(other, _)| other.is_of_same_rule(&verdict)) {
+            Some((_, versions)) => versions.push(version.clone()),
+            None => self.0.push((verdict, vec![version.clone()])),
+        }
+        false
+    }
+
+    fn finished(self) -> Vec<HiddenVersions> {
+        self.0.into_iter().map(|(verdict, versions)| HiddenVersions::of(&verdict, versions)).collect()
+    }
+}
+
+fn refused_by(address: &Address, hidden: &[HiddenVersions]) -> Error {
+    let causes: Vec<&str> = hidden.iter().map(|hidden| hidden.reason.as_str()).collect();
+    Error::Refused { subject: address.to_string(), refusal: Refusal::of_all(&causes) }
 }
 
 impl fmt::Display for HiddenVersions {
@@ -192,21 +238,28 @@ impl HiddenVersions {
         let count = versions.len();
         versions.sort_by(|one, other| other.cmp(one));
         versions.truncate(MAX_NAMED_VERSIONS);
-        Self { reason: verdict.refusal().unwrap_or_default(), newest: versions, count }
+        Self { reason: verdict.explanation().unwrap_or_default(), newest: versions, count }
     }
 }
 
 impl RuntimeConfig {
+    /// Returns true if the policies deny a version, or every version of an address, now and later.
+    pub fn denies(&self, address: &Address, version: Option<&Version>) -> bool {
+        let access = self.access(Timestamp(0));
+        let is_version_denied = version.is_some_and(|version| access.of(address).denies(version));
+        is_version_denied || access.permit_any(address).is_err()
+    }
+
     /// The policies of this configuration.
     pub fn access(&self, now: Timestamp) -> Access {
-        Access { policy: Arc::clone(&self.policy), now }
+        Access::new(Arc::clone(&self.policy), now)
     }
 }
 
 impl RequestContext {
     /// The policies for this request.
     pub fn access(&self) -> Access {
-        Access { policy: Arc::clone(&self.policy), now: self.now }
+        Access::new(Arc::clone(&self.policy), self.now)
     }
 
     /// Refuses a version that the policies do not allow.

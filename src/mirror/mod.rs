@@ -30,7 +30,7 @@ mod transfer;
 
 use std::sync::Arc;
 
-pub use self::access::{Access, ClientList, HiddenVersions, JudgedVersion, VerdictKind};
+pub use self::access::{Access, AddressAccess, ClientList, HiddenVersions, JudgedVersion, VerdictKind};
 pub use self::archives::Archives;
 use self::archives::verified_open::VerifiedReader;
 pub use self::documents::Documents;

@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::value::{RawValue, Value};
 use url::Url;
 
-use self::permitted::{ChangedEntries, change_entries, entries, version_of_details};
+use self::permitted::{ShownEntries, hidden_entries, keep_entries, version_of_details};
 use super::Links;
 use super::route::{Route, RouteContext, service_base};
 use crate::address::{Address, Hostname, Version};
@@ -23,10 +24,14 @@ use crate::mirror::{
     latest_version,
 };
 use crate::upstream::discovery::Service;
-use crate::upstream::pages::PageRef;
+use crate::upstream::pages::{PageRef, SpelledVersion};
 
 /// Depth of the search for page URLs: in `meta`, and in the entries of a list.
 const MAX_DEPTH: usize = 4;
+/// The most version lists that are read for one page, and those that are read at the same time. Pages have at most a hundred
+/// entries; further ones whose version is hidden are not shown.
+const MAX_LISTS: usize = 100;
+const CONCURRENT_LISTS: usize = 8;
 
 /// The warning on every page built from the store.
 const BUILT_FROM_STORE: &str = "this mirror is offline and has not stored this page: the page was built from the stored packages, and the registry may have more";
@@ -41,8 +46,8 @@ pub(super) async fn page(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    let page = &permitted_page(mirror, page, call).await?;
-    let Answer { value, outcome, fresh_until, checked } = mirror.offline.page(page, call).await?;
+    let (page, answer) = permitted_page(mirror, page, call).await?;
+    let Answer { value, outcome, fresh_until, checked } = answer;
     let unreadable = |reason| Error::Unreadable { subject: page.label(), reason };
     let body = match value {
         PageSource::Upstream(document) => {
@@ -50,76 +55,89 @@ pub(super) async fn page(
             let service = page.path.service();
             let installable = match mirror.runtime.connectivity() {
                 Connectivity::Online => None,
-                Connectivity::Offline => mirror.offline.versions_for_page(page, call).await?,
+                Connectivity::Offline => mirror.offline.versions_for_page(&page, call).await?,
             };
-            let changed = changed_entries(mirror, page, &document, call).await?;
+            let entries = shown_entries(mirror, &page, &document, call).await?;
             let (details, access) = (page.details_of(), call.access());
             let rewrite = move |mut page: UpstreamPage| {
                 if let Some((address, _)) = details.as_ref().filter(|_| installable.is_some() || !access.is_open()) {
+                    let of_address = access.of(address);
                     page.body = keep_versions(&page.body, |version| {
                         let is_installable = installable.as_ref().is_none_or(|versions| versions.contains(version));
-                        is_installable && access.refusal(address, version).is_none()
+                        is_installable && of_address.allows(version)
                     })?;
                 }
-                if !changed.is_empty() {
-                    page.body = change_entries(&page.body, service, &host, &changed)?;
+                if let Some(entries) = &entries {
+                    page.body = keep_entries(&page.body, service, &host, entries)?;
                 }
                 with_links(&page, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
             };
-            document.read_page(page, rewrite).await
+            document.read_page(&page, rewrite).await
         }
-        PageSource::List(list) => render_list(&list, page, links).map_err(|e| e.to_string()),
+        PageSource::List(list) => render_list(&list, &page, links).map_err(|e| e.to_string()),
         PageSource::Details(entry) => render_details(&entry).map_err(|e| e.to_string()),
     };
     Ok(Answer { value: body.map_err(unreadable)?, outcome, fresh_until, checked })
 }
 
-/// The page that answers a request under the policies. The details of the latest version become those of the newest permitted
-/// one.
+/// The page that answers a request under the policies, and its address. The details of the latest version become those of the
+/// newest permitted one.
 ///
 /// # Errors
 /// [`Error::Refused`] for a version, or an address, that no policy allows.
-async fn permitted_page(mirror: &Arc<Mirror>, page: &PageRef, call: &RequestContext) -> Result<PageRef, Error> {
-    let Some((address, version)) = page.details_of().filter(|_| !call.access().is_open()) else {
-        return Ok(page.clone());
-    };
-    if let Some(version) = version {
-        call.permit(&address, &version)?;
-        return Ok(page.clone());
+async fn permitted_page(
+    mirror: &Arc<Mirror>,
+    page: &PageRef,
+    call: &RequestContext,
+) -> Result<(PageRef, Answer<PageSource>), Error> {
+    let details = page.details_of().filter(|_| !call.access().is_open());
+    match &details {
+        Some((address, Some(version))) => call.permit(address, version)?,
+        Some((address, None)) => call.access().permit_any(address)?,
+        None => {}
     }
-    call.access().permit_any(&address)?;
-    let PageSource::Upstream(document) = mirror.offline.page(page, call).await?.value else { return Ok(page.clone()) };
+    let answer = mirror.offline.page(page, call).await?;
+    let (Some((address, None)), PageSource::Upstream(document)) = (&details, &answer.value) else {
+        return Ok((page.clone(), answer));
+    };
     let unreadable = |reason| Error::Unreadable { subject: page.label(), reason };
     let latest = document.read_page(page, |page| Ok(version_of_details(&page.body))).await.map_err(unreadable)?;
-    if latest.is_none_or(|latest| call.access().refusal(&address, &latest).is_none()) {
-        return Ok(page.clone());
+    if latest.is_some_and(|latest| call.access().of(address).allows(&latest)) {
+        return Ok((page.clone(), answer));
     }
-    let list = mirror.offline.client_versions(&address, call).await?.value.list;
-    let newest = latest_version(list.versions.iter().map(|listed| &listed.version));
-    let none = || Error::NotFound(format!("the version list of {address} names no version"));
-    Ok(page.of_version(newest.ok_or_else(none)?))
+    let list = mirror.offline.client_versions(address, call).await?.value.list;
+    let newest = latest_version(list.versions.iter().map(|listed| &listed.version)).and_then(|newest| list.get(newest));
+    let spelling = newest.and_then(|newest| SpelledVersion::parse(&newest.upstream_spelling).ok());
+    let spelling =
+        spelling.ok_or_else(|| Error::NotFound(format!("the version list of {address} names no version")))?;
+    let page = page.of_version(spelling);
+    let answer = mirror.offline.page(&page, call).await?;
+    Ok((page, answer))
 }
 
-/// The entries of a list whose version the policies do not allow.
-async fn changed_entries(
+/// The versions to show in the entries of a list; `None` without policies, which leave a list as it is.
+async fn shown_entries(
     mirror: &Arc<Mirror>,
     page: &PageRef,
     document: &Arc<StoredDocument>,
     call: &RequestContext,
-) -> Result<ChangedEntries, Error> {
-    let mut changed = ChangedEntries::new();
-    if page.details_of().is_some() || call.access().is_open() {
-        return Ok(changed);
+) -> Result<Option<ShownEntries>, Error> {
+    let access = call.access();
+    if page.details_of().is_some() || access.is_open() {
+        return Ok(None);
     }
-    let (service, host) = (page.path.service(), page.host.clone());
-    let listed = document.read_page(page, move |page| Ok(entries(&page.body, service, &host))).await;
-    for (address, version) in listed.map_err(|reason| Error::Unreadable { subject: page.label(), reason })? {
-        if call.access().refusal(&address, &version).is_some() {
-            let shown = mirror.offline.newest_permitted(&address, call).await?;
-            changed.insert((address, version), shown);
-        }
-    }
-    Ok(changed)
+    let (service, host, owned) = (page.path.service(), page.host.clone(), access.clone());
+    let hidden = document.read_page(page, move |page| Ok(hidden_entries(&page.body, service, &host, &owned))).await;
+    let hidden = hidden.map_err(|reason| Error::Unreadable { subject: page.label(), reason })?;
+    let newest = |address: Address| async move {
+        // What cannot be judged is not shown.
+        let list = mirror.offline.client_versions(&address, call).await.ok()?.value.list;
+        let newest = latest_version(list.versions.iter().map(|listed| &listed.version))?.clone();
+        Some((address, newest))
+    };
+    let newest = stream::iter(hidden.into_iter().take(MAX_LISTS)).map(newest).buffer_unordered(CONCURRENT_LISTS);
+    let newest = newest.collect::<Vec<_>>().await.into_iter().flatten().collect();
+    Ok(Some(ShownEntries { access, newest }))
 }
 
 /// Reduces the `versions` of a details page to those that are `kept`. Everything else stays as upstream wrote it, byte for byte.
@@ -130,10 +148,13 @@ pub fn keep_versions(page: &Bytes, is_kept: impl Fn(&Version) -> bool) -> Result
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let members: IndexMap<Cow<'_, str>, &RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let Some(listed) = members.get("versions") else { return Ok(page.clone()) };
-    // The member is not a list of strings: no client can choose from it.
-    let Ok(entries) = serde_json::from_str::<Vec<String>>(listed.get()) else { return Ok(page.clone()) };
-    let is_kept = |entry: &String| Version::parse_of_module(entry).is_ok_and(|version| is_kept(&version));
-    let kept: Vec<String> = entries.into_iter().filter(is_kept).collect();
+    // What is no list of strings is not read by any client, and cannot be judged.
+    let entries: Vec<Value> = serde_json::from_str(listed.get()).unwrap_or_default();
+    let is_kept = |entry: &Value| {
+        let version = entry.as_str().and_then(|entry| Version::parse_of_module(entry).ok());
+        version.is_some_and(|version| is_kept(&version))
+    };
+    let kept: Vec<Value> = entries.into_iter().filter(is_kept).collect();
     Ok(with_edits(text, &[Edit::new(listed, kept)]).into())
 }
 
@@ -465,8 +486,10 @@ mod tests {
             ),
             (r#"{"versions":["2.0.0","no version"]}"#, r#"{"versions":[]}"#),
             (r#"{"versions":[]}"#, r#"{"versions":[]}"#),
+            // What cannot be read as versions is not shown.
+            (r#"{"versions":7,"x":[]}"#, r#"{"versions":[],"x":[]}"#),
+            (r#"{"versions":[{"version":"1.0.0"}, "1.0.0"]}"#, r#"{"versions":["1.0.0"]}"#),
             // Without a top-level list of versions the page stays as it is.
-            (r#"{"versions":7,"x":[]}"#, r#"{"versions":7,"x":[]}"#),
             (r#"{"meta":{"versions":["2.0.0"]}}"#, r#"{"meta":{"versions":["2.0.0"]}}"#),
         ] {
             assert_eq!(kept_versions(body, &stored), Ok(expected.to_owned()));

@@ -117,8 +117,8 @@ impl PageRef {
     }
 
     /// The page with the details of one version.
-    pub fn of_version(&self, version: &Version) -> Self {
-        let spelled = Some(SpelledVersion(version.as_str().into()));
+    pub fn of_version(&self, version: SpelledVersion) -> Self {
+        let spelled = Some(version);
         let path = match self.path.clone() {
             PagePath::Module(namespace, name, system, _) => PagePath::Module(namespace, name, system, spelled),
             PagePath::Provider(namespace, type_, _) => PagePath::Provider(namespace, type_, spelled),

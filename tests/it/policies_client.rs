@@ -134,7 +134,7 @@ async fn a_denied_provider_is_refused_with_the_reason() {
         let mut workspace = site.workspace();
         workspace.require(&site.source("evil"), ">= 1.0.0");
         let output = workspace.init().await.expect_failure().one_line();
-        let text = "the policy for acme/evil denies every version: a typosquat (ask the operator of this mirror)";
+        let text = "larder: the policy for acme/evil denies it: a typosquat";
         assert!(output.contains(text), "{way:?}: {output}");
     }
 }

@@ -17,7 +17,9 @@ use crate::support::warm_fixture::{WarmFixture, items};
 
 const POLICY: &str =
     "[[policy]]\nmatch = \"acme/null\"\nversions = \"= 1.3.0\"\naction = \"deny\"\nreason = \"1.3.0 loses state\"\n";
-const CAUSE: &str = "the policy for acme/null denies the versions = 1.3.0: 1.3.0 loses state";
+const CAUSE: &str = "the policy for acme/null denies it: 1.3.0 loses state";
+/// The same with the versions, where there is room for them.
+const RULE: &str = "the policy for acme/null denies the versions = 1.3.0: 1.3.0 loses state";
 
 /// The items of a plan as `WHAT STATE WHY`.
 fn planned(plan: &Value) -> Vec<String> {
@@ -105,7 +107,7 @@ async fn a_denied_module_is_not_warmed_and_not_read() {
     for order in [json!({ "what": ["acme/one/test@2.0.0"] }), json!({ "files": { "main.tf": call } })] {
         let plan = warm.post("/admin/v1/plan", &order).await.expect(200).json();
         assert!(
-            planned(&plan)[0].contains("allows only the versions < 2.0: 2.x is not reviewed"),
+            planned(&plan)[0].contains("the policy for acme/one/test does not allow it: 2.x is not reviewed"),
             "{:?}",
             planned(&plan)
         );
@@ -128,7 +130,7 @@ async fn a_recurring_warm_up_obeys_the_policies() {
     assert_eq!(larder.folder.blobs().len(), 1);
 }
 
-/// `refresh` does not ask upstream about a denied version that is stored, and says why.
+/// `refresh` does not ask upstream about a denied version that is stored, and says why where that is named.
 #[tokio::test]
 async fn a_refresh_of_a_denied_version_names_the_rule() {
     let upstream = upstream_with_four_versions().await;
@@ -137,11 +139,16 @@ async fn a_refresh_of_a_denied_version_names_the_rule() {
     larder.document("null", "1.2.0").await.expect(200);
     larder.reload(Larder::mirroring(&upstream).config_lines(POLICY)).await.unwrap();
     upstream.forget_requests();
-    let body = json!({ "what": ["acme/null"] }).to_string();
-    let request = crate::support::http::client().post(format!("{}/admin/v1/refresh", larder.admin()));
-    let request = request.bearer_auth(larder.token()).header("content-type", "application/json").body(body);
-    let report = crate::support::http::send(request).await.unwrap().text();
-    assert!(report.contains(CAUSE), "{report}");
+    let refresh = async |what: &str| {
+        let body = json!({ "what": [what] }).to_string();
+        let request = crate::support::http::client().post(format!("{}/admin/v1/refresh", larder.admin()));
+        let request = request.bearer_auth(larder.token()).header("content-type", "application/json").body(body);
+        crate::support::http::send(request).await.unwrap().json()
+    };
+    let whole = refresh("acme/null").await;
+    assert!(whole["ok"] == true && !whole.to_string().contains("1.3.0"), "{whole:#}");
+    let named = refresh("acme/null@1.3.0").await;
+    assert!(named["ok"] == false && named.to_string().contains(CAUSE), "{named:#}");
     let documents = upstream.requests().into_iter().filter(|request| request.path.contains("/1.3.0/")).count();
     assert_eq!(documents, 0, "{:?}", upstream.requests());
 }
@@ -253,7 +260,7 @@ async fn policy_test_shows_the_verdict_of_every_version() {
     let running = setup.serve();
     let whole = setup.run(&["policy", "test", "acme/null"]).await;
     let expected = format!(
-        "acme/null: 3 of 4 versions may be used (2 rules in the configuration)\n  1.3.0  denied   {CAUSE}\n  1.2.0  allowed\n  1.1.0  allowed\n  1.0.0  allowed\n"
+        "acme/null: 3 of 4 versions may be used (2 rules in the configuration)\n  1.3.0  denied   {RULE}\n  1.2.0  allowed\n  1.1.0  allowed\n  1.0.0  allowed\n"
     );
     assert_eq!((whole.code, whole.out.as_str()), (Some(0), expected.as_str()));
     drop(running);
@@ -261,7 +268,7 @@ async fn policy_test_shows_the_verdict_of_every_version() {
     for (what, code, text) in [
         ("acme/null@1.2.0", 0, "this version may be used"),
         ("acme/null@1.3.0", 3, "this version may NOT be used"),
-        ("acme/null@~> 1.3", 3, CAUSE),
+        ("acme/null@~> 1.3", 3, RULE),
         ("acme/null@9.9.9", 0, "upstream does not list it"),
         ("acme/evil", 3, "NONE of its versions may be used: the policy for acme/evil denies every version"),
         ("acme/evil@1.0.0", 3, "NONE of its versions may be used"),
@@ -309,10 +316,7 @@ async fn a_plan_tries_the_policies_of_a_file() {
     let now = plan(None).await;
     assert!(now.out.contains("acme/null 1.1.0 (linux_amd64)"), "{now:?}");
     let broken = plan(Some(&strict)).await;
-    assert!(
-        broken.code == Some(3) && broken.out.contains("the policy for acme/* denies every version: frozen"),
-        "{broken:?}"
-    );
+    assert!(broken.code == Some(3) && broken.out.contains("the policy for acme/* denies it: frozen"), "{broken:?}");
     let freed = plan(Some(&lax)).await;
     assert!(freed.out.contains("acme/null 1.2.0 (linux_amd64)"), "{freed:?}");
     // The larder itself goes on under its own rules.
@@ -329,4 +333,58 @@ async fn a_plan_tries_the_policies_of_a_file() {
     }
     let missing = plan(Some(std::path::Path::new("/nowhere/policy.toml"))).await;
     assert!(missing.code == Some(1) && missing.err.contains("cannot be read"), "{missing:?}");
+}
+
+/// `verify` and `accept` fetch nothing that a rule denies.
+#[tokio::test]
+async fn verify_and_accept_do_not_fetch_what_is_denied() {
+    let fixture = ModuleFixture::with_one_module().await;
+    let folder = crate::support::larder::Folder::new();
+    let larder = fixture.larder_on(&folder).start().await;
+    larder.get(&format!("/registry/{HOST}/v1/modules/acme/one/test/1.0.0/download")).await.expect(204);
+    let rule = "[[policy]]\nmatch = \"acme/one/test\"\naction = \"deny\"\nreason = \"frozen\"\n";
+    larder.reload(fixture.larder_on(&folder).config_lines(rule)).await.unwrap();
+    let blob = larder.folder.blobs().remove(0);
+    let bytes = std::fs::read(&blob).unwrap();
+    std::fs::write(&blob, vec![7; bytes.len()]).unwrap();
+    fixture.registry.forget_requests();
+    fixture.archives.forget_requests();
+    let request = crate::support::http::client().post(format!("{}/admin/v1/verify", larder.admin()));
+    let request = request.bearer_auth(larder.token()).header("content-type", "application/json").body("{}");
+    let verified = crate::support::http::send(request).await.unwrap().expect(200).text();
+    assert!(verified.contains("\"refused\"") && verified.contains("frozen"), "{verified}");
+    let accepted = larder.send_command("accept", json!({ "what": ["acme/one/test@1.0.0"] })).await;
+    assert!(format!("{accepted:?}").contains("frozen"), "{accepted:?}");
+    let asked = fixture.registry.count_of(Target::Everything) + fixture.archives.count_of(Target::Everything);
+    assert_eq!(asked, 0, "{:?}", fixture.registry.requests());
+    assert!(larder.folder.blobs().is_empty());
+}
+
+/// An offline plan does not promise that a bundle brings what a rule denies.
+#[tokio::test]
+async fn an_offline_plan_of_a_denied_provider_names_the_rule() {
+    let upstream = upstream_with_four_versions().await;
+    let rule = "[[policy]]\nmatch = \"acme/null\"\naction = \"deny\"\nreason = \"frozen\"\n";
+    let offline = Larder::mirroring(&upstream).config_lines(rule).network("offline = true").start().await;
+    let fixture = WarmFixture::for_larder(&offline);
+    for order in [json!({ "what": ["acme/null"], "platforms": ["linux_amd64"] }), configuration(">= 1.0.0")] {
+        let plan = fixture.post("/admin/v1/plan", &order).await.expect(200).json();
+        let line = planned(&plan).remove(0);
+        assert!(line.contains(" cannot ") && line.contains("the policy for acme/null denies it: frozen"), "{line}");
+    }
+}
+
+/// A plan that tries a laxer policy fetches no module that the rules of this larder deny.
+#[tokio::test]
+async fn a_laxer_trial_stores_nothing_that_is_denied() {
+    let fixture = ModuleFixture::with_one_module().await;
+    let rule = "[[policy]]\nmatch = \"acme/one/test\"\naction = \"deny\"\n";
+    let larder = fixture.larder().config_lines(rule).start().await;
+    let call = "module \"one\" {\n  source = \"acme/one/test\"\n  version = \"1.0.0\"\n}\n";
+    let order = json!({ "files": { "main.tf": call }, "policy": [{ "match": "other/*", "action": "deny" }] });
+    let plan = WarmFixture::for_larder(&larder).post("/admin/v1/plan", &order).await.expect(200).json();
+    assert!(planned(&plan)[0].contains("the policy for acme/one/test denies every version"), "{plan:#}");
+    assert!(larder.folder.blobs().is_empty());
+    let warm = WarmFixture::for_larder(&larder).post("/admin/v1/warm", &order).await.expect(400).text();
+    assert!(warm.contains("only a plan tries others"), "{warm}");
 }

@@ -53,6 +53,13 @@ pub enum MissingPackage {
 }
 
 impl MissingPackage {
+    /// The version, if the request named one.
+    pub fn version(&self) -> Option<&Version> {
+        match self {
+            Self::Provider { version, .. } | Self::Module { version, .. } => version.as_ref(),
+        }
+    }
+
     /// The registry.
     pub fn host(&self) -> &Hostname {
         match self {
@@ -487,7 +494,8 @@ impl Library {
         let recorded = self.missing.requests.lock().packages.clone();
         let mut missing = Vec::new();
         for (package, count) in recorded {
-            if terms.upstreams.get(package.host()).is_none() {
+            // No bundle brings a package of another registry, or one that a policy denies.
+            if terms.upstreams.get(package.host()).is_none() || terms.denies(&package.address(), package.version()) {
                 continue;
             }
             let found = (self.generation_of_address(&package.address()), terms.generation);
@@ -541,8 +549,10 @@ impl Library {
             }
             MissingPackage::Provider { .. } | MissingPackage::Module { .. } => {
                 let address = config.canonical(&missing.address());
-                let stored = self.read_stored_versions(&address, config)?;
-                Ok(config.required_platforms.shown(&address, &stored).next().is_some())
+                let (stored, access) = (self.read_stored_versions(&address, config)?, config.access(Timestamp(0)));
+                let of_address = access.of(&address);
+                let mut shown = config.required_platforms.shown(&address, &stored);
+                Ok(shown.any(|(version, _)| !of_address.denies(version)))
             }
         }
     }

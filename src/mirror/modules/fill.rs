@@ -46,6 +46,9 @@ impl Modules {
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
+        call.permit(&package.module, &package.version)?;
+        // A plan that tries other policies fetches nothing that those of this larder deny.
+        call.config.access(call.now).permit(&package.module, &package.version)?;
         let key = call.config.key_of_package(package);
         let subject = format!("the archive of {package}");
         let if_task_dies = Err(Error::Interrupted(subject.clone()));

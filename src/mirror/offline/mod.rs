@@ -39,7 +39,7 @@ pub struct Offline {
     /// Lookups of stored versions in progress. The key contains the generation, so a request after a change starts a new
     /// lookup.
     lookups: SingleFlights<(Address, u64, ConfigGeneration), SharedLookup<Arc<StoredVersions>>>,
-    stored_pages: SingleFlights<PageRef, SharedLookup<Option<PageSource>>>,
+    stored_pages: SingleFlights<(PageRef, ConfigGeneration), SharedLookup<Option<PageSource>>>,
     /// Each page scans everything stored of its registry, so one is built at a time.
     page_scan: Arc<Semaphore>,
 }
@@ -81,18 +81,12 @@ impl Offline {
         let stored = self.stored_versions(&canonical, call).await?;
         let platforms = &call.config.required_platforms;
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = platforms.shown(&canonical, &stored).collect();
-        if shown.is_empty() {
-            // Clients choose a pre-release only where they are told its version.
-            let rank = |waiting: &WaitingVersion| (!waiting.version.is_pre_release(), waiting.version.clone());
-            if let Some(newest) = platforms.waiting(&canonical, &stored).max_by_key(rank) {
-                self.library.record_waiting(&newest, call);
-                return Err(Error::WaitsForPlatforms(Box::new(newest)));
-            }
-            return Err(self.library.missing_error(&canonical, describe_empty_list(address, platforms), call).await);
+        let upstream = self.library.stored_version_list(&canonical).await?;
+        if !shown.keys().any(|version| call.access().of(address).allows(version)) {
+            return Err(self.empty_list_error(address, &canonical, &stored, upstream.as_ref(), call).await);
         }
         let document = self.stored_list(address, call).await?;
-        let list = self.library.stored_version_list(&canonical).await?;
-        let mut list = list.unwrap_or_else(|| VersionList::empty(service));
+        let mut list = upstream.unwrap_or_else(|| VersionList::empty(service));
         list.versions.retain(|listed| shown.contains_key(&listed.version));
         list.unreadable.clear();
         // Entries already listed stay as upstream wrote them.
@@ -101,6 +95,33 @@ impl Offline {
         );
         let list = call.access().permitted(address, list)?;
         Ok(stored_answer(document, list, call))
+    }
+
+    /// The error of a list without any version for clients: one waits for platforms, all that upstream lists or larder stores
+    /// are hidden by policies, or the permitted ones are missing.
+    async fn empty_list_error(
+        &self,
+        address: &Address,
+        canonical: &Address,
+        stored: &StoredVersions,
+        upstream: Option<&VersionList>,
+        call: &RequestContext,
+    ) -> Error {
+        let (access, platforms) = (call.access(), &call.config.required_platforms);
+        let of_address = access.of(address);
+        // Clients choose a pre-release only where they are told its version.
+        let rank = |waiting: &WaitingVersion| (!waiting.version.is_pre_release(), waiting.version.clone());
+        let waiting = platforms.waiting(canonical, stored).filter(|waiting| of_address.allows(&waiting.version));
+        if let Some(newest) = waiting.max_by_key(rank) {
+            self.library.record_waiting(&newest, call);
+            return Error::WaitsForPlatforms(Box::new(newest));
+        }
+        let listed = upstream.into_iter().flat_map(|list| &list.versions).map(|listed| &listed.version);
+        let known: BTreeSet<&Version> = listed.chain(stored.keys()).collect();
+        match access.refusal_of_all(address, known) {
+            Some(refused) => refused,
+            None => self.library.missing_error(canonical, describe_empty_list(address, platforms), call).await,
+        }
     }
 
     /// The stored versions of a provider that larder does not list while offline, because they wait for sealed
@@ -139,21 +160,28 @@ impl Offline {
         call: &RequestContext,
     ) -> Result<Option<UpstreamVersions>, Error> {
         let (access, connectivity) = (call.access(), self.runtime.connectivity());
+        access.permit_any(address)?;
         let Some(list) = self.library.stored_version_list(&call.config.canonical(address)).await? else {
             return match connectivity {
                 Connectivity::Online => Ok(None),
                 Connectivity::Offline => Err(self.library.offline_error(address.label()).await),
             };
         };
-        let versions = list.versions.into_iter().map(|listed| listed.version);
-        let (permitted, hidden): (Vec<Version>, Vec<Version>) =
-            versions.partition(|version| access.refusal(address, version).is_none());
-        let platforms = match (connectivity, address) {
-            (Connectivity::Online, _) if hidden.is_empty() => return Ok(None),
-            (Connectivity::Offline, Address::Provider(_)) => self.runtime.sealed_platforms(),
-            (Connectivity::Offline, Address::Module(_)) | (Connectivity::Online, _) => Vec::new(),
-        };
-        Ok(Some(UpstreamVersions { permitted, hidden, platforms }))
+        let (versions, access) = (list.versions.into_iter().map(|listed| listed.version), access.of(address));
+        let (permitted, hidden): (Vec<Version>, Vec<Version>) = versions.partition(|version| access.allows(version));
+        Ok(match (connectivity, address) {
+            (Connectivity::Online, _) if hidden.is_empty() => None,
+            // Online, larder lists the permitted ones.
+            (Connectivity::Online, _) => {
+                Some(UpstreamVersions { permitted: Vec::new(), hidden, platforms: Vec::new() })
+            }
+            (Connectivity::Offline, Address::Provider(_)) => {
+                Some(UpstreamVersions { permitted, hidden, platforms: self.runtime.sealed_platforms() })
+            }
+            (Connectivity::Offline, Address::Module(_)) => {
+                Some(UpstreamVersions { permitted, hidden, platforms: Vec::new() })
+            }
+        })
     }
 
     /// The platforms that a version is stored for, online or offline. A version without any is recorded as missing.
@@ -212,9 +240,9 @@ impl Offline {
 /// The versions that upstream lists, of which larder lists fewer for clients: it is offline, or a policy hides some.
 #[derive(Debug, Clone)]
 pub struct UpstreamVersions {
-    /// Those that the policies allow.
+    /// Those that the policies allow, and that are not listed.
     pub permitted: Vec<Version>,
-    /// The others.
+    /// Those that the policies hide.
     pub hidden: Vec<Version>,
     /// The platforms that must be stored before larder lists a version of a provider.
     pub platforms: Vec<Platform>,

@@ -14,7 +14,7 @@ use crate::mirror::effects::Effects;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::too_many_waiting;
-use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext};
+use crate::mirror::{Answer, Connectivity, Library, Offline, Outcome, RequestContext, RuntimeConfig};
 use crate::store::StoreError;
 use crate::upstream::pages::{PagePath, PageQuery, PageRef};
 
@@ -122,9 +122,10 @@ impl Offline {
         let subject = page.label();
         let _place = self.runtime.take_waiting_place(&subject, call)?;
         let if_task_dies = Err(Error::Interrupted(subject.clone()));
+        let key = (page.clone(), call.config.generation);
         let scan_result =
-            self.stored_pages.join_or_spawn(Effects::Real, &self.runtime.tasks, page.clone(), if_task_dies, || {
-                let (offline, page, now) = (Arc::clone(self), page.clone(), call.now);
+            self.stored_pages.join_or_spawn(Effects::Real, &self.runtime.tasks, key, if_task_dies, || {
+                let (offline, page, config, now) = (Arc::clone(self), page.clone(), Arc::clone(&call.config), call.now);
                 async move {
                     // By then the client has its answer: abandoned scans must not pile up in the queue.
                     let waiting = Arc::clone(&offline.page_scan).acquire_owned();
@@ -134,7 +135,7 @@ impl Offline {
                     let scan = offline.library.on_disk(move |library| {
                         // Held until the disk has answered, even if the caller has gone.
                         let _permit = permit;
-                        library.scan_for_page(&page, now)
+                        library.scan_for_page(&page, &config, now)
                     });
                     scan.await
                 }
@@ -152,24 +153,19 @@ impl Offline {
         page: &PageRef,
         call: &RequestContext,
     ) -> Result<Option<Vec<Version>>, Error> {
-        let (Some((address, _)), now) = (page.details_of(), call.now) else { return Ok(None) };
-        self.library.on_disk(move |library| library.stored_versions(&address, now)).await.map(Some)
-    }
-
-    /// The newest version of an address that the policies allow, by the stored list. `None` without one.
-    ///
-    /// # Errors
-    /// The disk failed.
-    pub async fn newest_permitted(&self, address: &Address, call: &RequestContext) -> Result<Option<Version>, Error> {
-        let list = self.library.stored_version_list(&call.config.canonical(address)).await?;
-        let versions = list.map(|list| list.versions).unwrap_or_default();
-        let (versions, access) = (versions.iter().map(|listed| &listed.version), call.access());
-        Ok(latest(versions.filter(|version| access.refusal(address, version).is_none())).cloned())
+        let Some((address, _)) = page.details_of() else { return Ok(None) };
+        let (config, now) = (Arc::clone(&call.config), call.now);
+        self.library.on_disk(move |library| library.stored_versions(&address, &config, now)).await.map(Some)
     }
 }
 
 impl Library {
-    fn scan_for_page(&self, page: &PageRef, now: Timestamp) -> Result<Option<PageSource>, StoreError> {
+    fn scan_for_page(
+        &self,
+        page: &PageRef,
+        config: &RuntimeConfig,
+        now: Timestamp,
+    ) -> Result<Option<PageSource>, StoreError> {
         let Some((address, wanted)) = page.details_of() else {
             let service = match page.path {
                 PagePath::Search if page.query.search.is_none() => return Ok(None),
@@ -177,20 +173,26 @@ impl Library {
                 _ => "modules",
             };
             let stored = self.addresses_of(&page.host, service)?;
-            return self.stored_page(page, stored, now).map(|list| Some(PageSource::List(list)));
+            return self.stored_page(page, stored, config, now).map(|list| Some(PageSource::List(list)));
         };
-        let Some(entry) = self.stored_entry(address, now)? else { return Ok(None) };
+        let Some(entry) = self.stored_entry(address, config, now)? else { return Ok(None) };
         let version = wanted.unwrap_or(entry.version);
         let is_known = entry.versions.contains(&version);
         Ok(is_known.then_some(PageSource::Details(StoredEntry { version, ..entry })))
     }
 
-    fn stored_page(&self, page: &PageRef, stored: BTreeSet<Address>, now: Timestamp) -> Result<StoredList, StoreError> {
+    fn stored_page(
+        &self,
+        page: &PageRef,
+        stored: BTreeSet<Address>,
+        config: &RuntimeConfig,
+        now: Timestamp,
+    ) -> Result<StoredList, StoreError> {
         let mut found = Vec::new();
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
             // Versions are only read for the entries on the page.
-            let canonical = self.runtime.config.load().canonical(&address);
-            let is_permitted = self.runtime.config.load().access(now).permit_any(&address).is_ok();
+            let canonical = config.canonical(&address);
+            let is_permitted = config.access(now).permit_any(&address).is_ok();
             if is_permitted && !default_if_store_unavailable(self.named(&canonical))?.is_empty() {
                 found.push(address);
             }
@@ -200,25 +202,35 @@ impl Library {
         let total = found.len();
         let mut entries = Vec::new();
         for address in found.into_iter().skip(offset as usize).take(limit as usize) {
-            entries.extend(self.stored_entry(address, now)?);
+            entries.extend(self.stored_entry(address, config, now)?);
         }
         Ok(StoredList { entries, total, offset, limit })
     }
 
     /// The entry for a module or a provider; `None` without a version to install.
-    fn stored_entry(&self, address: Address, now: Timestamp) -> Result<Option<StoredEntry>, StoreError> {
-        let versions = self.stored_versions(&address, now)?;
+    fn stored_entry(
+        &self,
+        address: Address,
+        config: &RuntimeConfig,
+        now: Timestamp,
+    ) -> Result<Option<StoredEntry>, StoreError> {
+        let versions = self.stored_versions(&address, config, now)?;
         let latest = latest(&versions).cloned();
         Ok(latest.map(|version| StoredEntry { address, version, versions }))
     }
 
     /// All versions that can be installed from the store, and that the policies allow, in order.
-    fn stored_versions(&self, address: &Address, now: Timestamp) -> Result<Vec<Version>, StoreError> {
-        let config = self.runtime.config();
+    fn stored_versions(
+        &self,
+        address: &Address,
+        config: &RuntimeConfig,
+        now: Timestamp,
+    ) -> Result<Vec<Version>, StoreError> {
         let (address, access) = (config.canonical(address), config.access(now));
-        let stored = self.read_stored_versions(&address, &config)?;
+        let stored = self.read_stored_versions(&address, config)?;
+        let of_address = access.of(&address);
         let shown = config.required_platforms.shown(&address, &stored).map(|(version, _)| version);
-        Ok(shown.filter(|version| access.refusal(&address, version).is_none()).cloned().collect())
+        Ok(shown.filter(|version| of_address.allows(version)).cloned().collect())
     }
 }
 

@@ -92,6 +92,11 @@ impl Operations {
         self.runtime.must_be_online(&format!("asking for {selector} again"))?;
         call.upstream(selector.host())?;
         let (address, versions) = (selector.address(), selector.versions());
+        let access = call.access();
+        access.permit_any(&address)?;
+        // Of several versions those that no client gets are left out; one that is named says why.
+        let is_asked =
+            |version: &Version| matches!(versions, Versions::Exactly(_)) || access.of(&address).allows(version);
         self.runtime.forget_absences(&call.config.canonical(&address), versions);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
@@ -107,6 +112,7 @@ impl Operations {
                 if let Versions::Exactly(version) = versions {
                     sets.extend(self.remembered_sets(selection, version, call).await);
                 }
+                sets.retain(|package| is_asked(&package.version));
                 let asking = sets.into_iter().map(|package| async {
                     let subject = PackageRef::from(&package);
                     let outcome = self.refresh_set(package, call).await;
@@ -119,7 +125,7 @@ impl Operations {
                 let located = self.library.on_disk(move |library| library.package_documents(&module));
                 let mut packages: BTreeSet<Artifact> =
                     located.await?.into_iter().map(|(artifact, _)| artifact).collect();
-                packages.retain(|artifact| versions.include(artifact.version()));
+                packages.retain(|artifact| versions.include(artifact.version()) && is_asked(artifact.version()));
                 if let Versions::Exactly(version) = versions {
                     packages.extend(self.remembered_module(&selection.of, version, call));
                 }

@@ -93,6 +93,12 @@ pub enum RepairOutcome {
         /// The cause.
         error: String,
     },
+    /// A policy does not allow it, so it is not fetched.
+    #[display("not fetched again: {error}")]
+    Refused {
+        /// The rule.
+        error: String,
+    },
     /// Upstream has it no more. It is taken off its names.
     #[display("lost, because upstream has it no more: {error}")]
     Lost {
@@ -199,6 +205,7 @@ impl Operations {
                 self.library.drop_lost(artifact.clone(), digest, DELETED_UPSTREAM).await;
                 RepairOutcome::Lost { error: error.to_string() }
             }
+            (_, Err(error @ Error::Refused { .. })) => RepairOutcome::Refused { error: error.to_string() },
             (_, Err(_)) if self.runtime.connectivity() == Connectivity::Offline => RepairOutcome::Offline,
             (Err(error), Ok(())) | (_, Err(error)) => RepairOutcome::NotNow { error: error.to_string() },
             (Ok((false, _)), Ok(())) => {

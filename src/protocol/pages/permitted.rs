@@ -1,56 +1,88 @@
-//! The versions that a page names, reduced to those that the policies allow. A details page gets the details of the newest
-//! permitted version, and an entry of a list the number of it.
+//! The entries of a list, reduced to what the policies allow: an entry shows the newest permitted version, or is dropped. So is
+//! one that cannot be judged.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use indexmap::IndexMap;
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, Value};
 
 use super::{Edit, with_edits};
 use crate::address::{Address, Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System, Version};
+use crate::mirror::Access;
 use crate::upstream::discovery::Service;
 
-/// The entries of a list that the policies change, each with the version to show. `None` drops the entry.
-pub(super) type ChangedEntries = HashMap<(Address, Version), Option<Version>>;
-
-/// The members of an entry, or of a details page, that name its version.
-#[derive(Deserialize)]
-struct NamedVersion<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    namespace: Cow<'a, str>,
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    /// The system of a module. Entries of providers have none.
-    #[serde(borrow)]
-    provider: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    version: &'a RawValue,
+/// The versions to show in the entries of a list.
+#[derive(Debug)]
+pub(super) struct ShownEntries {
+    /// The policies.
+    pub(super) access: Access,
+    /// The newest permitted version of each address whose own entry names another one.
+    pub(super) newest: BTreeMap<Address, Version>,
 }
 
-impl NamedVersion<'_> {
-    /// The address and the version; `None` for one that no client can ask for.
-    fn parse(&self, service: Service, host: &Hostname) -> Option<(Address, Version)> {
-        let version = Version::parse_of_module(&serde_json::from_str::<Cow<'_, str>>(self.version.get()).ok()?).ok()?;
-        let host = host.clone();
-        let address = match service {
+/// The members of an entry, as the page writes them.
+type Members<'a> = IndexMap<Cow<'a, str>, &'a RawValue>;
+
+/// Members of an entry that describe its version, and cannot be said of another one.
+const OF_THE_VERSION: [&str; 2] = ["published_at", "tag"];
+
+/// An entry of a list.
+struct Entry<'a> {
+    raw: &'a RawValue,
+    members: Members<'a>,
+}
+
+impl<'a> Entry<'a> {
+    /// Reads an entry; `None` for what is no object.
+    fn of(raw: &'a RawValue) -> Option<Self> {
+        Some(Self { raw, members: serde_json::from_str(raw.get()).ok()? })
+    }
+
+    fn text(&self, name: &str) -> Option<Cow<'a, str>> {
+        serde_json::from_str(self.members.get(name)?.get()).ok()
+    }
+
+    /// The provider or module; `None` for one that no client can ask for.
+    fn address(&self, service: Service, host: &Hostname) -> Option<Address> {
+        let (namespace, name, host) = (self.text("namespace")?, self.text("name")?, host.clone());
+        Some(match service {
             Service::Modules => Address::Module(ModuleAddress {
                 host,
-                namespace: ModuleName::parse(&self.namespace).ok()?,
-                name: ModuleName::parse(&self.name).ok()?,
-                system: System::parse(self.provider.as_deref()?).ok()?,
+                namespace: ModuleName::parse(&namespace).ok()?,
+                name: ModuleName::parse(&name).ok()?,
+                system: System::parse(&self.text("provider")?).ok()?,
             }),
             Service::Providers => Address::Provider(ProviderAddress {
                 host,
-                namespace: Name::parse(&self.namespace).ok()?,
-                type_: Name::parse(&self.name).ok()?,
+                namespace: Name::parse(&namespace).ok()?,
+                type_: Name::parse(&name).ok()?,
             }),
-        };
-        Some((address, version))
+        })
+    }
+
+    fn version(&self) -> Option<Version> {
+        Version::parse_of_module(&self.text("version")?).ok()
+    }
+
+    /// The entry with another version, everything else as upstream wrote it.
+    fn with_version(&self, shown: &Version) -> String {
+        let mut edits: Vec<Edit<'_>> = Vec::new();
+        if let Some(version) = self.members.get("version") {
+            edits.push(Edit::new(version, shown.as_str()));
+        }
+        // `NAMESPACE/NAME/VERSION` in the public registries; something else has nothing to change.
+        let own = self.text("version").unwrap_or_default();
+        if let (Some(raw), Some(id)) = (self.members.get("id"), self.text("id"))
+            && let Some(address) = id.strip_suffix(&*own).filter(|address| address.ends_with('/'))
+        {
+            edits.push(Edit::new(raw, format!("{address}{shown}")));
+        }
+        edits.extend(OF_THE_VERSION.iter().filter_map(|name| Some(Edit::new(self.members.get(*name)?, Value::Null))));
+        edits.sort_by_key(Edit::position);
+        with_edits(self.raw.get(), &edits)
     }
 }
 
@@ -64,78 +96,99 @@ pub(super) fn version_of_details(page: &Bytes) -> Option<Version> {
     Version::parse_of_module(&serde_json::from_slice::<Details<'_>>(page).ok()?.version).ok()
 }
 
-/// The entries of a list, as the page writes them.
+/// The list of a page, and its entries.
 fn raw_entries<'a>(text: &'a str, service: Service) -> Option<(&'a RawValue, Vec<&'a RawValue>)> {
-    let members: IndexMap<Cow<'a, str>, &RawValue> = serde_json::from_str(text).ok()?;
+    let members: Members<'a> = serde_json::from_str(text).ok()?;
     let list = *members.get(match service {
         Service::Modules => "modules",
         Service::Providers => "providers",
     })?;
-    Some((list, serde_json::from_str(list.get()).ok()?))
+    Some((list, serde_json::from_str(list.get()).unwrap_or_default()))
 }
 
-/// The providers or modules that a list names, each with its version.
-pub(super) fn entries(page: &Bytes, service: Service, host: &Hostname) -> Vec<(Address, Version)> {
-    let text = std::str::from_utf8(page).unwrap_or_default();
-    let (_, entries) = raw_entries(text, service).unzip();
-    let parse = |entry: &RawValue| serde_json::from_str::<NamedVersion<'_>>(entry.get()).ok()?.parse(service, host);
-    entries.unwrap_or_default().into_iter().filter_map(parse).collect()
+/// The providers or modules of a list whose own version may not be used, while others may.
+pub(super) fn hidden_entries(page: &Bytes, service: Service, host: &Hostname, access: &Access) -> BTreeSet<Address> {
+    let (_, entries) = raw_entries(std::str::from_utf8(page).unwrap_or_default(), service).unzip();
+    let entries = entries.unwrap_or_default().into_iter().filter_map(Entry::of);
+    let hidden = entries.filter_map(|entry| {
+        let (address, version) = (entry.address(service, host)?, entry.version());
+        let is_shown = version.is_some_and(|version| access.of(&address).allows(&version));
+        (!is_shown && access.permit_any(&address).is_ok()).then_some(address)
+    });
+    hidden.collect()
 }
 
-/// Changes entries of a list. Everything else stays as upstream wrote it, byte for byte.
+/// Reduces a list to the entries that are shown. Everything else stays as upstream wrote it, byte for byte.
 ///
 /// # Errors
 /// The reason why the page cannot be read.
-pub(super) fn change_entries(
+pub(super) fn keep_entries(
     page: &Bytes,
     service: Service,
     host: &Hostname,
-    changed: &ChangedEntries,
+    ShownEntries { access, newest }: &ShownEntries,
 ) -> Result<Bytes, String> {
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let Some((list, entries)) = raw_entries(text, service) else { return Ok(page.clone()) };
-    let changed_entry = |entry: &RawValue| -> Option<String> {
-        let unchanged = || Some(entry.get().to_owned());
-        let Ok(named) = serde_json::from_str::<NamedVersion<'_>>(entry.get()) else { return unchanged() };
-        let Some((address, version)) = named.parse(service, host) else { return unchanged() };
-        match changed.get(&(address.clone(), version)) {
-            None => unchanged(),
-            Some(None) => None,
-            Some(Some(shown)) => {
-                let id = named.id.map(|id| Edit::new(id, format!("{}/{shown}", address.path())));
-                let mut edits: Vec<Edit<'_>> = id.into_iter().collect();
-                edits.push(Edit::new(named.version, shown.as_str()));
-                edits.sort_by_key(Edit::position);
-                Some(with_edits(entry.get(), &edits))
-            }
+    let shown = |raw: &RawValue| -> Option<String> {
+        let entry = Entry::of(raw)?;
+        let address = entry.address(service, host)?;
+        match entry.version().filter(|version| access.of(&address).allows(version)) {
+            Some(_) => Some(raw.get().to_owned()),
+            None => newest.get(&address).map(|newest| entry.with_version(newest)),
         }
     };
-    let entries: Vec<String> = entries.into_iter().filter_map(changed_entry).collect();
-    let replacement = format!("[{}]", entries.join(","));
-    Ok(with_edits(text, &[Edit { original: list, replacement }]).into())
+    let shown: Vec<String> = entries.into_iter().filter_map(shown).collect();
+    Ok(with_edits(text, &[Edit { original: list, replacement: format!("[{}]", shown.join(",")) }]).into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::address::AddressPattern;
+    use crate::clock::Timestamp;
+    use crate::policy::{Action, Policy, Rule, VersionRange};
+
+    fn host() -> Hostname {
+        Hostname::parse("registry.example").unwrap()
+    }
+
+    fn access() -> Access {
+        let rule = |addresses: &str, versions: Option<&str>, action| Rule {
+            addresses: AddressPattern::parse(addresses).unwrap(),
+            versions: versions.map(|versions| VersionRange::parse(versions).unwrap()),
+            action,
+            reason: None,
+        };
+        let rules = vec![rule("bad/*", None, Action::Deny), rule("a/*", Some("< 2.0"), Action::default())];
+        Access::new(Arc::new(Policy(rules)), Timestamp(0))
+    }
 
     #[test]
-    fn entries_of_a_list_are_changed_dropped_or_left_byte_for_byte() {
-        let host = Hostname::parse("registry.example").unwrap();
+    fn entries_show_the_newest_permitted_version_or_are_dropped() {
         let page = Bytes::from_static(
-            br#"{ "meta":{"limit":2}, "modules": [ {"id":"a/x/aws/2.0.0","namespace":"a","name":"x","provider":"aws","version":"2.0.0", "n":1e400},
-              {"version" : "v1.0.0","namespace":"b","name":"x","provider":"aws"}, {"namespace":"c"}, 7 ] }"#,
+            br#"{ "meta":{"limit":2}, "modules": [ {"id":"a/x/aws/2.0.0","namespace":"a","name":"x","provider":"aws","version":"2.0.0","tag":"v2.0.0", "n":1e400},
+              {"version" : "v1.0.0","namespace":"b","name":"x","provider":"aws"} ,{"namespace":"c"}, 7,
+              {"id":7,"namespace":"a","name":"y","provider":"aws","version":"3.0.0"},
+              {"namespace":"bad","name":"x","provider":"aws"}, {"namespace":"a","name":"z","provider":"aws","version":"new"} ] }"#,
         );
-        let named = entries(&page, Service::Modules, &host);
-        let texts: Vec<String> = named.iter().map(|(address, version)| format!("{address} {version}")).collect();
-        assert_eq!(texts, ["registry.example/a/x/aws 2.0.0", "registry.example/b/x/aws 1.0.0"]);
-        assert_eq!(change_entries(&page, Service::Providers, &host, &ChangedEntries::new()).unwrap(), page);
-        let shown = Version::parse("1.9.0").unwrap();
-        let changed = ChangedEntries::from([(named[0].clone(), Some(shown)), (named[1].clone(), None)]);
+        let hidden: Vec<String> =
+            hidden_entries(&page, Service::Modules, &host(), &access()).iter().map(ToString::to_string).collect();
+        let expected = ["a/x/aws", "a/y/aws", "a/z/aws"].map(|path| format!("registry.example/{path}"));
+        assert_eq!(hidden, expected);
+        let newest = |name: &str| {
+            let [namespace, name] = ["a", name].map(|name| ModuleName::parse(name).unwrap());
+            let address = ModuleAddress { host: host(), namespace, name, system: System::parse("aws").unwrap() };
+            (Address::Module(address), Version::parse("1.9.0").unwrap())
+        };
+        let shown = ShownEntries { access: access(), newest: BTreeMap::from([newest("x"), newest("y")]) };
         assert_eq!(
-            change_entries(&page, Service::Modules, &host, &changed).unwrap(),
-            r#"{ "meta":{"limit":2}, "modules": [{"id":"a/x/aws/1.9.0","namespace":"a","name":"x","provider":"aws","version":"1.9.0", "n":1e400},{"namespace":"c"},7] }"#
+            keep_entries(&page, Service::Modules, &host(), &shown).unwrap(),
+            r#"{ "meta":{"limit":2}, "modules": [{"id":"a/x/aws/1.9.0","namespace":"a","name":"x","provider":"aws","version":"1.9.0","tag":null, "n":1e400},{"version" : "v1.0.0","namespace":"b","name":"x","provider":"aws"},{"id":7,"namespace":"a","name":"y","provider":"aws","version":"1.9.0"}] }"#
         );
+        assert_eq!(keep_entries(&page, Service::Providers, &host(), &shown).unwrap(), page);
     }
 
     #[test]

@@ -184,12 +184,10 @@ pub(super) async fn choose(
     };
     // While offline, a list may be refused or name no such version because nothing of it is stored. A policy may hide the
     // version, and says so when it is asked for.
-    let UpstreamVersions { mut permitted, hidden, platforms: extra_platforms } =
-        queries.upstream_versions(address).await.ok().flatten().ok_or(reason)?;
-    let version = choose(&permitted).or_else(|_| {
-        permitted.extend(hidden);
-        choose(&permitted)
-    })?;
+    let UpstreamVersions { permitted, hidden, platforms: extra_platforms } =
+        queries.upstream_versions(address).await.ok().flatten().ok_or_else(|| reason.clone())?;
+    let reason = |of_permitted| if permitted.is_empty() { reason } else { of_permitted };
+    let version = choose(&permitted).or_else(|bad| choose(&hidden).map_err(|_| reason(bad)))?;
     Ok(ChosenVersion { version, extra_platforms })
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::address::{Hostname, PackageSelector, WaitingVersion};
+use crate::address::{Artifact, Hostname, PackageSelector, WaitingVersion};
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome, FileRole,
     Manifest, Receipt,
@@ -156,7 +156,7 @@ impl Library {
         events: &mpsc::Sender<ApplyEvent>,
     ) -> Result<Receipt, ApplyError> {
         let manifest = Arc::clone(&opened.manifest);
-        self.check_capacity(&manifest)?;
+        self.check_capacity(&manifest, clock.now())?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         report(events, ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
@@ -434,8 +434,9 @@ impl Library {
     ///
     /// # Errors
     /// [`ApplyError`]. Nothing was changed.
-    fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
+    fn check_capacity(&self, manifest: &Manifest, now: Timestamp) -> Result<(), ApplyError> {
         let config = self.runtime.config();
+        let access = config.access(now);
         let hosts: BTreeSet<&Hostname> = manifest.entries.iter().map(BundleEntry::host).collect();
         let foreign: Vec<&str> =
             hosts.into_iter().filter(|host| config.upstreams.get(host).is_none()).map(Hostname::as_str).collect();
@@ -445,7 +446,8 @@ impl Library {
         let no_room = |needed, available, reason| Err(ApplyError::NoRoom { needed, available, reason });
         let (mut seen, mut needed, mut on_disk) = (HashSet::new(), 0u64, 0u64);
         for entry in &manifest.entries {
-            if self.needs_no_space(entry)? {
+            let is_refused = |(artifact, _): (Artifact, _)| access.permit(&artifact, artifact.version()).is_err();
+            if entry.package_archive().is_some_and(is_refused) || self.needs_no_space(entry)? {
                 continue;
             }
             for EntryFile { role, file, left_out } in entry.files() {
