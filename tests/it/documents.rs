@@ -362,6 +362,11 @@ async fn the_commands_of_the_page_on_other_mirrors_run() {
 }
 
 #[tokio::test]
+async fn the_commands_about_access_run() {
+    run_page_commands("docs/access.md").await;
+}
+
+#[tokio::test]
 async fn the_commands_of_the_page_on_configuration_run() {
     run_page_commands("docs/configuration.md").await;
 }

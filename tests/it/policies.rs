@@ -2,6 +2,7 @@
 //! reason, also for what is stored already, by another spelling, offline and from the memory of answers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use larder::address::Hostname;
 use larder::protocol::route::{Route, RouteContext};
@@ -9,6 +10,7 @@ use serde_json::Value;
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::markdown::blocks;
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::until;
 use crate::support::upstream::{FakeUpstream, ListedItem, Module, Provider, Target};
@@ -448,4 +450,41 @@ async fn an_offline_list_tells_a_rule_from_a_missing_version() {
     let rule = "[[policy]]\nmatch = \"acme/null\"\nversions = \"> 9\"\nreason = \"frozen\"\n";
     let offline = registry.open().config_lines(rule).network("offline = true").start().await;
     assert_refused("null", &offline.versions("null").await, 421, "allows only the versions > 9: frozen");
+}
+
+/// The configuration of a worked example in docs/access.md, by its number.
+fn example(number: usize) -> String {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/access.md")).unwrap();
+    let blocks = blocks(&page).into_iter().filter(|block| block.language == "toml");
+    blocks.map(|block| block.text).nth(number).unwrap()
+}
+
+/// The first worked example of docs/access.md gives the answers of its table.
+#[tokio::test]
+async fn the_allow_list_of_the_documentation_gives_the_answers_that_it_says() {
+    let fixture = ModuleFixture::start().await;
+    for version in ["4.67.0", "5.30.0", "5.31.0", "5.32.0"] {
+        fixture.registry.publish(Provider::new("hashicorp", "aws").version(version));
+    }
+    fixture.registry.publish(Provider::new("acme", "anything"));
+    let url = fixture.file("vpc.tar.gz", &tar_gz(&[("main.tf", b"# vpc\n")]));
+    fixture.registry.publish_module(Module::new("terraform-aws-modules", "vpc", "aws").version("5.1.0").at(&url));
+    let larder = fixture.larder().config_lines(&example(0)).start().await;
+    let providers = format!("/registry/{HOST}/v1/providers");
+    let list = larder.get(&format!("{providers}/hashicorp/aws/versions")).await.expect(200).json();
+    let versions: Vec<&Value> = list["versions"].as_array().unwrap().iter().map(|entry| &entry["version"]).collect();
+    assert_eq!(versions, ["5.30.0", "5.32.0"]);
+    for (path, cause) in [
+        ("hashicorp/aws/5.31.0/download/linux/amd64", "the policy for hashicorp/aws denies it: 5.31.0 loses state"),
+        (
+            "hashicorp/aws/4.67.0/download/linux/amd64",
+            "the policy for hashicorp/* does not allow it: older ones have no fixes",
+        ),
+        ("acme/anything/versions", "the policy for * denies it: ask #platform to add it"),
+    ] {
+        let path = format!("{providers}/{path}");
+        assert_refused(&path, &larder.get(&path).await, 421, cause);
+    }
+    let module = format!("/registry/{HOST}/v1/modules/terraform-aws-modules/vpc/aws/5.1.0/download");
+    larder.get(&module).await.expect(204);
 }
