@@ -102,7 +102,7 @@ enum Command {
     Explain(explain::Explain),
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
-    /// Show which versions may be used under the [[policy]] sections
+    /// Show which versions may be used under the policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
     /// List what was requested while offline and is not stored

@@ -23,7 +23,7 @@ pub(super) struct PlanCommand {
     /// List stored packages too, and the places that require each
     #[arg(long, short)]
     verbose: bool,
-    /// Plan under the [[policy]] sections of this file instead of larder's own: what would they break?
+    /// Plan under the policies of this configuration file instead of larder's own: what would they break?
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     policy: Option<PathBuf>,
 }
