@@ -1,13 +1,14 @@
 //! Which versions may be used, and how old they must be: the rules of an operator, judged by one function. Pure: no clock,
 //! no disk, no network.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use derive_more::Display;
 
 use crate::address::{Address, AddressPattern, BadAddress, Constraint, ModuleConstraint, Version};
 use crate::clock::Timestamp;
-use crate::wording::format_timestamp;
+use crate::wording::{format_timestamp, plural};
 
 /// The rules of a larder, in their order. Without any, every version may be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -192,11 +193,12 @@ pub enum Ground<'p> {
 
 /// The rules and the limits of a client about one address.
 #[derive(Debug, Clone)]
-pub struct Judge<'p> {
-    address: &'p Address,
-    /// In their order.
-    rules: Vec<&'p Rule>,
-    client: &'p ClientLimits,
+pub struct Judge {
+    policy: Arc<Policy>,
+    address: Address,
+    /// The positions of the rules about the address, in their order.
+    rules: Vec<usize>,
+    client: ClientLimits,
     is_open_to_client: bool,
 }
 
@@ -212,10 +214,12 @@ impl Policy {
     }
 
     /// The judge of an address: finds the rules about it once, for all its versions.
-    pub fn judge_of<'p>(&'p self, address: &'p Address, client: &'p ClientLimits) -> Judge<'p> {
-        let rules = self.0.iter().filter(|rule| rule.addresses.matches(address)).collect();
-        let is_open = |patterns: &Vec<AddressPattern>| patterns.iter().any(|pattern| pattern.matches(address));
-        Judge { address, rules, client, is_open_to_client: client.addresses.as_ref().is_none_or(is_open) }
+    pub fn judge_of(self: &Arc<Self>, address: Address, client: ClientLimits) -> Judge {
+        let rules = self.0.iter().enumerate().filter(|(_, rule)| rule.addresses.matches(&address));
+        let rules = rules.map(|(position, _)| position).collect();
+        let is_open = |patterns: &Vec<AddressPattern>| patterns.iter().any(|pattern| pattern.matches(&address));
+        let is_open_to_client = client.addresses.as_ref().is_none_or(is_open);
+        Judge { policy: Arc::clone(self), address, rules, client, is_open_to_client }
     }
 
     /// The rules that never decide, by their positions, each with the rule before it that always does.
@@ -264,52 +268,79 @@ impl Verdict<'_> {
 
     /// The reason why the version may not be used, with all that the rule says. `None` if it may be used.
     pub fn explanation(&self) -> Option<String> {
-        let (by, effect) = match self {
+        Some(match self {
             Self::Allowed => return None,
-            Self::Denied(by) => (by, None),
-            Self::Held { by, until: Some(until) } => {
-                (by, Some(format!("holds it back until {}", format_timestamp(*until))))
+            Self::Denied(Ground::Rule(rule)) => rule.denial(),
+            Self::Denied(Ground::Client) => "it is not among the addresses that this client may use".to_owned(),
+            Self::Held { by: Ground::Rule(rule), until } => rule.sentence(&until_text(*until)),
+            Self::Held { by: Ground::Client, until } => {
+                format!("the age that this client asks for {}", until_text(*until))
             }
-            Self::Held { by, until: None } => (by, Some("holds it back, because its age is not known".to_owned())),
-        };
-        Some(match (by, effect) {
-            (Ground::Rule(rule), Some(effect)) => rule.sentence(&effect),
-            (Ground::Rule(rule), None) => rule.denial(),
-            (Ground::Client, Some(effect)) => format!("the age that this client asks for {effect}"),
-            (Ground::Client, None) => "it is not among the addresses that this client may use".to_owned(),
         })
+    }
+
+    /// The reason for several versions that one rule hides, whatever the end is for each.
+    pub fn rule_text(&self) -> Option<String> {
+        match self {
+            Self::Held { by: Ground::Rule(rule), .. } => Some(rule.sentence(&match rule.action {
+                Action::Allow { minimum_age } => format!("holds versions back for {}", age_text(minimum_age)),
+                Action::Deny => "holds versions back".to_owned(),
+            })),
+            Self::Held { by: Ground::Client, .. } => Some("this client asks for older versions".to_owned()),
+            verdict => verdict.explanation(),
+        }
+    }
+
+    /// The moment from which a version that is held may be used, where it is known.
+    pub fn until(&self) -> Option<Timestamp> {
+        if let Self::Held { until, .. } = self { *until } else { None }
     }
 }
 
-impl<'p> Judge<'p> {
+impl Judge {
+    /// The provider or module.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Returns true if a verdict depends on the age of the version.
+    pub fn needs_age(&self) -> bool {
+        let has_age = |rule: &Rule| matches!(rule.action, Action::Allow { minimum_age } if !minimum_age.is_zero());
+        self.rules().any(has_age) || !self.client.minimum_age.is_zero() || self.client.as_of.is_some()
+    }
+
+    fn rules(&self) -> impl Iterator<Item = &Rule> {
+        self.rules.iter().filter_map(|position| self.policy.0.get(*position))
+    }
+
     /// The ground on which every version is denied, whatever it is.
-    pub fn denial_of_all(&self) -> Option<Ground<'p>> {
+    pub fn denial_of_all(&self) -> Option<Ground<'_>> {
         if !self.is_open_to_client {
             return Some(Ground::Client);
         }
         // A deny rule about some versions leaves the others to the rules after it.
-        let deciding = self.rules.iter().find(|rule| rule.action != Action::Deny || rule.versions.is_none())?;
+        let deciding = self.rules().find(|rule| rule.action != Action::Deny || rule.versions.is_none())?;
         (deciding.action == Action::Deny).then_some(Ground::Rule(deciding))
     }
 
     /// Judges a version at the time `now`. The first rule about its address and version decides; an allow rule about its
     /// address also decides about the versions that it does not name. Then the limits of the client count.
-    pub fn judge(&self, candidate: Candidate<'_>, now: Timestamp) -> Verdict<'p> {
+    pub fn judge(&self, candidate: Candidate<'_>, now: Timestamp) -> Verdict<'_> {
         let Candidate { version, since, approved_until } = candidate;
         if !self.is_open_to_client {
             return Verdict::Denied(Ground::Client);
         }
-        let deciding = self.rules.iter().find(|rule| rule.action != Action::Deny || rule.names(self.address, version));
+        let deciding = self.rules().find(|rule| rule.action != Action::Deny || rule.names(&self.address, version));
         let by_rule = match deciding {
             Some(rule @ Rule { action: Action::Deny, .. }) => return Verdict::Denied(Ground::Rule(rule)),
-            Some(rule) if !rule.names(self.address, version) => return Verdict::Denied(Ground::Rule(rule)),
+            Some(rule) if !rule.names(&self.address, version) => return Verdict::Denied(Ground::Rule(rule)),
             Some(Rule { action: Action::Allow { .. }, .. }) if approved_until.is_some_and(|end| now < end) => None,
             Some(rule @ Rule { action: Action::Allow { minimum_age }, .. }) => {
                 held(Ground::Rule(rule), since, *minimum_age, now)
             }
             None => None,
         };
-        let client = self.client;
+        let client = &self.client;
         let by_age = held(Ground::Client, since, client.minimum_age, now);
         let is_later = |moment: Timestamp| since.is_none_or(|since| since > moment);
         let by_moment =
@@ -346,6 +377,21 @@ impl Rule {
             (Some(range), Action::Deny) => range.spans(address, version),
             (Some(range), Action::Allow { .. }) => range.allows(address, version),
         }
+    }
+}
+
+fn until_text(until: Option<Timestamp>) -> String {
+    match until {
+        Some(until) => format!("holds it back until {}", format_timestamp(until)),
+        None => "holds it back, because its age is not known".to_owned(),
+    }
+}
+
+/// An age as people write it: `7 days`, `12h 30m`.
+fn age_text(age: Duration) -> String {
+    match age.as_secs() {
+        seconds if seconds % 86_400 == 0 => plural(seconds / 86_400, "day"),
+        _ => humantime::format_duration(age).to_string(),
     }
 }
 
@@ -388,7 +434,7 @@ mod tests {
     }
 
     /// The verdict in a word: the position of the rule that holds or denies, or `client`.
-    fn word(policy: &Policy, verdict: Verdict<'_>) -> String {
+    fn word(policy: &Arc<Policy>, verdict: Verdict<'_>) -> String {
         let ground = |ground: Ground<'_>| match ground {
             Ground::Rule(rule) => policy.0.iter().position(|other| std::ptr::eq(other, rule)).unwrap().to_string(),
             Ground::Client => "client".to_owned(),
@@ -402,15 +448,15 @@ mod tests {
     }
 
     /// The rules of a company: exceptions first, then a quarantine for a publisher, then an allow list.
-    fn company() -> Policy {
-        Policy(vec![
+    fn company() -> Arc<Policy> {
+        Arc::new(Policy(vec![
             rule("hashicorp/aws", "= 5.31.0, != 4.0.0", Action::Deny),
             rule("hashicorp/*", ">= 2.0, < 6.0", Action::Deny),
             rule("registry.corp.example/*", "", allow(0)),
             rule("hashicorp/*", ">= 1.0", allow(7)),
             rule("acme/vpc/aws", "~> 1.0", allow(0)),
             rule("*", "", Action::Deny),
-        ])
+        ]))
     }
 
     #[test]
@@ -441,12 +487,11 @@ mod tests {
         ] {
             let (version, since) = (Version::parse(version).unwrap(), Some(Timestamp(day * DAY)));
             let candidate = Candidate { version: &version, since, approved_until: None };
-            let client = ClientLimits::default();
-            let verdict = policy.judge_of(address, &client).judge(candidate, NOW);
-            assert_eq!(word(&policy, verdict), expected, "{address} {version} of day {day}");
+            let judge = policy.judge_of(address.clone(), ClientLimits::NONE);
+            assert_eq!(word(&policy, judge.judge(candidate, NOW)), expected, "{address} {version} of day {day}");
         }
-        let (none, client) = (Policy::default(), ClientLimits::default());
-        assert_eq!(none.judge_of(&aws, &client).judge(known(), NOW), Verdict::Allowed);
+        let none = Arc::new(Policy::default());
+        assert_eq!(none.judge_of(aws, ClientLimits::NONE).judge(known(), NOW), Verdict::Allowed);
     }
 
     static VERSION: std::sync::LazyLock<Version> = std::sync::LazyLock::new(|| Version::parse("6.0.0").unwrap());
@@ -489,7 +534,7 @@ mod tests {
             (Candidate { approved_until: approved, ..known }, &of_these, "allowed"),
         ] {
             assert_eq!(
-                word(&policy, policy.judge_of(&aws, client).judge(candidate, NOW)),
+                word(&policy, policy.judge_of(aws.clone(), client.clone()).judge(candidate, NOW)),
                 expected,
                 "{candidate:?} {client:?}"
             );
@@ -509,7 +554,8 @@ mod tests {
             (module("acme", "other"), &of_acme, Some("the policy for * denies every version")),
             (provider("hashicorp", "aws"), &of_acme, Some("it is not among the addresses that this client may use")),
         ] {
-            let denial = policy.judge_of(&address, client).denial_of_all();
+            let judge = policy.judge_of(address.clone(), client.clone());
+            let denial = judge.denial_of_all();
             let refusal = denial.and_then(|ground| Verdict::Denied(ground).refusal());
             assert_eq!(refusal.map(|refusal| refusal.cause).as_deref(), expected, "{address}");
         }
@@ -517,9 +563,9 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_rule_its_reason_and_the_end() {
-        let mut rules = company().0;
+        let mut rules = company().0.clone();
         rules[0].reason = Some("it loses state, see https://wiki.example/aws".to_owned());
-        let (policy, client) = (Policy(rules), ClientLimits::default());
+        let policy = Arc::new(Policy(rules));
         let aws = provider("hashicorp", "aws");
         for (version, expected, whole) in [
             (
@@ -540,7 +586,8 @@ mod tests {
         ] {
             let version = Version::parse(version).unwrap();
             let candidate = Candidate { version: &version, ..known() };
-            let verdict = policy.judge_of(&aws, &client).judge(candidate, NOW);
+            let judge = policy.judge_of(aws.clone(), ClientLimits::NONE);
+            let verdict = judge.judge(candidate, NOW);
             assert_eq!(verdict.refusal().unwrap().cause, expected);
             assert_eq!(verdict.explanation().as_deref(), Some(whole));
         }
@@ -630,10 +677,11 @@ mod tests {
             let client = ClientLimits::default();
             for (address, candidate) in every_candidate(&addresses, &versions) {
                 let allows = |policy: &Policy, candidate, client: &ClientLimits| {
-                    policy.judge_of(address, client).judge(candidate, NOW) == Verdict::Allowed
+                    let judge = Arc::new(policy.clone()).judge_of(address.clone(), client.clone());
+                    judge.judge(candidate, NOW) == Verdict::Allowed
                 };
                 let before = allows(&policy, candidate, &client);
-                let is_denied = policy.judge_of(address, &client).denial_of_all().is_some();
+                let is_denied = Arc::new(policy.clone()).judge_of(address.clone(), client.clone()).denial_of_all().is_some();
                 prop_assert!(!(before && is_denied), "{address} {candidate:?}");
                 for stricter in [&with_deny, &older] {
                     prop_assert!(before || !allows(&Policy(stricter.clone()), candidate, &client), "{candidate:?} {stricter:?}");
@@ -661,8 +709,8 @@ mod tests {
             without.0.remove(position);
             for (address, candidate) in every_candidate(&addresses, &versions) {
                 let [with, without] = [&policy, &without].map(|policy| {
-                    let client = ClientLimits::default();
-                    let verdict = policy.judge_of(address, &client).judge(candidate, NOW);
+                    let judge = Arc::new(policy.clone()).judge_of(address.clone(), ClientLimits::NONE);
+                    let verdict = judge.judge(candidate, NOW);
                     (verdict == Verdict::Allowed, matches!(verdict, Verdict::Denied(_)))
                 });
                 prop_assert_eq!(with, without);

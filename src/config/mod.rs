@@ -31,7 +31,7 @@ pub use bytesize::ByteSize;
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub(crate) use os::{environment, text};
 pub use section::{Diagnostic, Problems};
-pub use upstream::{FreshnessLifetimes, Upstream};
+pub use upstream::{Dates, FirstList, FreshnessLifetimes, Upstream};
 pub(crate) use values::listening;
 pub use warm::{RecurringWarmTarget, RecurringWarmUp};
 

@@ -1,7 +1,7 @@
 //! `[[policy]]`: a rule about the versions that may be used, and the reader of its table.
 
-use super::Upstream;
 use super::section::Section;
+use super::{Upstream, values};
 use crate::address::AddressPattern;
 use crate::explanation::safe_text;
 use crate::policy::{Action, Policy, Rule, VersionRange, parse_reason};
@@ -12,6 +12,16 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (usize, Option<Rule>) {
         section.text("match", "hashicorp/*", |text| AddressPattern::parse(text).map_err(|bad| bad.to_string()));
     let versions = section.text("versions", ">= 5.0", |text| VersionRange::parse(text).map_err(|bad| bad.to_string()));
     let action = section.text("action", "deny", Action::parse).unwrap_or_default();
+    let minimum_age = section.text("minimum_age", "7d", values::duration);
+    let action = match (action, minimum_age) {
+        (Action::Allow { .. }, Some(minimum_age)) => Action::Allow { minimum_age },
+        (Action::Deny, Some(_)) => {
+            section
+                .problem("minimum_age", "a rule that denies has no age; only one that allows waits for it".to_owned());
+            action
+        }
+        (action, None) => action,
+    };
     let reason = section.text("reason", "see https://wiki.corp.example/terraform", parse_reason);
     if reason.as_ref().is_some_and(|reason| safe_text(reason) != *reason) {
         section.warning("reason", "errors show its links without what follows a ? or #".to_owned());

@@ -92,6 +92,8 @@ fn every_option_is_read() {
         patience = "500ms"
         keep_gone = false
         fold_case = true
+        dates = "none"
+        first_list = "new"
         [[credential]]
         host = "git.corp.example"
         upstreams = ["registry.corp.example"]
@@ -133,6 +135,7 @@ fn every_option_is_read() {
     assert_eq!(upstream.fresh.discovery, FreshnessLifetimes::default().discovery);
     assert_eq!(upstream.patience.as_millis(), 500);
     assert!(!upstream.keep_gone && upstream.fold_case);
+    assert_eq!((upstream.dates, upstream.first_list), (Dates::None, FirstList::New));
     assert!(
         matches!(&config.credentials[0].access, Access::Http(CredentialKind::Header { name, .. }) if name == "private-token")
     );
@@ -141,14 +144,14 @@ fn every_option_is_read() {
 #[test]
 fn policies_are_read_in_their_order_and_an_unreached_one_is_a_warning() {
     let text = "[[policy]]\nmatch = 'hashicorp/aws'\nversions = '= 5.31.0'\naction = 'deny'\nreason = 'it loses state'\n\
-                [[policy]]\nmatch = 'hashicorp/*'\n[[policy]]\nmatch = 'hashicorp/null'\naction = 'deny'\n\
+                [[policy]]\nmatch = 'hashicorp/*'\nminimum_age = '7d'\n[[policy]]\nmatch = 'hashicorp/null'\naction = 'deny'\n\
                 [[policy]]\nmatch = 'registry.corp.example/*'\n";
     let (config, warnings) = parse(text).unwrap();
     let rules: Vec<_> = config.policy.0.iter().map(|rule| (rule.addresses.to_string(), rule.action)).collect();
     let allow = Action::Allow { minimum_age: Duration::ZERO };
     let expected = [
         ("hashicorp/aws", Action::Deny),
-        ("hashicorp/*", allow),
+        ("hashicorp/*", Action::Allow { minimum_age: Duration::from_secs(7 * 24 * 3600) }),
         ("hashicorp/null", Action::Deny),
         ("registry.corp.example/*", allow),
     ];
@@ -157,8 +160,8 @@ fn policies_are_read_in_their_order_and_an_unreached_one_is_a_warning() {
     assert_eq!(
         warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),
         [
-            "mirror.toml:11: policy.match: registry.corp.example is not one of the upstreams, so this rule is about nothing",
-            "mirror.toml:8: policy: this rule never decides, because the one for hashicorp/* on line 6 stands before it; move exceptions before the general rule",
+            "mirror.toml:12: policy.match: registry.corp.example is not one of the upstreams, so this rule is about nothing",
+            "mirror.toml:9: policy: this rule never decides, because the one for hashicorp/* on line 6 stands before it; move exceptions before the general rule",
         ]
     );
 }

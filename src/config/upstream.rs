@@ -39,6 +39,30 @@ pub struct Upstream {
     pub keep_gone: bool,
     /// Compare module names without regard to case.
     pub fold_case: bool,
+    /// Where the dates of versions come from.
+    pub dates: Dates,
+    /// The age of the versions of a first list without a date.
+    pub first_list: FirstList,
+}
+
+/// The source of the dates of versions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Dates {
+    /// The registry, where larder knows that it tells them: registry.terraform.io.
+    #[default]
+    Auto,
+    /// None: the times of larder's own lists count.
+    None,
+}
+
+/// The age of the versions on the first list of a provider or module, where no date is told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FirstList {
+    /// As old as any rule demands.
+    #[default]
+    Old,
+    /// As old as the list.
+    New,
 }
 
 impl Upstream {
@@ -64,7 +88,14 @@ impl Upstream {
             patience: Duration::from_secs(2),
             keep_gone: true,
             fold_case: name == TERRAFORM_HOST || name == OPENTOFU_HOST,
+            dates: Dates::Auto,
+            first_list: FirstList::Old,
         }
+    }
+
+    /// Returns true if the registry is asked for the dates of versions.
+    pub fn tells_dates(&self) -> bool {
+        self.dates == Dates::Auto && self.host.as_str() == TERRAFORM_HOST
     }
 
     /// The two public registries, mirrored when no upstream is configured.
@@ -119,6 +150,16 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     let patience = section.text("patience", "2s", values::patience);
     let keep_gone = section.flag("keep_gone");
     let fold_case = section.flag("fold_case");
+    let dates = section.text("dates", "none", |text| match text {
+        "auto" => Ok(Dates::Auto),
+        "none" => Ok(Dates::None),
+        other => Err(format!("{} is neither auto nor none", values::quoted(other))),
+    });
+    let first_list = section.text("first_list", "new", |text| match text {
+        "old" => Ok(FirstList::Old),
+        "new" => Ok(FirstList::New),
+        other => Err(format!("{} is neither old nor new", values::quoted(other))),
+    });
     let host = host?;
     let mut upstream = match (url, section.has("url")) {
         (Some(url), _) => Upstream::at(host, url),
@@ -139,6 +180,8 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     upstream.patience = patience.unwrap_or(upstream.patience);
     upstream.keep_gone = keep_gone.unwrap_or(upstream.keep_gone);
     upstream.fold_case = fold_case.unwrap_or(upstream.fold_case);
+    upstream.dates = dates.unwrap_or_default();
+    upstream.first_list = first_list.unwrap_or_default();
     check_ports(section, &upstream);
     Some(upstream)
 }

@@ -303,7 +303,7 @@ impl WarmUpRun<'_> {
         let upstream = mirror.offline.upstream_versions(&address, &call).await;
         let hidden = upstream.ok().flatten().map(|upstream| upstream.hidden).unwrap_or_default();
         let refused = match selector.choose(&hidden.iter().collect::<Vec<_>>()) {
-            Ok(version) => call.permit(&address, version).err(),
+            Ok(version) => mirror.documents.permit(&address, version, &call).await.err(),
             Err(_) => None,
         };
         refused.unwrap_or(Error::NotFound(reason))

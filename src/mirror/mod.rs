@@ -8,7 +8,6 @@
     reason = "the rooms are private, so `pub` of an item in one means the mirror; only what is handed on below is wider"
 )]
 
-mod access;
 mod alarm_kind;
 mod archives;
 mod counters;
@@ -30,7 +29,6 @@ mod transfer;
 
 use std::sync::Arc;
 
-pub use self::access::{Access, AddressAccess, ClientList, HiddenVersions, JudgedVersion, VerdictKind};
 pub use self::archives::Archives;
 use self::archives::verified_open::VerifiedReader;
 pub use self::documents::Documents;
@@ -51,6 +49,9 @@ pub use crate::mirror::archives::download::tail_stream;
 pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::counters::{Counters, DamageFinding};
 pub use crate::mirror::documents::pages::UpstreamPage;
+pub use crate::mirror::library::access::{
+    Access, AddressAccess, ClientList, HiddenVersion, HiddenVersions, JudgedVersion, VerdictKind,
+};
 pub use crate::mirror::library::evidence::EvidenceName;
 pub use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};

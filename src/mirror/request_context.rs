@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use url::Url;
 
-use crate::address::Hostname;
+use crate::address::{Address, Hostname};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -154,6 +154,16 @@ impl<T> Answer<T> {
 impl RequestContext {
     pub(super) fn is_step(&self) -> bool {
         matches!(self.urgency, Urgency::Job | Urgency::Plan)
+    }
+
+    /// The canonical spelling of an address.
+    pub fn canonical(&self, address: &Address) -> Address {
+        self.config.canonical(address)
+    }
+
+    /// True for a step of a plan that tries other policies than those of this larder.
+    pub fn tries_other_policies(&self) -> bool {
+        !Arc::ptr_eq(&self.policy, &self.config.policy)
     }
 
     /// True for a request that looks at what is stored and changes no record of what clients requested.

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::home::HomeConfig;
-use self::rendered::{AnswerBasis, FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings};
+use self::rendered::{
+    AgesBasis, AnswerBasis, FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings,
+};
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
 use self::run::RunId;
 use crate::address::Address;
@@ -338,17 +340,21 @@ impl Protocols {
         }
         call.access().permit_any(address)?;
         let list = self.mirror.documents.get(address, call).await?;
-        let (document, address, access) = (Arc::clone(&list.value), address.clone(), call.access());
+        let access = self.mirror.documents.access_to(address, call).await?;
+        let generation = self.mirror.library.generation_of_address(&call.canonical(address));
+        let ages = access.needs_ages().then(|| AgesBasis::new(call.now, generation));
+        let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {
             let list = document
                 .versions((&address).into())
                 .await
                 .map_err(|reason| Error::unreadable_list(&address, reason))?;
-            let list = access.permitted(&address, list)?;
+            let list = access.permitted(list)?;
             render_list(&list).map_err(|e| Error::unreadable_list(&address, e))
         };
-        let rendered = self.shared_renderings.share(route, &list, rendering).await?;
-        Ok(list.map(|_| ReplyContent::Document(rendered)))
+        let rendered = self.shared_renderings.share(route, &list, ages, rendering).await?;
+        let fresh_until = ages.map_or(list.fresh_until, |_| list.fresh_until.min(call.now.after(AgesBasis::LIFETIME)));
+        Ok(Answer { fresh_until, ..list.map(|_| ReplyContent::Document(rendered)) })
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn version(
     call: &RequestContext,
     links: Links<'_>,
 ) -> Result<Answer<Vec<u8>>, Error> {
-    call.permit(address, version)?;
+    mirror.documents.permit(address, version, call).await?;
     let (archives, combined) = match mirror.runtime.connectivity() {
         Connectivity::Online => {
             let list = mirror.documents.get(&Address::from(address), call).await?;

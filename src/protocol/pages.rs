@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, Value};
 use url::Url;
 
-use self::permitted::{ShownEntries, hidden_entries, keep_entries, version_of_details};
+use self::permitted::{ShownEntries, keep_entries, listed_entries, version_of_details};
 use super::Links;
 use super::route::{Route, RouteContext, service_base};
 use crate::address::{Address, Hostname, Version};
@@ -29,7 +29,7 @@ use crate::upstream::pages::{PageRef, SpelledVersion};
 /// Depth of the search for page URLs: in `meta`, and in the entries of a list.
 const MAX_DEPTH: usize = 4;
 /// The most version lists that are read for one page, and those that are read at the same time. Pages have at most a hundred
-/// entries; further ones whose version is hidden are not shown.
+/// entries; under policies further ones are not shown.
 const MAX_LISTS: usize = 100;
 const CONCURRENT_LISTS: usize = 8;
 
@@ -58,13 +58,15 @@ pub(super) async fn page(
                 Connectivity::Offline => mirror.offline.versions_for_page(&page, call).await?,
             };
             let entries = shown_entries(mirror, &page, &document, call).await?;
-            let (details, access) = (page.details_of(), call.access());
+            let access = match page.details_of().filter(|_| installable.is_some() || !call.access().is_open()) {
+                Some((address, _)) => Some(mirror.documents.access_to(&address, call).await?),
+                None => None,
+            };
             let rewrite = move |mut page: UpstreamPage| {
-                if let Some((address, _)) = details.as_ref().filter(|_| installable.is_some() || !access.is_open()) {
-                    let of_address = access.of(address);
+                if let Some(access) = &access {
                     page.body = keep_versions(&page.body, |version| {
                         let is_installable = installable.as_ref().is_none_or(|versions| versions.contains(version));
-                        is_installable && of_address.allows(version)
+                        is_installable && access.allows(version)
                     })?;
                 }
                 if let Some(entries) = &entries {
@@ -92,7 +94,7 @@ async fn permitted_page(
 ) -> Result<(PageRef, Answer<PageSource>), Error> {
     let details = page.details_of().filter(|_| !call.access().is_open());
     match &details {
-        Some((address, Some(version))) => call.permit(address, version)?,
+        Some((address, Some(version))) => mirror.documents.permit(address, version, call).await?,
         Some((address, None)) => call.access().permit_any(address)?,
         None => {}
     }
@@ -102,7 +104,9 @@ async fn permitted_page(
     };
     let unreadable = |reason| Error::Unreadable { subject: page.label(), reason };
     let latest = document.read_page(page, |page| Ok(version_of_details(&page.body))).await.map_err(unreadable)?;
-    if latest.is_some_and(|latest| call.access().of(address).allows(&latest)) {
+    if let Some(latest) = latest
+        && mirror.documents.access_to(address, call).await?.allows(&latest)
+    {
         return Ok((page.clone(), answer));
     }
     let list = mirror.offline.client_versions(address, call).await?.value.list;
@@ -126,18 +130,23 @@ async fn shown_entries(
     if page.details_of().is_some() || access.is_open() {
         return Ok(None);
     }
-    let (service, host, owned) = (page.path.service(), page.host.clone(), access.clone());
-    let hidden = document.read_page(page, move |page| Ok(hidden_entries(&page.body, service, &host, &owned))).await;
-    let hidden = hidden.map_err(|reason| Error::Unreadable { subject: page.label(), reason })?;
-    let newest = |address: Address| async move {
+    let (service, host) = (page.path.service(), page.host.clone());
+    let listed = document.read_page(page, move |page| Ok(listed_entries(&page.body, service, &host))).await;
+    let listed = listed.map_err(|reason| Error::Unreadable { subject: page.label(), reason })?;
+    let judged = listed.into_iter().filter(|(address, _)| access.permit_any(address).is_ok()).take(MAX_LISTS);
+    let judge = |(address, version): (Address, Option<Version>)| async move {
         // What cannot be judged is not shown.
+        if let Some(version) = version
+            && mirror.documents.access_to(&address, call).await.ok()?.allows(&version)
+        {
+            return Some((address, version));
+        }
         let list = mirror.offline.client_versions(&address, call).await.ok()?.value.list;
         let newest = latest_version(list.versions.iter().map(|listed| &listed.version))?.clone();
         Some((address, newest))
     };
-    let newest = stream::iter(hidden.into_iter().take(MAX_LISTS)).map(newest).buffer_unordered(CONCURRENT_LISTS);
-    let newest = newest.collect::<Vec<_>>().await.into_iter().flatten().collect();
-    Ok(Some(ShownEntries { access, newest }))
+    let shown = stream::iter(judged).map(judge).buffer_unordered(CONCURRENT_LISTS).collect::<Vec<_>>().await;
+    Ok(Some(shown.into_iter().flatten().collect()))
 }
 
 /// Reduces the `versions` of a details page to those that are `kept`. Everything else stays as upstream wrote it, byte for byte.

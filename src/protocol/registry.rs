@@ -202,6 +202,7 @@ mod tests {
 
     use super::*;
     use crate::address::{Platform, Version};
+    use crate::mirror::HiddenVersion;
     use crate::upstream::providers::{DownloadDocument, VersionList};
 
     const URL_MEMBERS: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
@@ -224,7 +225,8 @@ mod tests {
 
     #[test]
     fn a_list_has_a_warning_for_each_policy_after_those_of_upstream() {
-        let versions = |texts: &[&str]| texts.iter().map(|text| Version::parse(text).unwrap()).collect::<Vec<_>>();
+        let hidden_version = |text: &&str| HiddenVersion { version: Version::parse(text).unwrap(), until: None };
+        let versions = |texts: &[&str]| texts.iter().map(hidden_version).collect::<Vec<_>>();
         let hidden = |reason: &str, newest: &[&str], count| HiddenVersions {
             reason: reason.to_owned(),
             newest: versions(newest),

@@ -197,12 +197,31 @@ impl RenderedAnswers {
 
 type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
 
+/// The state that a rendering depends on besides its document, where policies ask for the age of versions. A minute later more
+/// versions may be old enough, and another generation may know other times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct AgesBasis {
+    minute: u64,
+    generation: u64,
+}
+
+impl AgesBasis {
+    /// The longest time for which such an answer is fresh.
+    pub(super) const LIFETIME: Duration = Duration::from_secs(60);
+
+    pub(super) fn new(now: Timestamp, generation: u64) -> Self {
+        Self { minute: now.0 / Self::LIFETIME.as_secs(), generation }
+    }
+}
+
+type RenderingKey = (Route, FastHash, Option<AgesBasis>);
+
 /// Renderings by route and by hash of the source document: those in progress, and the last ones.
 #[derive(Debug)]
 pub(super) struct Renderings {
-    running: Mutex<HashMap<(Route, FastHash), WeakShared<Rendering>>>,
+    running: Mutex<HashMap<RenderingKey, WeakShared<Rendering>>>,
     /// Whatever freshness says: a stale document is rendered once, and all clients that read it share its bytes.
-    last: Cache<(Route, FastHash), Arc<RenderedDocument>>,
+    last: Cache<RenderingKey, Arc<RenderedDocument>>,
     /// Stale documents, with their hashes: during an outage a long one is asked for again and again, and is neither read nor
     /// hashed each time. A document that was just fetched is not kept: it holds memory that further fetches need.
     documents: Cache<Route, (Arc<StoredDocument>, FastHash)>,
@@ -215,7 +234,7 @@ impl Renderings {
     /// Renderings and stale documents that take at most this many bytes.
     pub(super) fn up_to(bytes: u64) -> Self {
         let bytes = bytes / 2;
-        let weigh = |_: &(Route, FastHash), rendered: &Arc<RenderedDocument>| cache_weight(rendered.weight());
+        let weigh = |_: &RenderingKey, rendered: &Arc<RenderedDocument>| cache_weight(rendered.weight());
         let weigh_document =
             |_: &Route, (document, _): &(Arc<StoredDocument>, FastHash)| cache_weight(document.size_bytes());
         let documents = Cache::builder().max_capacity(bytes).weigher(weigh_document).time_to_idle(DOCUMENT_IDLE);
@@ -235,9 +254,10 @@ impl Renderings {
         &self,
         route: &Route,
         document: &Answer<Arc<StoredDocument>>,
+        ages: Option<AgesBasis>,
         body: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
     ) -> Result<Arc<RenderedDocument>, Error> {
-        let key = (route.clone(), self.hash_of(route, document));
+        let key = (route.clone(), self.hash_of(route, document), ages);
         if let Some(rendered) = self.last.get(&key) {
             return Ok(rendered);
         }

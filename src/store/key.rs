@@ -30,9 +30,9 @@ pub enum Key {
     /// The signing keys ever seen for a provider.
     #[display("the keys known for {_0}")]
     SigningKeyLog(ProviderAddress),
-    /// The first listing of each version of a provider.
+    /// The first listing of each version of a provider or module.
     #[display("when the versions of {_0} were first listed")]
-    FirstListed(ProviderAddress),
+    FirstListed(Address),
     /// The alarms of a provider or a module.
     #[display("the alarms of {_0}")]
     Alarms(Address),
@@ -54,6 +54,9 @@ pub enum Key {
     /// The use of the store by services and runs.
     #[display("the record of larder's use")]
     Usage,
+    /// The latest time that larder has seen.
+    #[display("the latest time")]
+    LatestTime,
 }
 
 /// The place of an hour on the clock, from 0 to 23 (UTC): a day has as many records, and a later day replaces them.
@@ -83,6 +86,9 @@ pub enum DocumentKey {
     /// The version list of a provider or a module.
     #[display("the version list of {_0}")]
     Versions(Address),
+    /// The dates at which the versions of a provider or module were published.
+    #[display("the dates of the versions of {_0}")]
+    Dates(Address),
     /// The location of a module version.
     #[display("the location of {_0}")]
     Location(ModulePackage),
@@ -136,12 +142,16 @@ impl RecordGroup {
 const KEYS: &str = "keys.json";
 /// The file of [`Key::FirstListed`]; not a valid version.
 const LISTED: &str = "listed.json";
+/// The file of [`DocumentKey::Dates`].
+const DATES: &str = "dates";
 /// The file of [`Key::RecurringJobs`]; not a valid job id.
 const RECURRING: &str = "recurring.json";
 /// The file of [`Key::Missing`].
 const MISSING: &str = "missing.json";
 /// The file of [`Key::Usage`].
 const USAGE: &str = "usage.json";
+/// The file of [`Key::LatestTime`].
+const LATEST_TIME: &str = "latest-time.json";
 
 impl Key {
     /// An upstream's discovery document.
@@ -162,11 +172,12 @@ impl Key {
     /// The address that the record belongs to.
     fn address(&self) -> Option<Address> {
         Some(match self {
-            Self::Document(DocumentKey::Versions(address)) | Self::Alarms(address) => address.clone(),
+            Self::Document(DocumentKey::Versions(address) | DocumentKey::Dates(address))
+            | Self::FirstListed(address)
+            | Self::Alarms(address) => address.clone(),
             Self::FirstSeenV0(provider)
             | Self::FirstSeen(provider, _)
             | Self::SigningKeyLog(provider)
-            | Self::FirstListed(provider)
             | Self::ProofSet(Package { provider, .. })
             | Self::Name(Artifact::Provider(Package { provider, .. })) => provider.into(),
             Self::Document(DocumentKey::Location(package))
@@ -177,7 +188,8 @@ impl Key {
             | Self::RecurringJobs
             | Self::Missing
             | Self::Traffic(_)
-            | Self::Usage => return None,
+            | Self::Usage
+            | Self::LatestTime => return None,
         })
     }
 
@@ -193,11 +205,11 @@ impl Key {
         }
     }
 
-    /// Returns true for the version list of an address, and for the proof sets and locations of its versions that
+    /// Returns true for the version list of an address, for its dates, and for the proof sets and locations of its versions that
     /// `includes` accepts.
     pub fn is_document_of(&self, address: &Address, includes: impl Fn(&Version) -> bool) -> bool {
         match (self, address) {
-            (Self::Document(DocumentKey::Versions(listed)), _) => listed == address,
+            (Self::Document(DocumentKey::Versions(of) | DocumentKey::Dates(of)), _) => of == address,
             (Self::Document(DocumentKey::Location(package)), Address::Module(module)) => {
                 package.module == *module && includes(&package.version)
             }
@@ -232,8 +244,11 @@ impl Key {
     /// Returns true if the index counts whole disk blocks for the document. Otherwise many small ones would exceed the
     /// limit.
     pub(super) fn counts_disk_blocks(&self) -> bool {
-        use DocumentKey::{Location, Page, Versions};
-        matches!(self, Self::FirstListed(_) | Self::Document(Page(..) | Location(_) | Versions(Address::Module(_))))
+        use DocumentKey::{Dates, Location, Page, Versions};
+        matches!(
+            self,
+            Self::FirstListed(_) | Self::Document(Page(..) | Location(_) | Dates(_) | Versions(Address::Module(_)))
+        )
     }
 
     /// The folder of an address below `kind`.
@@ -263,12 +278,13 @@ impl Key {
             Self::FirstSeenV0(provider) => Self::folder("seen", provider).with_added_extension("json"),
             Self::FirstSeen(provider, version) => Self::folder("seen", provider).join(format!("{version}.json")),
             Self::SigningKeyLog(provider) => Self::folder("seen", provider).join(KEYS),
-            Self::FirstListed(provider) => Self::folder("seen", provider).join(LISTED),
+            Self::FirstListed(address) => Self::folder("seen", address.clone()).join(LISTED),
             Self::Alarms(address) => Self::folder("alarms", address).with_added_extension("json"),
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
             Self::Usage => PathBuf::from(USAGE),
+            Self::LatestTime => PathBuf::from(LATEST_TIME),
             Self::Traffic(HourOfDay(hour)) => Path::new("traffic").join(format!("{hour:02}.json")),
         }
     }
@@ -306,6 +322,8 @@ impl Key {
             }
             [kind, host, service, names @ ..] if names.len() > 1 => match (*kind, address_of(host, service, names)?) {
                 ("documents", (address, ["versions"])) => Self::version_list(address),
+                ("documents", (address, [DATES])) => Self::Document(DocumentKey::Dates(address)),
+                ("seen", (address, [LISTED])) => Self::FirstListed(address),
                 ("alarms", (address, [])) => Self::Alarms(address),
                 ("documents", (Address::Provider(provider), [number, file])) => {
                     let platform = Platform::parse(file.strip_suffix(".set")?).ok()?;
@@ -317,7 +335,6 @@ impl Key {
                 }
                 ("seen", (Address::Provider(provider), [])) => Self::FirstSeenV0(provider),
                 ("seen", (Address::Provider(provider), [KEYS])) => Self::SigningKeyLog(provider),
-                ("seen", (Address::Provider(provider), [LISTED])) => Self::FirstListed(provider),
                 ("seen", (Address::Provider(provider), [file])) => Self::FirstSeen(provider, version(&json(file)?)?),
                 (kind, (Address::Module(module), [file])) => {
                     let (number, extension) = file.rsplit_once('.')?;
@@ -339,6 +356,7 @@ impl Key {
             }
             [MISSING] => Self::Missing,
             [USAGE] => Self::Usage,
+            [LATEST_TIME] => Self::LatestTime,
             ["traffic", file] => Self::Traffic(HourOfDay(json(file)?.parse().ok().filter(|hour| *hour < 24)?)),
             _ => return None,
         };
@@ -352,6 +370,7 @@ impl DocumentKey {
         match self {
             Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
             Self::Versions(address) => Key::folder("documents", address).join("versions"),
+            Self::Dates(address) => Key::folder("documents", address).join(DATES),
             Self::Location(package) => Key::of_module("documents", package, "location"),
             Self::Page(host, page) => {
                 let page = page.to_string();
@@ -413,7 +432,10 @@ mod tests {
             Key::Name(Artifact::Provider(package)),
             Key::FirstSeen(provider.clone(), of_module.version.clone()),
             Key::SigningKeyLog(provider.clone()),
-            Key::FirstListed(provider.clone()),
+            Key::FirstListed(Address::Provider(provider.clone())),
+            Key::FirstListed(Address::Module(module.clone())),
+            Key::Document(DocumentKey::Dates(Address::Provider(provider.clone()))),
+            Key::Document(DocumentKey::Dates(Address::Module(module.clone()))),
             Key::Alarms(Address::Provider(provider.clone())),
             Key::Alarms(Address::Module(module.clone())),
             Key::FirstSeenV0(provider),
@@ -426,6 +448,7 @@ mod tests {
             Key::RecurringJobs,
             Key::Missing,
             Key::Usage,
+            Key::LatestTime,
             Key::Traffic(HourOfDay::of(7)),
             Key::Traffic(HourOfDay::of(490_000 * 24 + 23)),
         ] {

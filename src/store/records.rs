@@ -315,7 +315,7 @@ pub trait Records: fmt::Debug + Send + Sync {
         for kind in KINDS {
             keys.extend(chosen_below(self, Path::new(kind), Some)?);
         }
-        for key in [Key::Missing, Key::Usage] {
+        for key in [Key::Missing, Key::Usage, Key::LatestTime] {
             keys.extend(self.stat(&key)?.map(|_| key));
         }
         Ok(keys)

@@ -5,6 +5,7 @@ pub mod backoff;
 mod client_json;
 pub mod clients;
 mod credential_scope;
+pub mod dates;
 pub mod discovery;
 pub mod egress_policy;
 pub mod error;

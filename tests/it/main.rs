@@ -83,6 +83,7 @@ mod outbound;
 mod packages;
 mod plans;
 mod policies;
+mod policies_age;
 mod policies_client;
 mod policies_jobs;
 mod proof_files;

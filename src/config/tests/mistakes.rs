@@ -51,7 +51,8 @@ fn mistakes_in_policies_are_reported() {
     let long = "x".repeat(151);
     let text = format!(
         "[[policy]]\nmatch = \"hashicorp\"\n[[policy]]\nversions = \">> 5\"\naction = \"forbid\"\nreason = \"a\\nb\"\n\
-         [[policy]]\nmatch = \"*\"\nreason = \"{long}\"\nminimum = \"7d\"\n[[policy]]\nmatch = \"*/aws\"\nreason = \"\"\n"
+         [[policy]]\nmatch = \"*\"\nreason = \"{long}\"\nminimum = \"7d\"\n[[policy]]\nmatch = \"*/aws\"\nreason = \"\"\n\
+         [[policy]]\nmatch = \"a/*\"\naction = \"deny\"\nminimum_age = \"7d\"\n[[policy]]\nmatch = \"b/*\"\nminimum_age = \"7\"\n"
     );
     let problems = problems_of(&text);
     for line in [
@@ -64,6 +65,8 @@ fn mistakes_in_policies_are_reported() {
         "mirror.toml:10: policy.minimum: unknown",
         "mirror.toml:12: policy.match: \"*/aws\" is not a pattern of addresses",
         "mirror.toml:13: policy.reason: an empty reason says nothing",
+        "mirror.toml:17: policy.minimum_age: a rule that denies has no age",
+        "mirror.toml:20: policy.minimum_age: \"7\" is not a duration with its unit",
     ] {
         assert!(problems.contains(line), "{line}\n{problems}");
     }

@@ -296,8 +296,8 @@ impl Admin {
     async fn policy(&self, query: Option<&str>) -> Answer {
         let selector = admin::policy::parse_query(query, &self.default_host).map_err(refused)?;
         let call = self.mirror.runtime.job_context(self.clock.now());
-        let PolicyVerdicts { denied, versions, no_list } =
-            self.mirror.operations.policy_verdicts(&selector, &call).await;
+        let verdicts = self.mirror.operations.policy_verdicts(&selector, &call).await;
+        let PolicyVerdicts { denied, versions, no_list } = verdicts.map_err(|error| self.failure(error))?;
         let (address, rules) = (selector.address().to_string(), call.access().rule_count());
         let no_list = no_list.map(|error| error.to_string());
         Ok(json(&PolicyReport { address, now: call.now, rules, denied, versions, no_list }))

@@ -123,7 +123,7 @@ impl Archives {
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
-        call.permit(&package.provider, &package.version)?;
+        self.proof_sets.documents.permit(&package.provider, &package.version, call).await?;
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         if let Some(archive) =
             self.library.stored_archive_of_url(wanted).await?.filter(|archive| policy.is_met_by(&archive.proof.how))

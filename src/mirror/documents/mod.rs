@@ -1,6 +1,8 @@
 //! Documents: JSON that larder fetched from upstreams and that ages. One flow serves, fetches and confirms them all. A
 //! kind of document says what upstream is asked, and what becomes of its answer.
 
+pub mod access;
+pub mod dates;
 pub mod discovery;
 pub mod module_location;
 pub mod pages;

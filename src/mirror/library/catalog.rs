@@ -146,7 +146,8 @@ impl Library {
         self.generation_of(GroupRef::Registry(host))
     }
 
-    pub(in crate::mirror) fn generation_of_address(&self, address: &Address) -> u64 {
+    /// The generation of a provider or module.
+    pub fn generation_of_address(&self, address: &Address) -> u64 {
         match address {
             Address::Provider(provider) => self.generation(provider),
             Address::Module(module) => self.generation_of_module(module),

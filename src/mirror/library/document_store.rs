@@ -13,7 +13,7 @@ use crate::mirror::counters::ObjectKind;
 use crate::mirror::freshness::Confirmed;
 use crate::mirror::library::catalog::Names;
 use crate::mirror::library::default_if_store_unavailable;
-use crate::mirror::library::first_listed::{provider_of_list, record_times};
+use crate::mirror::library::first_listed::{address_of_list, record_times};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
 
@@ -103,13 +103,17 @@ impl Library {
         durability: Durability,
         mut build: impl FnMut(Names<'_>, Option<&StoredDocument>, StoredDocument) -> Result<StoredDocument, StoreError>,
     ) -> Result<Option<StoredDocument>, StoreError> {
-        let provider = provider_of_list(key);
-        if let Some(provider) = provider {
+        let address = address_of_list(key);
+        if let Some(Address::Provider(provider)) = address {
             // An older record has the times of the versions.
             self.histories.split_by_version(provider);
         }
-        // A list that upstream never sent has no time of a check.
-        let listed = coming.metadata.checked.max(coming.metadata.fetched);
+        // The sender of a bundle says when it read the list; only this larder's own clock decides how old a version is here.
+        let listed = match coming.metadata.from_bundle {
+            true => now,
+            // A list that upstream never sent has no time of a check.
+            false => coming.metadata.checked.max(coming.metadata.fetched),
+        };
         let mut replace = |times: VersionTimes| {
             let mut kept = None;
             let replaced = self.change_document(key, durability, times, |names, stored| {
@@ -119,11 +123,11 @@ impl Library {
             });
             replaced.map(|()| kept)
         };
-        match (replace(VersionTimes::Known), provider) {
-            (Err(error @ StoreError::Io { .. }), Some(provider)) if !error.is_full() => {
+        match (replace(VersionTimes::Known), address) {
+            (Err(error @ StoreError::Io { .. }), Some(address)) if !error.is_full() => {
                 tracing::error!(%key, %error, to_do = error.remedy(), "the list could not be stored with the times of its versions");
                 // Times without those of new versions would make these look older than they are.
-                let _ = self.store.records.remove(&Key::FirstListed(provider.clone()), Durability::Lazy);
+                let _ = self.store.records.remove(&Key::FirstListed(address.clone()), Durability::Lazy);
                 replace(VersionTimes::Unknown)
             }
             (replaced, _) => replaced,
@@ -142,15 +146,19 @@ impl Library {
             Option<&StoredDocument>,
         ) -> Result<Option<(StoredDocument, Timestamp)>, StoreError>,
     ) -> Result<(), StoreError> {
-        self.store.records.change(key, |step| {
+        let mut noted = None;
+        let changed = self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
             let Some((document, listed)) = decide(Names::InStep(step), stored.as_ref())? else { return Ok(()) };
             if times == VersionTimes::Known {
-                record_times(step, key, stored.as_ref(), &document, listed)?;
+                record_times(step, key, stored.as_ref(), &document, self.latest_time.at(listed))?;
+                noted = address_of_list(key).map(|_| listed);
             }
             step.put(key, document.write(), durability, IndexEntry::Document(document.metadata.checked));
             Ok(())
-        })
+        });
+        noted.into_iter().for_each(|time| self.note_time(time));
+        changed
     }
 
     /// Reads a stored document. Blocks.

@@ -174,7 +174,7 @@ impl Library {
                 }
                 let evicted = match key {
                     Key::ProofSet(package) => self.remove_set(package).map(|()| true),
-                    Key::FirstListed(provider) => self.remove_unused_times(provider),
+                    Key::FirstListed(address) => self.remove_unused_times(address),
                     key => self.remove_document(key, Durability::Lazy).map(|()| true),
                 };
                 match evicted {

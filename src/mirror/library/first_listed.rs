@@ -1,7 +1,8 @@
-//! The times at which a provider's versions were first listed: one time for the first list, and one for each version
-//! that it did not name. The stored list says what the first one named, so both change in one step, and the times go
-//! with the list unless a version of the provider was verified.
+//! The times at which the versions of a provider or module were first listed: one time for the first list, and one for each
+//! version that it did not name, with the time at which the list before was last read. The stored list says what the first one
+//! named, so both change in one step, and the times go with the list unless a version was verified.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ const FIRST_LIST_GRACE: Duration = Duration::from_secs(600);
 /// The most versions in the record of a provider whose list is not stored: it is not evicted.
 const MAX_WITHOUT_LIST: usize = 2_000;
 
-/// The record of one provider. A version of the stored list that is not among `others` was on the first list.
+/// The record of one provider or module. A version of the stored list that is not among `others` was on the first list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "FirstListedLayouts")]
 pub struct FirstListed {
@@ -31,6 +32,23 @@ pub struct FirstListed {
     first_list: Option<Timestamp>,
     /// Versions that were listed later, were imported, or are not on the stored list; at most [`MAX_VERSIONS`].
     others: BTreeMap<Version, Timestamp>,
+    /// Of those of `others` that a later list named anew: the last confirmation of the list before, which did not name it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    before: BTreeMap<Version, Timestamp>,
+}
+
+/// The first listing of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstListing {
+    /// The first list of its provider or module named it.
+    OnFirstList(Timestamp),
+    /// A later list named it, or it was imported.
+    Later {
+        /// The time of that list.
+        listed: Timestamp,
+        /// The last confirmation of the list before, where one was stored.
+        before: Option<Timestamp>,
+    },
 }
 
 /// The layouts of the record. An older larder wrote the time of every version.
@@ -41,12 +59,14 @@ struct FirstListedLayouts {
     #[serde(default)]
     others: BTreeMap<Version, Timestamp>,
     #[serde(default)]
+    before: BTreeMap<Version, Timestamp>,
+    #[serde(default)]
     versions: BTreeMap<Version, Timestamp>,
 }
 
 impl From<FirstListedLayouts> for FirstListed {
-    fn from(FirstListedLayouts { first_list, others, versions }: FirstListedLayouts) -> Self {
-        if versions.is_empty() { Self { first_list, others } } else { Self::of_all(versions) }
+    fn from(FirstListedLayouts { first_list, others, before, versions }: FirstListedLayouts) -> Self {
+        if versions.is_empty() { Self { first_list, others, before } } else { Self::of_all(versions) }
     }
 }
 
@@ -54,23 +74,29 @@ impl FirstListed {
     /// The record of a provider whose versions all have a time: the earliest is that of the first list.
     pub(super) fn of_all(versions: BTreeMap<Version, Timestamp>) -> Self {
         let first_list = versions.values().min().copied();
-        Self { first_list, others: versions }.within(MAX_VERSIONS)
+        Self { first_list, others: versions, before: BTreeMap::new() }.within(MAX_VERSIONS)
     }
 
     /// The record after `list` replaces the stored list; `None` where none was stored. A list that names nothing is no first
     /// list.
-    fn with_list(self, stored: Option<&ListedVersions>, list: &ListedVersions, now: Timestamp) -> Self {
+    fn with_list(self, stored: Option<(&ListedVersions, Timestamp)>, list: &ListedVersions, now: Timestamp) -> Self {
+        let (stored, confirmed) = stored.unzip();
         let is_first = match (self.first_list, stored) {
             (None, _) => true,
             // larder was killed before it wrote the first list.
             (Some(first_list), None) => self.others.is_empty() && now.since(first_list) < FIRST_LIST_GRACE,
             (Some(_), Some(_)) => false,
         };
+        // A version of the time of the first list counts as one that it named.
+        let now = self.first_list.filter(|_| !is_first).map_or(now, |first_list| now.max(Timestamp(first_list.0 + 1)));
         let first_list = self.first_list.or((!list.upstream.is_empty()).then_some(now));
         let mut times = Self { first_list, ..self };
         times = times.without_list(if is_first { Some(list) } else { stored });
         for version in list.upstream.iter().chain(&list.kept) {
-            times.others.entry(version.clone()).or_insert(now);
+            if let Entry::Vacant(vacant) = times.others.entry(version.clone()) {
+                vacant.insert(now);
+                times.before.extend(confirmed.map(|confirmed| (version.clone(), confirmed)));
+            }
         }
         times.others.retain(|version, time| Some(*time) != first_list || !list.upstream.contains(version));
         if times.others.len() > MAX_VERSIONS {
@@ -102,7 +128,21 @@ impl FirstListed {
         while self.others.len() > most {
             self.others.pop_first();
         }
+        self.before.retain(|version, _| self.others.contains_key(version));
         self
+    }
+
+    /// The first listing of a version, while the stored list names these versions. `None` for one that was never listed.
+    pub fn listing_of(&self, version: &Version, is_on_stored_list: bool) -> Option<FirstListing> {
+        match self.others.get(version) {
+            Some(listed) => Some(FirstListing::Later { listed: *listed, before: self.before.get(version).copied() }),
+            None => self.first_list.filter(|_| is_on_stored_list).map(FirstListing::OnFirstList),
+        }
+    }
+
+    /// The record of a list that was stored before larder recorded times.
+    pub fn of_stored_list(list: Timestamp) -> Self {
+        Self { first_list: Some(list), ..Self::default() }
     }
 }
 
@@ -117,22 +157,26 @@ struct ListedVersions {
 
 impl ListedVersions {
     /// Reads a list. One that cannot be read names nothing.
-    fn of(list: &StoredDocument) -> Self {
+    fn of(list: &StoredDocument, service: Service) -> Self {
         let versions = |listed: Vec<ListedVersion>| listed.into_iter().map(|listed| listed.version).collect();
-        let upstream = VersionList::parse(&list.body).map(|list| list.versions).unwrap_or_default();
-        Self { upstream: versions(upstream), kept: versions(list.dropped_versions(Service::Providers)) }
+        let upstream = match service {
+            Service::Providers => VersionList::parse(&list.body),
+            Service::Modules => VersionList::parse_of_module(&list.body),
+        };
+        let upstream = upstream.map(|list| list.versions).unwrap_or_default();
+        Self { upstream: versions(upstream), kept: versions(list.dropped_versions(service)) }
     }
 }
 
-/// The provider of a version list; `None` for another record.
-pub(super) fn provider_of_list(list: &Key) -> Option<&ProviderAddress> {
+/// The provider or module of a version list; `None` for another record.
+pub(super) fn address_of_list(list: &Key) -> Option<&Address> {
     match list {
-        Key::Document(DocumentKey::Versions(Address::Provider(provider))) => Some(provider),
+        Key::Document(DocumentKey::Versions(address)) => Some(address),
         _ => None,
     }
 }
 
-/// Records the times of a provider's versions when `list` replaces the stored one. Does nothing for another document.
+/// Records the times of versions when `list` replaces the stored one. Does nothing for another document.
 pub fn record_times(
     step: &mut RecordStep<'_>,
     key: &Key,
@@ -140,14 +184,16 @@ pub fn record_times(
     list: &StoredDocument,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    let Some(provider) = provider_of_list(key) else { return Ok(()) };
-    let times = Key::FirstListed(provider.clone());
+    let Some(address) = address_of_list(key) else { return Ok(()) };
+    let (times, service) = (Key::FirstListed(address.clone()), Service::from(address));
     let recorded = step.read(&times)?.json::<FirstListed>().intact();
     if recorded.is_some() && stored.is_some_and(|stored| stored.has_same_content(list)) {
         return Ok(());
     }
-    let (before, stored) = (recorded.clone().unwrap_or_default(), stored.map(ListedVersions::of));
-    let after = before.with_list(stored.as_ref(), &ListedVersions::of(list), now);
+    let confirmed = stored.map(|stored| stored.metadata.checked);
+    let (before, stored) =
+        (recorded.clone().unwrap_or_default(), stored.map(|stored| ListedVersions::of(stored, service)));
+    let after = before.with_list(stored.as_ref().zip(confirmed), &ListedVersions::of(list, service), now);
     // Before the list, and synced: a version that is listed without a time counts as one of the first list.
     if recorded.as_ref() != Some(&after) {
         step.put(&times, to_json(&after), Durability::Synced, IndexEntry::Document(now));
@@ -156,17 +202,18 @@ pub fn record_times(
 }
 
 impl Library {
-    /// Removes a document. The times of a provider's versions go with its list, unless a version was verified.
+    /// Removes a document. The times of versions go with their list, unless a version was verified.
     pub fn remove_document(&self, key: &Key, durability: Durability) -> Result<(), StoreError> {
         let records = &self.store.records;
-        let Some(provider) = provider_of_list(key) else { return records.remove(key, durability) };
+        let Some(address) = address_of_list(key) else { return records.remove(key, durability) };
         let removed = records.change(key, |step| {
-            let times = Key::FirstListed(provider.clone());
-            if is_verified(step, provider)? {
+            let times = Key::FirstListed(address.clone());
+            if is_verified(step, address)? {
                 if let ReadOutcome::Intact(recorded) = step.read(&times)?.json::<FirstListed>() {
                     let stored = step.read(key)?.intact().and_then(StoredDocument::read);
                     let checked = stored.as_ref().map_or(Timestamp(0), |list| list.metadata.checked);
-                    let left = recorded.without_list(stored.as_ref().map(ListedVersions::of).as_ref());
+                    let left = recorded
+                        .without_list(stored.map(|stored| ListedVersions::of(&stored, address.into())).as_ref());
                     let left = to_json(&left.within(MAX_WITHOUT_LIST));
                     step.put(&times, left, durability, IndexEntry::Document(checked));
                 }
@@ -179,7 +226,7 @@ impl Library {
         match removed {
             // Times that say less than they did would make a version look older than it is.
             Err(full) if full.is_full() => records.change(key, |step| {
-                for key in [&Key::FirstListed(provider.clone()), key] {
+                for key in [&Key::FirstListed(address.clone()), key] {
                     step.change(key, RecordAction::Remove(durability), IndexEntry::Gone);
                 }
                 Ok(())
@@ -188,11 +235,11 @@ impl Library {
         }
     }
 
-    /// Removes the times of a provider without a list and without a verified version. Returns false if they stay.
-    pub(super) fn remove_unused_times(&self, provider: &ProviderAddress) -> Result<bool, StoreError> {
-        let (times, list) = (Key::FirstListed(provider.clone()), Key::version_list(provider));
+    /// Removes the times of an address without a list and without a verified version. Returns false if they stay.
+    pub(super) fn remove_unused_times(&self, address: &Address) -> Result<bool, StoreError> {
+        let (times, list) = (Key::FirstListed(address.clone()), Key::version_list(address));
         self.store.records.change(&times, |step| {
-            let is_used = self.store.records.stat(&list)?.is_some() || is_verified(step, provider)?;
+            let is_used = self.store.records.stat(&list)?.is_some() || is_verified(step, address)?;
             if !is_used {
                 step.change(&times, RecordAction::Remove(Durability::Lazy), IndexEntry::Gone);
             }
@@ -207,11 +254,11 @@ impl Library {
         version: &Version,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let times = Key::FirstListed(provider.clone());
+        let times = Key::FirstListed(provider.into());
         self.store.records.change(&times, |step| {
             let recorded = step.read(&times)?.json::<FirstListed>().intact().unwrap_or_default();
             let stored = step.read(&Key::version_list(provider))?.intact().and_then(StoredDocument::read);
-            let stored = stored.as_ref().map(ListedVersions::of);
+            let stored = stored.map(|stored| ListedVersions::of(&stored, Service::Providers));
             let with_import = recorded.clone().with_imported(stored.as_ref(), version, now);
             if with_import != recorded {
                 step.put(&times, to_json(&with_import), Durability::Lazy, IndexEntry::Document(now));
@@ -221,10 +268,15 @@ impl Library {
     }
 }
 
-/// True if any version of the provider was verified.
-fn is_verified(step: &RecordStep<'_>, provider: &ProviderAddress) -> Result<bool, StoreError> {
-    let of_provider = step.read(&Key::FirstSeenV0(provider.clone()))?;
-    Ok(of_provider != ReadOutcome::Absent || !step.first_seen(provider)?.is_empty())
+/// True if any version of the provider or module was verified.
+fn is_verified(step: &RecordStep<'_>, address: &Address) -> Result<bool, StoreError> {
+    match address {
+        Address::Provider(provider) => {
+            let of_provider = step.read(&Key::FirstSeenV0(provider.clone()))?;
+            Ok(of_provider != ReadOutcome::Absent || !step.first_seen(provider)?.is_empty())
+        }
+        Address::Module(module) => Ok(!step.records.module_packages_seen(module)?.is_empty()),
+    }
 }
 
 #[cfg(test)]
@@ -237,7 +289,9 @@ mod tests {
         /// The time of a version, while the stored list is `stored`.
         fn time_of(&self, version: &Version, stored: Option<&ListedVersions>) -> Option<Timestamp> {
             let is_listed = stored.is_some_and(|stored| stored.upstream.contains(version));
-            self.others.get(version).copied().or(self.first_list.filter(|_| is_listed))
+            self.listing_of(version, is_listed).map(|listing| match listing {
+                FirstListing::OnFirstList(listed) | FirstListing::Later { listed, .. } => listed,
+            })
         }
     }
 
@@ -275,7 +329,7 @@ mod tests {
     proptest! {
         /// Each version has the time at which it was first listed or imported, whatever became of the list since.
         #[test]
-        fn a_version_keeps_the_time_of_its_first_listing(events in prop::collection::vec((event(), 0..3u64), 0..12)) {
+        fn a_version_keeps_the_time_of_its_first_listing(events in prop::collection::vec((event(), 1..3u64), 0..12)) {
             let (mut record, mut stored) = (FirstListed::default(), None);
             let (mut expected, mut has_list, mut now) = (BTreeMap::new(), false, 100);
             for (event, seconds) in events {
@@ -285,7 +339,8 @@ mod tests {
                         for version in list.upstream.iter().chain(&list.kept) {
                             expected.entry(version.clone()).or_insert(Timestamp(now));
                         }
-                        record = record.with_list(stored.as_ref(), &list, Timestamp(now));
+                        let before = stored.as_ref().map(|stored| (stored, Timestamp(now - 1)));
+                        record = record.with_list(before, &list, Timestamp(now));
                         has_list |= !list.upstream.is_empty();
                         stored = Some(list);
                     }
@@ -317,8 +372,10 @@ mod tests {
         assert_eq!(record.clone().with_list(None, &first, Timestamp(6)), record);
         // The list was lost later.
         let lost = record.clone().with_list(None, &first, Timestamp(5_000));
+        assert!(lost.before.is_empty(), "nobody knows what the lost list named");
         assert!(lost.others.len() == 201 && lost.others.values().all(|time| *time == Timestamp(5_000)));
-        let record = record.with_list(Some(&first), &later, Timestamp(7));
+        let record = record.with_list(Some((&first, Timestamp(6))), &later, Timestamp(7));
+        assert!(record.before.values().all(|time| *time == Timestamp(6)) && record.before.len() == 2);
         assert_eq!(record.others, BTreeMap::from([201, 202].map(|number| (version(number), Timestamp(7)))));
     }
 
@@ -328,31 +385,31 @@ mod tests {
         let imported = ListedVersions { upstream: BTreeSet::new(), kept: versions([1, 2]) };
         let record = FirstListed::default().with_imported(None, &version(1), Timestamp(5));
         let record = record.with_list(None, &imported, Timestamp(6));
-        let record = record.with_list(Some(&imported), &list(0..9), Timestamp(7));
+        let record = record.with_list(Some((&imported, Timestamp(6))), &list(0..9), Timestamp(7));
         let others = [(1, 5), (2, 6)].map(|(number, time)| (version(number), Timestamp(time)));
-        assert_eq!(record, FirstListed { first_list: Some(Timestamp(7)), others: others.into() });
+        assert_eq!((record.first_list, record.others), (Some(Timestamp(7)), others.into()));
     }
 
     #[test]
     fn the_times_of_an_older_larder_shrink_at_the_next_list() {
         let older = br#"{"versions":{"1.0.0":5,"1.0.1":5,"1.0.2":6,"1.0.3":5}}"#;
         let record: FirstListed = serde_json::from_slice(older).unwrap();
-        let record = record.with_list(Some(&list([0, 1, 2])), &list([0, 1, 2, 4]), Timestamp(8));
+        let record = record.with_list(Some((&list([0, 1, 2]), Timestamp(7))), &list([0, 1, 2, 4]), Timestamp(8));
         // 1.0.3 is no longer listed.
         let others = [(2, 6), (3, 5), (4, 8)].map(|(number, time)| (version(number), Timestamp(time)));
-        assert_eq!(record, FirstListed { first_list: Some(Timestamp(5)), others: others.into() });
+        assert_eq!((record.first_list, record.others), (Some(Timestamp(5)), others.into()));
     }
 
     #[test]
     fn a_record_has_a_limit_and_keeps_the_versions_that_are_listed() {
         let number = |number: usize| Version::parse(&format!("2.{number}.0")).unwrap();
         let withdrawn: BTreeMap<_, _> = (0..MAX_VERSIONS).map(|patch| (number(patch), Timestamp(3))).collect();
-        let record = FirstListed { first_list: Some(Timestamp(1)), others: withdrawn };
-        let record = record.with_list(Some(&list([])), &list(0..3), Timestamp(9));
+        let record = FirstListed { first_list: Some(Timestamp(1)), others: withdrawn, before: BTreeMap::new() };
+        let record = record.with_list(Some((&list([]), Timestamp(8))), &list(0..3), Timestamp(9));
         let listed = versions(0..3).into_iter().map(|version| (version, Timestamp(9)));
         assert_eq!(record.others, listed.collect());
         let many = ListedVersions { upstream: (0..=MAX_VERSIONS).map(number).collect(), kept: BTreeSet::new() };
-        let record = FirstListed { first_list: Some(Timestamp(1)), others: BTreeMap::new() };
+        let record = FirstListed::of_stored_list(Timestamp(1));
         let record = record.without_list(Some(&many)).within(MAX_WITHOUT_LIST);
         assert_eq!(record.others.len(), MAX_WITHOUT_LIST);
         assert!(record.others.contains_key(&number(MAX_VERSIONS)), "the newest versions stay");

@@ -549,10 +549,9 @@ impl Library {
             }
             MissingPackage::Provider { .. } | MissingPackage::Module { .. } => {
                 let address = config.canonical(&missing.address());
-                let (stored, access) = (self.read_stored_versions(&address, config)?, config.access(Timestamp(0)));
-                let of_address = access.of(&address);
+                let stored = self.read_stored_versions(&address, config)?;
                 let mut shown = config.required_platforms.shown(&address, &stored);
-                Ok(shown.any(|(version, _)| !of_address.denies(version)))
+                Ok(shown.any(|(version, _)| !config.denies(&address, Some(version))))
             }
         }
     }

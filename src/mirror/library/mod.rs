@@ -1,5 +1,6 @@
 //! The stored state: names and their locks, first-seen records of providers, alarms, and eviction.
 
+pub mod access;
 pub mod alarms;
 pub mod background;
 pub mod catalog;
@@ -14,6 +15,7 @@ pub mod first_listed;
 pub mod first_seen;
 pub mod installable;
 pub mod intake;
+pub mod latest_time;
 pub mod missing;
 pub mod module_history;
 pub mod pins;
@@ -25,6 +27,7 @@ pub mod space;
 pub mod store_state;
 pub mod stored_document;
 pub mod usage;
+pub mod version_ages;
 
 pub use self::alarms::Alarm;
 pub use self::alarms::{AcceptedFinding, AlarmEvent, AlarmPart, AlarmSubject, Alarms, AlarmsRecord};
@@ -51,6 +54,7 @@ use crate::mirror::Runtime;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::library::document_store::DocumentsInUse;
 use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
+use crate::mirror::library::latest_time::LatestTime;
 use crate::mirror::library::missing::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
@@ -67,6 +71,7 @@ pub struct Library {
     pub(in crate::mirror) alarms: Alarms,
     pub(in crate::mirror) histories: ProviderHistories,
     pub(in crate::mirror) missing: MissingLog,
+    latest_time: LatestTime,
     pub(in crate::mirror) work: LibraryWork,
 }
 
@@ -92,6 +97,7 @@ impl Library {
             alarms: Alarms::load(Arc::clone(&store))?,
             histories: ProviderHistories::new(Arc::clone(&store)),
             missing: MissingLog::load(&store),
+            latest_time: LatestTime::load(&store)?,
             work: LibraryWork {
                 hashing_limit: WorkLimit::of(MAX_CONCURRENT_HASHING),
                 documents_in_use: DocumentsInUse::default(),

@@ -354,7 +354,7 @@ impl HistoryStep<'_, '_> {
         }
         let versions = old_record.versions.iter().map(|(version, seen)| (version.clone(), seen.first_seen));
         let listed = to_json(&FirstListed::of_all(versions.collect()));
-        let (times, written) = (Key::FirstListed(self.provider.clone()), IndexEntry::Document(Timestamp(0)));
+        let (times, written) = (Key::FirstListed(self.provider.into()), IndexEntry::Document(Timestamp(0)));
         self.step.put(&times, listed, Durability::Synced, written);
         // Last: a crash before leaves the record to be split again.
         let old_key = Key::FirstSeenV0(self.provider.clone());
@@ -676,7 +676,7 @@ mod tests {
         let record = br#"{"keys":{"K1":1},"versions":{"1.0.0":{"first_seen":1,"digests":{"f.zip":[]}}}}"#;
         store.records.put(&Key::FirstSeenV0(provider.clone()), record, Durability::Lazy).unwrap();
         // A folder where the split needs a file.
-        let obstacle = store.local.root().join(Key::FirstListed(provider.clone()).path());
+        let obstacle = store.local.root().join(Key::FirstListed(provider.into()).path());
         std::fs::create_dir(obstacle.parent().unwrap()).unwrap();
         std::fs::create_dir(&obstacle).unwrap();
         accept(&histories, &package, "K2").unwrap();

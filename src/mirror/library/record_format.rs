@@ -5,6 +5,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Timestamp;
 use crate::mirror::library::NameRecord;
 use crate::mirror::library::missing::MissingRequests;
 use crate::mirror::library::module_history::ModuleFirstSeenRecord;
@@ -29,6 +30,7 @@ pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         // The job code reads these, so any JSON is valid here.
         Key::Job(_) | Key::RecurringJobs | Key::Traffic(_) => as_json::<serde_json::Value>(&record),
         Key::Usage => as_json::<Usage>(&record),
+        Key::LatestTime => as_json::<Timestamp>(&record),
         Key::Missing => MissingRequests::read(&record).map(|requests| requests.write()),
     }
 }

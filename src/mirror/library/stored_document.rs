@@ -94,6 +94,21 @@ impl StoredDocument {
         Self { metadata, body, dropped: Bytes::new(), _room: memory }
     }
 
+    /// A document in place of one that upstream does not have.
+    pub(in crate::mirror) fn of_nothing(body: Bytes, url: Url, now: Timestamp) -> Self {
+        let metadata = DocumentMetadata {
+            asked: url.clone(),
+            url,
+            origins: Vec::new(),
+            validators: Validators::default(),
+            fetched: now,
+            checked: now,
+            gone: false,
+            from_bundle: false,
+        };
+        Self { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() }
+    }
+
     pub(in crate::mirror) fn confirmed_at(&self, now: Timestamp, gone: bool) -> Self {
         let metadata = DocumentMetadata { checked: now, gone, ..self.metadata.clone() };
         Self { metadata, ..self.clone() }

@@ -46,9 +46,12 @@ impl Modules {
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<StoredArchive, Error> {
-        call.permit(&package.module, &package.version)?;
-        // A plan that tries other policies fetches nothing that those of this larder deny.
-        call.config.access(call.now).permit(&package.module, &package.version)?;
+        self.documents.permit(&package.module, &package.version, call).await?;
+        if call.tries_other_policies() {
+            // It fetches nothing that those of this larder deny.
+            let own = RequestContext { policy: Arc::clone(&call.config.policy), ..call.clone() };
+            self.documents.permit(&package.module, &package.version, &own).await?;
+        }
         let key = call.config.key_of_package(package);
         let subject = format!("the archive of {package}");
         let if_task_dies = Err(Error::Interrupted(subject.clone()));

@@ -114,7 +114,7 @@ impl Modules {
         package: &ModulePackage,
         call: &RequestContext,
     ) -> Result<Answer<ModuleLocation>, Error> {
-        call.permit(&package.module, &package.version)?;
+        self.documents.permit(&package.module, &package.version, call).await?;
         let key = call.config.key_of_package(package);
         let is_offline = self.runtime.connectivity() == Connectivity::Offline;
         if is_offline
@@ -277,7 +277,7 @@ impl Modules {
     ) -> Result<Answer<Archive>, Error> {
         let package = &wanted.package;
         call.upstream(&package.module.host)?;
-        call.permit(&package.module, &package.version)?;
+        self.documents.permit(&package.module, &package.version, call).await?;
         let key = call.config.key_of_package(package);
         if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));

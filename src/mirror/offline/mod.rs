@@ -23,7 +23,7 @@ use crate::mirror::offline::stored_pages::{PageSource, latest};
 use crate::mirror::required_platforms::{RequiredPlatforms, StoredVersions};
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
-use crate::mirror::{Answer, ClientList, Connectivity, Library, Outcome, RequestContext, Runtime};
+use crate::mirror::{AddressAccess, Answer, ClientList, Connectivity, Library, Outcome, RequestContext, Runtime};
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::VersionList;
@@ -74,7 +74,7 @@ impl Offline {
             let document = self.documents.get(address, call).await?;
             let list = document.value.versions(service).await;
             let list = list.map_err(|reason| Error::unreadable_list(address, reason))?;
-            let list = call.access().permitted(address, list)?;
+            let list = self.documents.access_to(address, call).await?.permitted(list)?;
             return Ok(document.map(|_| list));
         }
         let canonical = call.config.canonical(address);
@@ -82,8 +82,9 @@ impl Offline {
         let platforms = &call.config.required_platforms;
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = platforms.shown(&canonical, &stored).collect();
         let upstream = self.library.stored_version_list(&canonical).await?;
-        if !shown.keys().any(|version| call.access().of(address).allows(version)) {
-            return Err(self.empty_list_error(address, &canonical, &stored, upstream.as_ref(), call).await);
+        let access = self.documents.access_to(address, call).await?;
+        if !shown.keys().any(|version| access.allows(version)) {
+            return Err(self.empty_list_error(address, &stored, upstream.as_ref(), &access, call).await);
         }
         let document = self.stored_list(address, call).await?;
         let mut list = upstream.unwrap_or_else(|| VersionList::empty(service));
@@ -93,7 +94,7 @@ impl Offline {
         list.add_new_versions(
             shown.iter().filter_map(|(version, stored)| entry_of(service, version, stored)).collect(),
         );
-        let list = call.access().permitted(address, list)?;
+        let list = access.permitted(list)?;
         Ok(stored_answer(document, list, call))
     }
 
@@ -102,23 +103,22 @@ impl Offline {
     async fn empty_list_error(
         &self,
         address: &Address,
-        canonical: &Address,
         stored: &StoredVersions,
         upstream: Option<&VersionList>,
+        access: &AddressAccess,
         call: &RequestContext,
     ) -> Error {
-        let (access, platforms) = (call.access(), &call.config.required_platforms);
-        let of_address = access.of(address);
+        let (canonical, platforms) = (&call.config.canonical(address), &call.config.required_platforms);
         // Clients choose a pre-release only where they are told its version.
         let rank = |waiting: &WaitingVersion| (!waiting.version.is_pre_release(), waiting.version.clone());
-        let waiting = platforms.waiting(canonical, stored).filter(|waiting| of_address.allows(&waiting.version));
+        let waiting = platforms.waiting(canonical, stored).filter(|waiting| access.allows(&waiting.version));
         if let Some(newest) = waiting.max_by_key(rank) {
             self.library.record_waiting(&newest, call);
             return Error::WaitsForPlatforms(Box::new(newest));
         }
         let listed = upstream.into_iter().flat_map(|list| &list.versions).map(|listed| &listed.version);
         let known: BTreeSet<&Version> = listed.chain(stored.keys()).collect();
-        match access.refusal_of_all(address, known) {
+        match access.refusal_of_all(known) {
             Some(refused) => refused,
             None => self.library.missing_error(canonical, describe_empty_list(address, platforms), call).await,
         }
@@ -159,15 +159,16 @@ impl Offline {
         address: &Address,
         call: &RequestContext,
     ) -> Result<Option<UpstreamVersions>, Error> {
-        let (access, connectivity) = (call.access(), self.runtime.connectivity());
-        access.permit_any(address)?;
+        let connectivity = self.runtime.connectivity();
+        call.access().permit_any(address)?;
         let Some(list) = self.library.stored_version_list(&call.config.canonical(address)).await? else {
             return match connectivity {
                 Connectivity::Online => Ok(None),
                 Connectivity::Offline => Err(self.library.offline_error(address.label()).await),
             };
         };
-        let (versions, access) = (list.versions.into_iter().map(|listed| listed.version), access.of(address));
+        let access = self.documents.access_to(address, call).await?;
+        let versions = list.versions.into_iter().map(|listed| listed.version);
         let (permitted, hidden): (Vec<Version>, Vec<Version>) = versions.partition(|version| access.allows(version));
         Ok(match (connectivity, address) {
             (Connectivity::Online, _) if hidden.is_empty() => None,

@@ -226,9 +226,9 @@ impl Library {
         config: &RuntimeConfig,
         now: Timestamp,
     ) -> Result<Vec<Version>, StoreError> {
-        let (address, access) = (config.canonical(address), config.access(now));
+        let address = config.canonical(address);
         let stored = self.read_stored_versions(&address, config)?;
-        let of_address = access.of(&address);
+        let of_address = self.read_access(&address, &config.access(now), config)?;
         let shown = config.required_platforms.shown(&address, &stored).map(|(version, _)| version);
         Ok(shown.filter(|version| of_address.allows(version)).cloned().collect())
     }

@@ -455,7 +455,7 @@ impl Operations {
     /// Fetches and verifies the set that upstream has now. Uses nothing of the stored set, so that it is judged as a
     /// whole.
     async fn current_set(&self, package: &Package, call: &RequestContext) -> Result<ProofSet, Error> {
-        call.permit(&package.provider, &package.version)?;
+        self.documents.permit(&package.provider, &package.version, call).await?;
         let work = self.proof_sets.fetch_verified_set(package, SetBasis::Rejudged, call);
         self.runtime.with_deadline(&self.proof_sets.set_request(package, call)?, call, work).await
     }
@@ -631,7 +631,7 @@ impl Operations {
         key: ModulePackage,
         call: &RequestContext,
     ) -> Result<ModuleNow, Error> {
-        call.permit(&package.module, &package.version)?;
+        self.documents.permit(&package.module, &package.version, call).await?;
         // Refetches the location even if the cached one is fresh.
         let confirmed = self.documents.get(&package, call).await?.value.confirmation();
         let fetched = self.documents.fetch_now(&package, Some(confirmed), call).await?;

@@ -21,9 +21,16 @@ pub struct PolicyVerdicts {
 impl Operations {
     /// Judges the selected versions of an address: those that upstream lists, and an exact one also where no list names it.
     /// Without a stored list that is fresh, upstream is asked for it, unless a rule denies the whole address.
-    pub async fn policy_verdicts(&self, selector: &PackageSelector, call: &RequestContext) -> PolicyVerdicts {
-        let (access, address) = (call.access(), selector.address());
-        let denied = access.permit_any(&address).err();
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn policy_verdicts(
+        &self,
+        selector: &PackageSelector,
+        call: &RequestContext,
+    ) -> Result<PolicyVerdicts, Error> {
+        let address = selector.address();
+        let denied = call.access().permit_any(&address).err();
         let list = match denied {
             Some(_) => self.library.stored_version_list(&call.config.canonical(&address)).await,
             None => self.upstream_list(&address, call).await.map(Some),
@@ -31,6 +38,11 @@ impl Operations {
         let (listed, no_list) = match list {
             Ok(list) => (list.map(|list| list.versions).unwrap_or_default(), None),
             Err(error) => (Vec::new(), Some(error)),
+        };
+        let access = match denied {
+            // Upstream is not asked about it.
+            Some(_) => call.access().of(&address, Default::default()),
+            None => self.documents.access_to(&address, call).await?,
         };
         let listed: BTreeSet<Version> = listed.into_iter().map(|listed| listed.version).collect();
         let exact = match selector.versions() {
@@ -41,9 +53,10 @@ impl Operations {
             listed.iter().filter(|version| selector.versions().include(version)).cloned().chain(exact).collect();
         let versions = selected.into_iter().rev().map(|version| {
             let is_listed = listed.contains(&version);
-            access.judged(&address, version, is_listed)
+            access.judged(version, is_listed)
         });
-        PolicyVerdicts { denied: denied.map(|error| error.explain().cause), versions: versions.collect(), no_list }
+        let denied = denied.map(|error| error.explain().cause);
+        Ok(PolicyVerdicts { denied, versions: versions.collect(), no_list })
     }
 
     async fn upstream_list(&self, address: &Address, call: &RequestContext) -> Result<VersionList, Error> {

@@ -92,11 +92,10 @@ impl Operations {
         self.runtime.must_be_online(&format!("asking for {selector} again"))?;
         call.upstream(selector.host())?;
         let (address, versions) = (selector.address(), selector.versions());
-        let access = call.access();
-        access.permit_any(&address)?;
+        call.access().permit_any(&address)?;
+        let access = self.documents.access_to(&address, call).await?;
         // Of several versions those that no client gets are left out; one that is named says why.
-        let is_asked =
-            |version: &Version| matches!(versions, Versions::Exactly(_)) || access.of(&address).allows(version);
+        let is_asked = |version: &Version| matches!(versions, Versions::Exactly(_)) || access.allows(version);
         self.runtime.forget_absences(&call.config.canonical(&address), versions);
         let mut refreshed = Vec::new();
         // An operator's request is sent even during backoff, so the location is refreshed first.
@@ -156,7 +155,7 @@ impl Operations {
     }
 
     async fn refresh_set(&self, package: Package, call: &RequestContext) -> Result<RefreshOutcome, Error> {
-        call.permit(&package.provider, &package.version)?;
+        self.documents.permit(&package.provider, &package.version, call).await?;
         let before = self.proof_sets.usable_set(&package, call).await?.map(|stored| stored.stored_set);
         let seen = before.as_ref().map(|stored_set| stored_set.confirmed);
         let flight = self.proof_sets.join_set_flight(&package, seen, FetchReason::NotStored, call).await;
@@ -172,7 +171,7 @@ impl Operations {
     /// Refetches a cached location. Checks that a stored version still resolves to the first-seen tree, and fetches the
     /// tree of one that is not stored and was refused.
     async fn refresh_location(&self, package: &ModulePackage, call: &RequestContext) -> Result<RefreshOutcome, Error> {
-        call.permit(&package.module, &package.version)?;
+        self.documents.permit(&package.module, &package.version, call).await?;
         let key = call.config.key_of_package(package);
         let is_tree_refused = self.is_tree_refused(&key, call);
         let (flight, outcome) = self.refresh_document(package, call).await?;

@@ -74,7 +74,7 @@ impl Operations {
     ) -> Result<WarmedDocument<Arc<ProofSet>>, Error> {
         let (subject, host) = (proof_sets::describe_set(package), &package.provider.host);
         // Before the upstream is charged for it.
-        call.permit(&package.provider, &package.version)?;
+        self.documents.permit(&package.provider, &package.version, call).await?;
         let origins = self.origins_of_list(Key::version_list(&package.provider)).await?;
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call };
         let stored = self.proof_sets.usable_set(package, call).await?;
@@ -112,7 +112,7 @@ impl Operations {
     ) -> Result<(WarmedArchive, StoredArchive), Error> {
         let subject = format!("the archive of {package}");
         let call = self.runtime.step_context(Urgency::Job, now);
-        call.permit(&package.provider, &package.version)?;
+        self.documents.permit(&package.provider, &package.version, &call).await?;
         if let Some(archive) = self.library.stored_archive(package, digest).await?
             && self.archives.reader.open_stored(package, &archive, &call).await?.is_ok()
         {
@@ -189,7 +189,7 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<WarmedDocument<Option<StoredArchive>>, Error> {
         let (subject, host) = (location_label(package), &package.module.host);
-        call.permit(&package.module, &package.version)?;
+        self.documents.permit(&package.module, &package.version, call).await?;
         let key = call.config.key_of_package(package);
         if self.runtime.connectivity() == Connectivity::Offline
             && let Some(archive) = self.library.stored_module(&key).await?

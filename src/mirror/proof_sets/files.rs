@@ -49,7 +49,7 @@ impl ProofSets {
         call: &RequestContext,
     ) -> Result<Answer<ProofFileBytes>, Error> {
         let ProofFileRef { provider, version, digest, file } = wanted;
-        call.permit(provider, version)?;
+        self.documents.permit(provider, version, call).await?;
         let stored = self.library.platforms_with_sets(provider, version).await?;
         let package = |platform| Package { provider: provider.clone(), version: version.clone(), platform };
         for platform in &stored {

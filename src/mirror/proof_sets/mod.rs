@@ -61,7 +61,7 @@ impl ProofSets {
         package: &Package,
         call: &RequestContext,
     ) -> Result<Answer<Arc<ProofSet>>, Error> {
-        call.permit(&package.provider, &package.version)?;
+        self.documents.permit(&package.provider, &package.version, call).await?;
         let mut request = self.set_request(package, call)?;
         let stored = self.usable_set(package, call).await?;
         if let Some(stored) = stored.as_ref().filter(|stored| !stored.stored_set.confirmed.gone) {

@@ -27,6 +27,9 @@ pub struct RuleText {
     /// `allow` (when absent) or `deny`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
+    /// The age that a version must have, as `7d`; only for `allow`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_age: Option<String>,
     /// The reason, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -34,14 +37,18 @@ pub struct RuleText {
 
 impl From<&Rule> for RuleText {
     fn from(Rule { addresses, versions, action, reason }: &Rule) -> Self {
-        let action = match action {
-            Action::Allow { .. } => "allow",
-            Action::Deny => "deny",
+        let (action, minimum_age) = match action {
+            Action::Allow { minimum_age } => {
+                let age = (!minimum_age.is_zero()).then(|| humantime::format_duration(*minimum_age).to_string());
+                ("allow", age)
+            }
+            Action::Deny => ("deny", None),
         };
         Self {
             addresses: addresses.to_string(),
             versions: versions.as_ref().map(ToString::to_string),
             action: Some(action.to_owned()),
+            minimum_age,
             reason: reason.clone(),
         }
     }
@@ -49,12 +56,20 @@ impl From<&Rule> for RuleText {
 
 impl RuleText {
     fn parse(&self) -> Result<Rule, String> {
-        let Self { addresses, versions, action, reason } = self;
+        let Self { addresses, versions, action, minimum_age, reason } = self;
+        let action = action.as_deref().map_or(Ok(Action::default()), Action::parse)?;
+        let minimum_age =
+            minimum_age.as_deref().map(humantime::parse_duration).transpose().map_err(|e| e.to_string())?;
+        let action = match (action, minimum_age) {
+            (Action::Deny, Some(_)) => return Err("a rule that denies has no \"minimum_age\"".to_owned()),
+            (Action::Allow { .. }, Some(minimum_age)) => Action::Allow { minimum_age },
+            (action, None) => action,
+        };
         let versions = versions.as_deref().map(VersionRange::parse).transpose();
         Ok(Rule {
             addresses: AddressPattern::parse(addresses).map_err(|bad| bad.to_string())?,
             versions: versions.map_err(|bad| bad.to_string())?,
-            action: action.as_deref().map_or(Ok(Action::default()), Action::parse)?,
+            action,
             reason: reason.as_deref().map(parse_reason).transpose()?,
         })
     }

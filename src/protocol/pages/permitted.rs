@@ -2,7 +2,7 @@
 //! one that cannot be judged.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
@@ -11,17 +11,10 @@ use serde_json::value::{RawValue, Value};
 
 use super::{Edit, with_edits};
 use crate::address::{Address, Hostname, ModuleAddress, ModuleName, Name, ProviderAddress, System, Version};
-use crate::mirror::Access;
 use crate::upstream::discovery::Service;
 
-/// The versions to show in the entries of a list.
-#[derive(Debug)]
-pub(super) struct ShownEntries {
-    /// The policies.
-    pub(super) access: Access,
-    /// The newest permitted version of each address whose own entry names another one.
-    pub(super) newest: BTreeMap<Address, Version>,
-}
+/// The version to show in the entries of each address. Those of others are dropped.
+pub(super) type ShownEntries = BTreeMap<Address, Version>;
 
 /// The members of an entry, as the page writes them.
 type Members<'a> = IndexMap<Cow<'a, str>, &'a RawValue>;
@@ -106,16 +99,16 @@ fn raw_entries<'a>(text: &'a str, service: Service) -> Option<(&'a RawValue, Vec
     Some((list, serde_json::from_str(list.get()).unwrap_or_default()))
 }
 
-/// The providers or modules of a list whose own version may not be used, while others may.
-pub(super) fn hidden_entries(page: &Bytes, service: Service, host: &Hostname, access: &Access) -> BTreeSet<Address> {
+/// The providers or modules of a list, each once, with the version that its first entry names.
+pub(super) fn listed_entries(page: &Bytes, service: Service, host: &Hostname) -> BTreeMap<Address, Option<Version>> {
     let (_, entries) = raw_entries(std::str::from_utf8(page).unwrap_or_default(), service).unzip();
-    let entries = entries.unwrap_or_default().into_iter().filter_map(Entry::of);
-    let hidden = entries.filter_map(|entry| {
-        let (address, version) = (entry.address(service, host)?, entry.version());
-        let is_shown = version.is_some_and(|version| access.of(&address).allows(&version));
-        (!is_shown && access.permit_any(&address).is_ok()).then_some(address)
-    });
-    hidden.collect()
+    let mut listed = BTreeMap::new();
+    for entry in entries.unwrap_or_default().into_iter().filter_map(Entry::of) {
+        if let Some(address) = entry.address(service, host) {
+            listed.entry(address).or_insert_with(|| entry.version());
+        }
+    }
+    listed
 }
 
 /// Reduces a list to the entries that are shown. Everything else stays as upstream wrote it, byte for byte.
@@ -126,44 +119,26 @@ pub(super) fn keep_entries(
     page: &Bytes,
     service: Service,
     host: &Hostname,
-    ShownEntries { access, newest }: &ShownEntries,
+    shown: &ShownEntries,
 ) -> Result<Bytes, String> {
     let text = std::str::from_utf8(page).map_err(|e| e.to_string())?;
     let Some((list, entries)) = raw_entries(text, service) else { return Ok(page.clone()) };
-    let shown = |raw: &RawValue| -> Option<String> {
+    let show = |raw: &RawValue| -> Option<String> {
         let entry = Entry::of(raw)?;
-        let address = entry.address(service, host)?;
-        match entry.version().filter(|version| access.of(&address).allows(version)) {
-            Some(_) => Some(raw.get().to_owned()),
-            None => newest.get(&address).map(|newest| entry.with_version(newest)),
-        }
+        let version = shown.get(&entry.address(service, host)?)?;
+        let is_as_listed = entry.version().as_ref() == Some(version);
+        Some(if is_as_listed { raw.get().to_owned() } else { entry.with_version(version) })
     };
-    let shown: Vec<String> = entries.into_iter().filter_map(shown).collect();
-    Ok(with_edits(text, &[Edit { original: list, replacement: format!("[{}]", shown.join(",")) }]).into())
+    let entries: Vec<String> = entries.into_iter().filter_map(show).collect();
+    Ok(with_edits(text, &[Edit { original: list, replacement: format!("[{}]", entries.join(",")) }]).into())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::address::AddressPattern;
-    use crate::clock::Timestamp;
-    use crate::policy::{Action, Policy, Rule, VersionRange};
 
     fn host() -> Hostname {
         Hostname::parse("registry.example").unwrap()
-    }
-
-    fn access() -> Access {
-        let rule = |addresses: &str, versions: Option<&str>, action| Rule {
-            addresses: AddressPattern::parse(addresses).unwrap(),
-            versions: versions.map(|versions| VersionRange::parse(versions).unwrap()),
-            action,
-            reason: None,
-        };
-        let rules = vec![rule("bad/*", None, Action::Deny), rule("a/*", Some("< 2.0"), Action::default())];
-        Access::new(Arc::new(Policy(rules)), Timestamp(0))
     }
 
     #[test]
@@ -174,16 +149,19 @@ mod tests {
               {"id":7,"namespace":"a","name":"y","provider":"aws","version":"3.0.0"},
               {"namespace":"bad","name":"x","provider":"aws"}, {"namespace":"a","name":"z","provider":"aws","version":"new"} ] }"#,
         );
-        let hidden: Vec<String> =
-            hidden_entries(&page, Service::Modules, &host(), &access()).iter().map(ToString::to_string).collect();
-        let expected = ["a/x/aws", "a/y/aws", "a/z/aws"].map(|path| format!("registry.example/{path}"));
-        assert_eq!(hidden, expected);
-        let newest = |name: &str| {
-            let [namespace, name] = ["a", name].map(|name| ModuleName::parse(name).unwrap());
+        let listed: Vec<String> = listed_entries(&page, Service::Modules, &host())
+            .into_iter()
+            .map(|(address, version)| {
+                format!("{} {}", address.path(), version.map_or("?".to_owned(), |version| version.to_string()))
+            })
+            .collect();
+        assert_eq!(listed, ["a/x/aws 2.0.0", "a/y/aws 3.0.0", "a/z/aws ?", "b/x/aws 1.0.0", "bad/x/aws ?"]);
+        let shown = |namespace: &str, name: &str, version: &str| {
+            let [namespace, name] = [namespace, name].map(|name| ModuleName::parse(name).unwrap());
             let address = ModuleAddress { host: host(), namespace, name, system: System::parse("aws").unwrap() };
-            (Address::Module(address), Version::parse("1.9.0").unwrap())
+            (Address::Module(address), Version::parse(version).unwrap())
         };
-        let shown = ShownEntries { access: access(), newest: BTreeMap::from([newest("x"), newest("y")]) };
+        let shown = ShownEntries::from([shown("a", "x", "1.9.0"), shown("a", "y", "1.9.0"), shown("b", "x", "1.0.0")]);
         assert_eq!(
             keep_entries(&page, Service::Modules, &host(), &shown).unwrap(),
             r#"{ "meta":{"limit":2}, "modules": [{"id":"a/x/aws/1.9.0","namespace":"a","name":"x","provider":"aws","version":"1.9.0","tag":null, "n":1e400},{"version" : "v1.0.0","namespace":"b","name":"x","provider":"aws"},{"id":7,"namespace":"a","name":"y","provider":"aws","version":"1.9.0"}] }"#

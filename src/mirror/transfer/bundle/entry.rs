@@ -80,8 +80,10 @@ impl AcceptedEntry {
         criteria: &EntryCriteria<'_>,
     ) -> Result<Option<Self>, String> {
         if let Some((artifact, _)) = entry.package_archive() {
-            let permitted = library.runtime.config().access(criteria.now).permit(&artifact, artifact.version());
-            permitted.map_err(|refused| refused.to_string())?;
+            let (config, address) =
+                (library.runtime.config(), Address::from(&library.runtime.canonical(artifact.clone())));
+            let access = library.read_access(&address, &config.access(criteria.now), &config).map_err(store_failed)?;
+            access.permit_to_store(artifact.version()).map_err(|refused| refused.to_string())?;
         }
         match entry {
             BundleEntry::Discovery { document, .. }

@@ -84,9 +84,11 @@ impl Transfers {
         };
         let requested: BTreeMap<Artifact, Digest> =
             requested.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
-        let access = self.runtime.config().access(created);
+        let config = self.runtime.config();
+        let access = config.access(created);
         for (artifact, digest) in &requested {
-            let entry = unless_missing(match (access.permit(artifact, artifact.version()), artifact) {
+            let of_address = self.library.read_access(&artifact.into(), &access, &config)?;
+            let entry = unless_missing(match (of_address.permit(artifact.version()), artifact) {
                 (Err(refused), _) => Err(GatherError::Missing(vec![refused.to_string()])),
                 (Ok(()), Artifact::Provider(package)) => self.provider_entry(package, *digest, &base, &mut small_files),
                 (Ok(()), Artifact::Module(package)) => self.module_entry(package, *digest, &base, &mut small_files),

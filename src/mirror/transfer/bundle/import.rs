@@ -156,7 +156,7 @@ impl Library {
         events: &mpsc::Sender<ApplyEvent>,
     ) -> Result<Receipt, ApplyError> {
         let manifest = Arc::clone(&opened.manifest);
-        self.check_capacity(&manifest, clock.now())?;
+        self.check_capacity(&manifest)?;
         let bytes = manifest.files().fold(0, |sum, (_, file)| file.file.bytes.saturating_add(sum));
         report(events, ApplyEvent::Begun { entries: manifest.entries.len() as u64, bytes });
         let (digest, signature_status) = (opened.digest, opened.signature_status.clone());
@@ -434,9 +434,8 @@ impl Library {
     ///
     /// # Errors
     /// [`ApplyError`]. Nothing was changed.
-    fn check_capacity(&self, manifest: &Manifest, now: Timestamp) -> Result<(), ApplyError> {
+    fn check_capacity(&self, manifest: &Manifest) -> Result<(), ApplyError> {
         let config = self.runtime.config();
-        let access = config.access(now);
         let hosts: BTreeSet<&Hostname> = manifest.entries.iter().map(BundleEntry::host).collect();
         let foreign: Vec<&str> =
             hosts.into_iter().filter(|host| config.upstreams.get(host).is_none()).map(Hostname::as_str).collect();
@@ -446,7 +445,8 @@ impl Library {
         let no_room = |needed, available, reason| Err(ApplyError::NoRoom { needed, available, reason });
         let (mut seen, mut needed, mut on_disk) = (HashSet::new(), 0u64, 0u64);
         for entry in &manifest.entries {
-            let is_refused = |(artifact, _): (Artifact, _)| access.permit(&artifact, artifact.version()).is_err();
+            let is_refused =
+                |(artifact, _): (Artifact, _)| config.denies(&(&artifact).into(), Some(artifact.version()));
             if entry.package_archive().is_some_and(is_refused) || self.needs_no_space(entry)? {
                 continue;
             }

@@ -102,7 +102,7 @@ impl Transfers {
         digest: Digest,
         call: &RequestContext,
     ) -> Result<(Arc<ProofSet>, ArchiveHashes), Error> {
-        call.permit(&package.provider, &package.version)?;
+        self.proof_sets.documents.permit(&package.provider, &package.version, call).await?;
         let no_set = || Error::NotStored(format!("the proof set for the archive of {package}"));
         let stored = self.proof_sets.usable_set(package, call).await?.ok_or_else(no_set)?;
         let set = set_of(&stored.stored_set, digest).ok_or_else(no_set)?;

@@ -89,7 +89,8 @@ impl TreeImport {
     async fn judge(&mut self, arrived: StagedTreeArchive, notes: &mut Vec<String>) -> Result<FileVerdict, Error> {
         let (package, digest) = (arrived.package.clone(), arrived.digest);
         let call = self.transfers.runtime.step_context(Urgency::Job, self.call.present());
-        call.permit(&package.provider, &package.version)?;
+        let documents = &self.transfers.proof_sets.documents;
+        documents.access_to(&(&package.provider).into(), &call).await?.permit_to_store(&package.version)?;
         let evidence = match &arrived.repacked_h1 {
             Some(h1) => Box::pin(self.find_unpacked_evidence(&package, h1, notes, &call)).await?,
             None if self.proven.get(&package).is_some_and(|proven| *proven != digest) => {

@@ -1,0 +1,91 @@
+//! The policies about an address for a request: where they depend on ages, the version list is read first, because it says
+//! which versions are new, and the dates are fetched behind it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::address::{Address, Version};
+use crate::error::Error;
+use crate::mirror::documents::dates::VersionDates;
+use crate::mirror::documents::{DocumentKind, Documents};
+use crate::mirror::effects::Effects;
+use crate::mirror::library::access::AddressAccess;
+use crate::mirror::{Connectivity, RequestContext};
+use crate::store::Key;
+
+/// The shortest time between two requests for dates, while a version has none.
+const ASK_AGAIN: Duration = Duration::from_secs(3600);
+
+impl Documents {
+    /// The policies about an address, for this request.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn access_to(self: &Arc<Self>, address: &Address, call: &RequestContext) -> Result<AddressAccess, Error> {
+        let access = call.access();
+        let canonical = call.config.canonical(address);
+        if !access.needs_ages(&canonical) {
+            return Ok(access.of(&canonical, Default::default()));
+        }
+        // Without a list the stored times count, and a version that has none is held back.
+        let _ = Box::pin(self.get(address, call)).await;
+        self.ask_for_dates(address, call).await?;
+        let config = Arc::clone(&call.config);
+        self.library.on_disk(move |library| library.read_access(&canonical, &access, &config)).await
+    }
+
+    /// Refuses a version that the policies do not allow.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with the rule and its reason; the disk failed.
+    pub async fn permit(
+        self: &Arc<Self>,
+        of: impl Into<Address>,
+        version: &Version,
+        call: &RequestContext,
+    ) -> Result<(), Error> {
+        if call.access().is_open() {
+            return Ok(());
+        }
+        self.access_to(&of.into(), call).await?.permit(version)
+    }
+
+    /// Fetches the dates of versions in the background if the stored list names one without. Only where none is stored yet, the
+    /// request waits for them, at most for the patience of its upstream.
+    async fn ask_for_dates(self: &Arc<Self>, address: &Address, call: &RequestContext) -> Result<(), Error> {
+        let upstream = call.upstream(address.host())?;
+        let is_asked = upstream.settings.tells_dates()
+            && self.runtime.connectivity() == Connectivity::Online
+            && call.effects() == Effects::Real;
+        if !is_asked {
+            return Ok(());
+        }
+        let dates = VersionDates(address.clone());
+        let key = dates.key(&call.config);
+        let stored = self.library.stored_document(&key).await?;
+        let (canonical, access, config) = (call.config.canonical(address), call.access(), Arc::clone(&call.config));
+        let lacks_a_date = self
+            .library
+            .on_disk(move |library| Ok(library.read_access(&canonical, &access, &config)?.lacks_a_date()))
+            .await?;
+        let list = self.library.stored_document(&Key::version_list(call.config.canonical(address))).await?;
+        let is_due = stored.as_ref().is_none_or(|dates| {
+            let is_list_newer = list.is_some_and(|list| list.value.metadata.fetched > dates.value.metadata.checked);
+            is_list_newer || dates.confirmed.checked.after(ASK_AGAIN) < call.now
+        });
+        if !lacks_a_date || !is_due || call.refuse_if_absent(&key).is_err() {
+            return Ok(());
+        }
+        let (documents, flight_call) = (Arc::clone(self), call.clone());
+        let (seen, is_first) = (stored.as_ref().map(|stored| stored.confirmed), stored.is_none());
+        let asking = self.runtime.tasks.spawn(async move {
+            if let Err(error) = documents.fetch_now(&dates, seen, &flight_call).await {
+                tracing::info!(%error, "the dates of versions are not known; the times of larder's own lists count");
+            }
+        });
+        if is_first {
+            let _ = tokio::time::timeout(upstream.settings.patience, asking).await;
+        }
+        Ok(())
+    }
+}
