@@ -61,7 +61,7 @@ async fn assert_refused_within(name: &str, archive: &[u8], words: &[&str], max_b
         let text = larder.get(&download_path("one")).await.expect(502).text();
         assert!(words.iter().all(|word| text.contains(word)), "{words:?}: {text}");
         assert!(larder.folder.blobs().is_empty() && larder.folder.files("names").is_empty(), "{words:?}");
-        assert!(larder.folder.files("seen").is_empty(), "{words:?}");
+        assert!(larder.folder.first_seen().is_empty(), "{words:?}");
         assert_eq!(larder.folder.files("staging"), Vec::<std::path::PathBuf>::new(), "{words:?}");
     }
     assert!(larder.metric("larder_verification_failures_total").await >= 2.0, "{words:?}");

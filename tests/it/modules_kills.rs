@@ -44,7 +44,7 @@ async fn a_download_of_a_module_is_resumed_after_a_kill() {
         .await;
         larder.kill();
         assert!(pending_request.await.unwrap().is_err());
-        assert!(folder.blobs().is_empty() && folder.files("seen").is_empty());
+        assert!(folder.blobs().is_empty() && folder.first_seen().is_empty());
         gate.open();
         fixture.archives.forget_requests();
         let larder = start(&fixture, &folder);

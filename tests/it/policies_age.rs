@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use larder::clock::Timestamp;
+use larder::clock::{Clock, Timestamp};
 use serde_json::{Value, json};
 
 use crate::support::bundle_transfer::{BundleKey, applied_receipt, bundle};
+use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::terraform::{Terraform, host_override};
@@ -54,7 +55,7 @@ fn larder(upstream: &FakeUpstream, folder: &Folder) -> Builder {
 async fn a_new_version_is_held_back_until_its_time_has_come() {
     let upstream = FakeUpstream::start().await;
     publish(&upstream, &["1.0.0", "1.1.0"]);
-    let larder = larder(&upstream, &Folder::new()).start().await;
+    let larder = larder(&upstream, &Folder::new()).clock(&Clock::frozen()).start().await;
     assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"], "the first list is old where no date is told");
     larder.clock.advance(DAY);
     publish(&upstream, &["1.2.0"]);
@@ -296,4 +297,23 @@ async fn a_version_opens_while_upstream_is_down() {
         (versions.len() == 2).then_some(versions)
     });
     assert_eq!(opened.await, ["1.0.0", "1.1.0"]);
+}
+
+/// A version that is withdrawn while its successor is held back: the alarm names the successor and the date, on the page too.
+#[tokio::test]
+async fn the_alarm_of_a_withdrawn_version_names_the_successor_that_is_held_back() {
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream, &["1.0.0", "1.1.0"]);
+    let larder = larder(&upstream, &Folder::new()).start().await;
+    listed(&larder).await;
+    larder.get(&larder.archive_path("null", "1.1.0").await).await.expect(200);
+    larder.clock.advance(DAY);
+    upstream.withdraw("acme", "null", "1.1.0");
+    publish(&upstream, &["1.2.0"]);
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0"]);
+    let alarms = larder.alarms().await;
+    let detail = alarms[0].3["detail"].as_str().unwrap();
+    assert!(detail.contains("1.2.0, which may replace it, is held back until"), "{detail}");
+    let page = get(&format!("{}/", larder.admin())).await.expect(200).text();
+    assert!(page.contains("which may replace it, is held back until"), "{page}");
 }

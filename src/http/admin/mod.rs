@@ -27,7 +27,7 @@ use crate::config::StoreNaming;
 use crate::jobs::{
     JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, TrafficHistory, WarmUp,
 };
-use crate::mirror::{Mirror, PinChange, PolicyVerdicts};
+use crate::mirror::{Mirror, PinChange, PolicyVerdicts, Status};
 use crate::place::Place;
 use crate::protocol::Protocols;
 use crate::protocol::admin::explain::ExplainRequest;
@@ -394,6 +394,8 @@ impl Admin {
 
     fn status(&self) -> StatusReport {
         let (mirror, bundle_keys) = (self.mirror.operations.status(), self.bundles.ids());
+        let alarms = self.mirror.operations.with_held_successors(mirror.alarms, self.clock.now());
+        let mirror = Status { alarms, ..mirror };
         let (process, warm_ups) = match &self.process {
             AdminProcess::Service(serving) => (ProcessKind::Service, serving.recurring.states()),
             AdminProcess::Run(serving) => (ProcessKind::Run, serving.recurring.states()),

@@ -135,6 +135,8 @@ impl FirstListed {
     /// The first listing of a version, while the stored list names these versions. `None` for one that was never listed.
     pub fn listing_of(&self, version: &Version, is_on_stored_list: bool) -> Option<FirstListing> {
         match self.others.get(version) {
+            // The first list named it, and it is not on the stored list.
+            Some(listed) if Some(*listed) == self.first_list => Some(FirstListing::OnFirstList(*listed)),
             Some(listed) => Some(FirstListing::Later { listed: *listed, before: self.before.get(version).copied() }),
             None => self.first_list.filter(|_| is_on_stored_list).map(FirstListing::OnFirstList),
         }

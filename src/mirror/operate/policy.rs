@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::address::{Address, PackageSelector, Version, Versions};
+use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::{JudgedVersion, Operations, RequestContext};
+use crate::mirror::{Alarm, AlarmKind, JudgedVersion, Operations, RequestContext, VerdictKind};
+use crate::store::Key;
 use crate::upstream::providers::VersionList;
+use crate::wording::format_timestamp;
 
 /// The verdicts about an address.
 #[derive(Debug, Clone)]
@@ -57,6 +60,39 @@ impl Operations {
         });
         let denied = denied.map(|error| error.explain().cause);
         Ok(PolicyVerdicts { denied, versions: versions.collect(), no_list })
+    }
+
+    /// Says in the alarm of a withdrawn version which newer one a policy holds back: that may be the one that replaces it.
+    /// Reads the disk.
+    pub fn with_held_successors(&self, alarms: Vec<Alarm>, now: Timestamp) -> Vec<Alarm> {
+        let config = self.runtime.config();
+        let access = config.access(now);
+        if access.is_open() {
+            return alarms;
+        }
+        let held_successor = |alarm: &Alarm| {
+            let host = config.upstreams.hosts().into_iter().next()?;
+            let withdrawn = Version::parse_of_module(&alarm.version).ok()?;
+            let address = PackageSelector::parse(&alarm.address, host).ok()?.address();
+            let of_address = self.library.read_access(&address, &access, &config).ok()?;
+            let list = self.library.read_document(&Key::version_list(&address)).ok()??;
+            let newer = list.as_versions((&address).into()).ok()?.versions.into_iter().map(|listed| listed.version);
+            let judged = newer.filter(|version| *version > withdrawn).map(|version| of_address.judged(version, true));
+            let held = judged
+                .filter(|judged| judged.verdict == VerdictKind::Held)
+                .max_by(|one, other| one.version.cmp(&other.version))?;
+            let until = held.until.map(|until| format!(" until {}", format_timestamp(until))).unwrap_or_default();
+            let reason = held.reason.unwrap_or_default();
+            Some(format!("{}, which may replace it, is held back{until}: {reason}", held.version))
+        };
+        let with_successor = |alarm: Alarm| {
+            let successor = if alarm.kind == AlarmKind::Dropped { held_successor(&alarm) } else { None };
+            match successor {
+                Some(successor) => Alarm { detail: format!("{}; {successor}", alarm.detail), ..alarm },
+                None => alarm,
+            }
+        };
+        alarms.into_iter().map(with_successor).collect()
     }
 
     async fn upstream_list(&self, address: &Address, call: &RequestContext) -> Result<VersionList, Error> {

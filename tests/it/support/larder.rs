@@ -67,6 +67,11 @@ impl Folder {
         self.0.path()
     }
 
+    /// The first-seen records of packages and modules, without the times of lists.
+    pub(crate) fn first_seen(&self) -> Vec<PathBuf> {
+        self.files("seen").into_iter().filter(|path| !path.ends_with("listed.json")).collect()
+    }
+
     /// The files below `v1/SUBFOLDER`, sorted.
     pub(crate) fn files(&self, subfolder: &str) -> Vec<PathBuf> {
         let mut files = Vec::new();
