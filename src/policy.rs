@@ -125,7 +125,7 @@ impl VersionRange {
 }
 
 /// The limits of a client beside the rules of larder, which they never loosen.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct ClientLimits {
     /// The addresses that it may use; `None` for all.
     pub addresses: Option<Vec<AddressPattern>>,
@@ -142,6 +142,9 @@ pub struct Candidate<'a> {
     pub version: &'a Version,
     /// The moment from which its age counts; `None` where no record tells it.
     pub since: Option<Timestamp>,
+    /// The moments between which it was listed, for a client that asks for the versions of a moment; the second is that of its
+    /// withdrawal. `None` where no record tells it.
+    pub listed: Option<(Timestamp, Option<Timestamp>)>,
     /// The end of an approval, which lifts the age that a rule demands; the last moment of all for one without an end.
     pub approved_until: Option<Timestamp>,
 }
@@ -273,8 +276,11 @@ impl Verdict<'_> {
             Self::Denied(Ground::Rule(rule)) => rule.denial(),
             Self::Denied(Ground::Client) => "it is not among the addresses that this client may use".to_owned(),
             Self::Held { by: Ground::Rule(rule), until } => rule.sentence(&until_text(*until)),
-            Self::Held { by: Ground::Client, until } => {
-                format!("the age that this client asks for {}", until_text(*until))
+            Self::Held { by: Ground::Client, until: Some(until) } => {
+                format!("the age that this client asks for {}", until_text(Some(*until)))
+            }
+            Self::Held { by: Ground::Client, until: None } => {
+                "it was not listed then, or its age is not known".to_owned()
             }
         })
     }
@@ -326,7 +332,7 @@ impl Judge {
     /// Judges a version at the time `now`. The first rule about its address and version decides; an allow rule about its
     /// address also decides about the versions that it does not name. Then the limits of the client count.
     pub fn judge(&self, candidate: Candidate<'_>, now: Timestamp) -> Verdict<'_> {
-        let Candidate { version, since, approved_until } = candidate;
+        let Candidate { version, since, listed, approved_until } = candidate;
         if !self.is_open_to_client {
             return Verdict::Denied(Ground::Client);
         }
@@ -342,9 +348,11 @@ impl Judge {
         };
         let client = &self.client;
         let by_age = held(Ground::Client, since, client.minimum_age, now);
-        let is_later = |moment: Timestamp| since.is_none_or(|since| since > moment);
-        let by_moment =
-            client.as_of.filter(|moment| is_later(*moment)).map(|_| Verdict::Held { by: Ground::Client, until: None });
+        let was_listed = |moment: Timestamp| {
+            listed.is_some_and(|(from, until)| from <= moment && until.is_none_or(|until| until > moment))
+        };
+        let not_listed = Verdict::Held { by: Ground::Client, until: None };
+        let by_moment = client.as_of.filter(|moment| !was_listed(*moment)).map(|_| not_listed);
         // One without an end holds longest.
         let end = |held: &Verdict<'_>| match held {
             Verdict::Held { until: Some(until), .. } => *until,
@@ -486,7 +494,7 @@ mod tests {
             (&other, "1.0.0", 1, "5 denies"),
         ] {
             let (version, since) = (Version::parse(version).unwrap(), Some(Timestamp(day * DAY)));
-            let candidate = Candidate { version: &version, since, approved_until: None };
+            let candidate = Candidate { version: &version, since, listed: None, approved_until: None };
             let judge = policy.judge_of(address.clone(), ClientLimits::NONE);
             assert_eq!(word(&policy, judge.judge(candidate, NOW)), expected, "{address} {version} of day {day}");
         }
@@ -497,7 +505,8 @@ mod tests {
     static VERSION: std::sync::LazyLock<Version> = std::sync::LazyLock::new(|| Version::parse("6.0.0").unwrap());
 
     fn known() -> Candidate<'static> {
-        Candidate { version: &VERSION, since: Some(Timestamp(97 * DAY)), approved_until: None }
+        let since = Some(Timestamp(97 * DAY));
+        Candidate { version: &VERSION, since, listed: since.map(|since| (since, None)), approved_until: None }
     }
 
     #[test]
@@ -512,7 +521,8 @@ mod tests {
         let of_these = ClientLimits { addresses: patterns(&["acme/*", "hashicorp/aws"]), ..ClientLimits::default() };
         let (approved, expired) = (Some(Timestamp(101 * DAY)), Some(NOW));
         let known = known();
-        let unknown = Candidate { since: None, ..known };
+        let unknown = Candidate { since: None, listed: None, ..known };
+        let withdrawn = Candidate { listed: Some((Timestamp(90 * DAY), Some(Timestamp(95 * DAY)))), ..known };
         for (candidate, client, expected) in [
             (known, &whole, "3 until day 104"),
             (Candidate { approved_until: approved, ..known }, &whole, "allowed"),
@@ -530,6 +540,10 @@ mod tests {
             (Candidate { approved_until: approved, ..known }, &as_of(97), "allowed"),
             (Candidate { approved_until: approved, ..known }, &as_of(96), "client holds it"),
             (Candidate { approved_until: approved, ..unknown }, &as_of(99), "client holds it"),
+            // What was withdrawn counts until then.
+            (Candidate { approved_until: approved, ..withdrawn }, &as_of(94), "allowed"),
+            (Candidate { approved_until: approved, ..withdrawn }, &as_of(95), "client holds it"),
+            (Candidate { approved_until: approved, ..withdrawn }, &as_of(89), "client holds it"),
             (Candidate { approved_until: approved, ..known }, &of_others, "client denies"),
             (Candidate { approved_until: approved, ..known }, &of_these, "allowed"),
         ] {
@@ -647,7 +661,8 @@ mod tests {
             addresses.iter().flat_map(|address| versions.iter().map(move |version| (address, version)))
         {
             for since in [None, Some(Timestamp(90 * DAY)), Some(Timestamp(97 * DAY)), Some(NOW)] {
-                all.push((address, Candidate { version, since, approved_until: None }));
+                let listed = since.map(|since| (since, None));
+                all.push((address, Candidate { version, since, listed, approved_until: None }));
             }
         }
         all

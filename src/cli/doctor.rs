@@ -15,8 +15,8 @@ use super::{BAD_CONFIGURATION, CommonOptions, block_on, print_error, print_json,
 use crate::app;
 use crate::app::running_larder::NotReached;
 use crate::doctor::{self, Check, CheckResult};
-use crate::protocol::admin::CLIENT_CONFIG;
-use crate::protocol::client_config::{self, ClientRoute, own_host_name};
+use crate::protocol::client_config::{self, ClientConfigRequest, ClientRoute, own_host_name};
+use crate::protocol::view::View;
 use crate::store::Store;
 
 /// Runs every check; returns true if none failed.
@@ -116,8 +116,14 @@ pub(super) struct ClientConfig {
     #[arg(long)]
     mirror: bool,
     /// For source addresses with larder's own host name (https only) instead of a host override
-    #[arg(long, conflicts_with = "mirror")]
+    #[arg(long, conflicts_with_all = ["mirror", "age", "as_of"])]
     own_name: bool,
+    /// Show this client only versions that are at least so many days old, such as `7d`
+    #[arg(long, value_name = "DAYS", value_parser = View::age, conflicts_with = "as_of")]
+    age: Option<View>,
+    /// Show this client only what was listed until the end of a day (UTC), such as `2026-08-01`
+    #[arg(long, value_name = "DATE", value_parser = View::as_of)]
+    as_of: Option<View>,
 }
 
 impl ClientConfig {
@@ -134,13 +140,13 @@ impl ClientConfig {
             return Ok(());
         }
         let client_route = if self.mirror { ClientRoute::NetworkMirror } else { ClientRoute::HostOverride };
+        let asked = ClientConfigRequest { client_route, view: self.age.or(self.as_of) };
         let base = app::base_url_of(&config, config.server.listen);
         anyhow::ensure!(
             !self.mirror || base.starts_with("https:"),
             "clients accept a network mirror over https only, and this larder is at {base}; set [server] tls, or public_url \
              where a proxy ends TLS; or use a host override (larder client-config)"
         );
-        let path = if self.mirror { "/admin/v1/client-config?mirror" } else { CLIENT_CONFIG };
         let paste = block_on(async {
             let is_known = match running_larder(&config).await {
                 Ok(larder) => larder.is_some() || Store::exists(&config.store.path).unwrap_or(true),
@@ -150,10 +156,13 @@ impl ClientConfig {
             };
             if !is_known {
                 let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
-                return anyhow::Ok(client_config::ClientConfig::for_hosts(&hosts, &base, client_route).await?);
+                return anyhow::Ok(
+                    client_config::ClientConfig::for_hosts(&hosts, &asked.base(&base), client_route).await?,
+                );
             }
             let answer =
-                with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_text(path).await?)).await?;
+                with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_text(&asked.path()).await?))
+                    .await?;
             Ok(client_config::ClientConfig::read(&answer))
         })?;
         print_paste(common, &paste);

@@ -58,6 +58,8 @@ const EXAMPLES_OF_COMMANDS: &[(&str, &str)] = &[
     ("larder version", ""),
     ("larder client-config >> ~/.terraformrc", "host overrides: for every terraform command; sources stay as they are"),
     ("larder client-config --mirror", "a network mirror: providers only, over https"),
+    ("larder client-config --age 7d", "for clients that see only versions of at least seven days"),
+    ("larder client-config --as-of 2026-08-01", "for clients that see what was listed until the end of that day"),
     ("larder client-config --own-name", "source addresses with larder's own host name, over https"),
     ("larder doctor", "when init does not behave as expected"),
     ("larder plan . --platform linux_amd64", "exit status 3 if anything is missing"),

@@ -115,6 +115,7 @@ impl MainListener {
         let mut parsed_request = protocol::Request {
             path,
             run,
+            view: None,
             query: request.uri().query(),
             host,
             cdn_loop: CdnLoop::received(cdn_loop.filter_map(|value| value.to_str().ok())),
@@ -124,7 +125,7 @@ impl MainListener {
             now: log.now,
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
-        let (route, api) = self.protocols.route(&parsed_request);
+        let (route, api) = self.protocols.route(&mut parsed_request);
         // The client is checked before the route, or an outsider could learn which registries are mirrored. Probes are
         // open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))

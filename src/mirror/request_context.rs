@@ -20,7 +20,7 @@ use crate::mirror::freshness::{FreshnessRule, STORED_ANSWER_LIFETIME};
 use crate::mirror::last_answers::Failure;
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::{Connectivity, Runtime, RuntimeConfig};
-use crate::policy::Policy;
+use crate::policy::{ClientLimits, Policy};
 use crate::store::Key;
 use crate::upstream::backoff::{BudgetPurpose, Origin, RequestTime, RevalidationPermit};
 use crate::upstream::error::{Fault, UpstreamError};
@@ -46,6 +46,8 @@ pub struct RequestContext {
     pub client: Option<ClientAddress>,
     /// The rules about the versions that may be used: those of the configuration, or those that a plan tries.
     pub(super) policy: Arc<Policy>,
+    /// The limits of the client beside the rules.
+    pub(super) limits: ClientLimits,
     pub(super) config: Arc<RuntimeConfig>,
     pub(super) urgency: Urgency,
     pub(super) revalidation_permit: RevalidationPermit,
@@ -154,6 +156,17 @@ impl<T> Answer<T> {
 impl RequestContext {
     pub(super) fn is_step(&self) -> bool {
         matches!(self.urgency, Urgency::Job | Urgency::Plan)
+    }
+
+    /// The context for a client with these limits.
+    #[must_use]
+    pub fn limited_to(self, limits: ClientLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// The limits of the client.
+    pub fn limits(&self) -> &ClientLimits {
+        &self.limits
     }
 
     /// The canonical spelling of an address.
@@ -307,6 +320,7 @@ impl Runtime {
             priority: RequestPriority::Client,
             client,
             policy: Arc::clone(&config.policy),
+            limits: ClientLimits::NONE,
             config,
             urgency: Urgency::Request,
             revalidation_permit: RevalidationPermit::default(),

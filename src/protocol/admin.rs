@@ -73,7 +73,7 @@ fn or_problem<T, E: Display>(parsed: Result<T, E>, problems: &mut Vec<String>) -
 }
 
 /// The beginning of a text that a message quotes.
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     text.chars().take(64).collect()
 }
 

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use derive_more::Display;
 use serde_json::Value;
 use url::Url;
+use url::form_urlencoded::parse;
 
+use super::admin::{CLIENT_CONFIG, short};
 use super::registry::services;
 use super::route::{MIRROR_BASE, modules_base, providers_base};
+use super::view::{AGE, AS_OF, View};
 use crate::address::Hostname;
 use crate::error::Error;
 use crate::mirror::Mirror;
@@ -23,10 +26,57 @@ pub enum ClientRoute {
     NetworkMirror,
 }
 
-impl ClientRoute {
-    /// The route that the query of a request names: `?mirror` for a network mirror.
-    pub fn of_query(query: Option<&str>) -> Self {
-        if query == Some("mirror") { Self::NetworkMirror } else { Self::HostOverride }
+/// A request for a CLI configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientConfigRequest {
+    /// The route by which the client is to reach larder.
+    pub client_route: ClientRoute,
+    /// The view that the client is to have.
+    pub view: Option<View>,
+}
+
+impl ClientConfigRequest {
+    /// Parses the query of a request: `mirror` for a network mirror, and `age=7d` or `as-of=2026-08-01` for a view.
+    ///
+    /// # Errors
+    /// Every problem of the query.
+    pub fn parse(query: Option<&str>) -> Result<Self, Vec<String>> {
+        let mut request = Self { client_route: ClientRoute::HostOverride, view: None };
+        let mut problems = Vec::new();
+        for (name, value) in parse(query.unwrap_or_default().as_bytes()) {
+            let view = match &*name {
+                "mirror" if value.is_empty() => {
+                    request.client_route = ClientRoute::NetworkMirror;
+                    continue;
+                }
+                AGE | AS_OF if request.view.is_some() => {
+                    Err("a client has one view: give age or as-of, once".to_owned())
+                }
+                AGE => View::age(&value),
+                AS_OF => View::as_of(&value),
+                _ => Err(format!("{:?} is not known here: give mirror, age=7d or as-of=2026-08-01", short(&name))),
+            };
+            match view {
+                Ok(view) => request.view = Some(view),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        if problems.is_empty() { Ok(request) } else { Err(problems) }
+    }
+
+    /// The path of this request in the admin API.
+    pub fn path(self) -> String {
+        let mirror = (self.client_route == ClientRoute::NetworkMirror).then(|| "mirror".to_owned());
+        let parameters: Vec<String> = mirror.into_iter().chain(self.view.map(View::query)).collect();
+        match parameters.is_empty() {
+            true => CLIENT_CONFIG.to_owned(),
+            false => format!("{CLIENT_CONFIG}?{}", parameters.join("&")),
+        }
+    }
+
+    /// The URL at which the client reaches larder, if this is its URL without a view.
+    pub fn base(self, base: &str) -> String {
+        self.view.map_or_else(|| base.to_owned(), |view| format!("{base}{view}"))
     }
 }
 

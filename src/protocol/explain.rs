@@ -17,6 +17,7 @@ use super::admin::explain::{
 };
 use super::route::{Api, Route, RouteError};
 use super::run::RunId;
+use super::view::View;
 use super::{Links, Protocols, ReplyContent, RequestFailure};
 use crate::address::{
     Address, Artifact, Hostname, ModulePackage, Package, PackageRef, PackageSelector, Platform, Version, Versions,
@@ -105,6 +106,8 @@ struct ExplainContext<'a> {
     call: &'a RequestContext,
     /// The URL of larder for clients; empty where there is none.
     base: &'a str,
+    /// The view of the client in question.
+    view: Option<View>,
     http: HttpAnswers,
 }
 
@@ -122,27 +125,30 @@ impl Protocols {
         http: HttpAnswers,
     ) -> Result<ExplainReport, Error> {
         let call = self.mirror.runtime.dry_run_context(now, Arc::clone(&self.runtime_config));
-        let explanation = ExplainContext { protocols: self, call: &call, base, http };
         let platform = request.platform.clone().unwrap_or_else(Platform::of_this_machine);
+        let of_client = |view, call| ExplainContext { protocols: self, call, base, view, http };
         match &request.subject {
             ExplainSubject::Address(selector) => {
+                let explanation = of_client(None, &call);
                 let subject = explanation.subject_of(selector, platform).await;
                 // Boxed: the compiler takes minutes over the nested futures.
                 let waiting = Box::pin(explanation.waiting_version(selector, &subject)).await?;
                 explanation.report(subject, waiting).await
             }
             ExplainSubject::Url(given) => match self.route_of_url(given) {
-                Ok(route) => {
+                Ok((route, view)) => {
+                    let call = call.limited_to(View::limits_of(view));
+                    let explanation = of_client(view, &call);
                     let subject = explanation.subject_of_route(route, platform).await?;
                     explanation.report(subject, None).await
                 }
-                Err((error, api)) => Ok(explanation.report_without_route(given, error, api)),
+                Err((error, api)) => Ok(of_client(None, &call).report_without_route(given, error, api)),
             },
         }
     }
 
     /// Parses one of larder's URLs, from a log, an error or a client's output.
-    fn route_of_url(&self, given: &str) -> Result<Route, (RouteError, Api)> {
+    fn route_of_url(&self, given: &str) -> Result<(Route, Option<View>), (RouteError, Api)> {
         let url = Url::parse(given).ok();
         let (path, query, host) = match &url {
             // An upstream may have a port, which is part of its name.
@@ -156,12 +162,13 @@ impl Protocols {
         let path = path.split_once("//").map_or(path, |(archive, _)| archive);
         let (_, path) = RunId::split(path);
         let path = self.mount.without_prefix(path);
+        let (view, path) = View::split(path).map_err(|error| (error, Api::of_path(path)))?;
         let api = Api::of_path(path);
         match Route::parse(path, query, host, &self.route_context) {
             Ok(Route::Health | Route::Ready | Route::Home) => {
                 Err((RouteError::Unknown(format!("{path} says nothing about packages")), api))
             }
-            parsed => parsed.map_err(|error| (error, api)),
+            parsed => parsed.map(|route| (route, view)).map_err(|error| (error, api)),
         }
     }
 }
@@ -411,9 +418,10 @@ impl ExplainContext<'_> {
             return Ok(ExplainStep { step: kind, url: None, requested, answer, rule, facts });
         };
         let path = route.path();
-        let url = Some(format!("{}{path}", self.base));
+        let view = self.view.filter(|_| View::may_begin(&path));
+        let url = Some(format!("{}{}{path}", self.base, view.map(|view| view.to_string()).unwrap_or_default()));
         let is_offline = mirror.runtime.connectivity() == Connectivity::Offline;
-        let links = Links { mount: &self.protocols.mount, base: "" };
+        let links = Links { mount: &self.protocols.mount, base: "", view: self.view };
         let (answer, rule) = match self.protocols.answer_from_services(&route, self.call, links).await {
             Ok(answer) => {
                 let is_listed = self.names_subject(kind, &answer.value, subject).await;

@@ -10,7 +10,9 @@ pub mod registry;
 pub mod rendered;
 pub mod route;
 pub mod run;
+pub mod view;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use self::rendered::{
 };
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
 use self::run::RunId;
+use self::view::View;
 use crate::address::Address;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
@@ -39,6 +42,8 @@ pub struct Request<'a> {
     pub path: &'a str,
     /// The `larder run` whose client sent the request.
     pub run: Option<RunId>,
+    /// The view that the path names.
+    pub view: Option<View>,
     /// The query as received, without its question mark.
     pub query: Option<&'a str>,
     /// The Host header, or the authority.
@@ -190,9 +195,16 @@ impl Protocols {
         Self { mirror, runtime_config, mount, route_context, answers, shared_renderings }
     }
 
-    /// Parses a request line. Returns the protocol of its path even without a route.
-    pub fn route(&self, request: &Request<'_>) -> (Result<Route, RouteError>, Api) {
+    /// Parses a request line, and notes its view. Returns the protocol of its path even without a route.
+    pub fn route(&self, request: &mut Request<'_>) -> (Result<Route, RouteError>, Api) {
         let path = self.mount.without_prefix(request.path);
+        let path = match View::split(path) {
+            Ok((view, below)) => {
+                request.view = view;
+                below
+            }
+            Err(error) => return (Err(error), Api::Registry),
+        };
         let route = match Route::parse(path, request.query, request.host, &self.route_context) {
             Ok(Route::Home) if !request.accepts_html => Err(RouteError::nothing_at(path)),
             route => route,
@@ -238,38 +250,45 @@ impl Protocols {
             None => 0,
         };
         let basis = AnswerBasis { generation, closings: self.runtime_config.outbound.backoff.closings() };
-        if let Some(answer) = self.answers.fresh(route, base, basis, request.now) {
+        let key = match request.view {
+            // A view counts as a base of its own: so the number of views in memory has a limit, too.
+            Some(view) => Cow::Owned(format!("{base}{view}")),
+            None => Cow::Borrowed(base),
+        };
+        if let Some(answer) = self.answers.fresh(route, &key, basis, request.now) {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
-        Box::pin(self.answer_from_mirror(route, request, base, Some(basis))).await
+        Box::pin(self.answer_from_mirror(route, request, base, Some((basis, &key)))).await
     }
 
-    /// Answers from the mirror when no rendered answer is in memory. Keeps the answer, unless it has no `basis`.
+    /// Answers from the mirror when no rendered answer is in memory. Keeps the answer under the base in `kept`, if there is one.
     async fn answer_from_mirror(
         &self,
         route: &Route,
         request: &Request<'_>,
         base: &str,
-        basis: Option<AnswerBasis>,
+        kept: Option<(AnswerBasis, &str)>,
     ) -> Result<Reply, RequestFailure> {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (mirror, config, cdn_loop) = (&self.mirror, Arc::clone(&self.runtime_config), request.cdn_loop.clone());
         let call = mirror.runtime.request_context(now, config, cdn_loop, Some(client), takes_unknown_length);
+        let call = call.limited_to(View::limits_of(request.view));
+        let links = Links { mount: &self.mount, base, view: request.view };
         let answer = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(Box::pin(admin::readiness(mirror)).await),
-            Route::Home => return Ok(Box::pin(home::reply(mirror, Links { mount: &self.mount, base })).await?),
-            route => self.answer_from_services(route, &call, Links { mount: &self.mount, base }).await?,
+            Route::Home => return Ok(Box::pin(home::reply(mirror, links)).await?),
+            route => self.answer_from_services(route, &call, links).await?,
         };
         // Stored with the state from before rendering: after a change meanwhile, the next request renders again.
         if now < answer.fresh_until
-            && let Some(basis) = basis
+            && let Some((basis, key)) = kept
             && let Some(value) = FinishedReply::of(&answer.value)
         {
             let Answer { outcome, fresh_until, checked, .. } = answer;
             let answer = Answer { value, outcome: outcome.when_reused(), fresh_until, checked };
-            self.answers.insert(route, base, RenderedAnswer { answer, made: now, basis });
+            self.answers.insert(route, key, RenderedAnswer { answer, made: now, basis });
         }
         Ok(Reply::of(answer, now))
     }
@@ -342,7 +361,7 @@ impl Protocols {
         let list = self.mirror.documents.get(address, call).await?;
         let access = self.mirror.documents.access_to(address, call).await?;
         let generation = self.mirror.library.generation_of_address(&call.canonical(address));
-        let ages = access.needs_ages().then(|| AgesBasis::new(call.now, generation));
+        let ages = access.needs_ages().then(|| AgesBasis::new(call, generation));
         let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {
             let list = document
@@ -352,7 +371,7 @@ impl Protocols {
             let list = access.permitted(list)?;
             render_list(&list).map_err(|e| Error::unreadable_list(&address, e))
         };
-        let rendered = self.shared_renderings.share(route, &list, ages, rendering).await?;
+        let rendered = self.shared_renderings.share(route, &list, ages.clone(), rendering).await?;
         let fresh_until = ages.map_or(list.fresh_until, |_| list.fresh_until.min(call.now.after(AgesBasis::LIFETIME)));
         Ok(Answer { fresh_until, ..list.map(|_| ReplyContent::Document(rendered)) })
     }
@@ -381,10 +400,20 @@ async fn render(body: Vec<u8>) -> RenderedDocument {
 struct Links<'a> {
     mount: &'a Mount,
     base: &'a str,
+    /// The view of the client, which it keeps on registry and mirror routes.
+    view: Option<View>,
 }
 
 impl Links<'_> {
     fn url(&self, path: &str) -> String {
-        self.mount.url(self.base, path)
+        url_in_view(self.mount, self.base, self.view, path)
+    }
+}
+
+/// The URL of one of our paths for a client with this view.
+fn url_in_view(mount: &Mount, base: &str, view: Option<View>, path: &str) -> String {
+    match view.filter(|_| View::may_begin(path)) {
+        Some(view) => mount.url(base, &format!("{view}{path}")),
+        None => mount.url(base, path),
     }
 }

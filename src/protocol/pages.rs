@@ -15,8 +15,8 @@ use serde_json::value::{RawValue, Value};
 use url::Url;
 
 use self::permitted::{ShownEntries, keep_entries, listed_entries, version_of_details};
-use super::Links;
 use super::route::{Route, RouteContext, service_base};
+use super::{Links, url_in_view};
 use crate::address::{Address, Hostname, Version};
 use crate::error::Error;
 use crate::mirror::{
@@ -51,7 +51,7 @@ pub(super) async fn page(
     let unreadable = |reason| Error::Unreadable { subject: page.label(), reason };
     let body = match value {
         PageSource::Upstream(document) => {
-            let (mount, base, host) = (links.mount.clone(), links.base.to_owned(), page.host.clone());
+            let (mount, base, view, host) = (links.mount.clone(), links.base.to_owned(), links.view, page.host.clone());
             let service = page.path.service();
             let installable = match mirror.runtime.connectivity() {
                 Connectivity::Online => None,
@@ -72,7 +72,8 @@ pub(super) async fn page(
                 if let Some(entries) = &entries {
                     page.body = keep_entries(&page.body, service, &host, entries)?;
                 }
-                with_links(&page, service, &host, |path| mount.url(&base, path)).map_err(|e| e.to_string())
+                with_links(&page, service, &host, |path| url_in_view(&mount, &base, view, path))
+                    .map_err(|e| e.to_string())
             };
             document.read_page(&page, rewrite).await
         }

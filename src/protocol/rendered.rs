@@ -21,7 +21,8 @@ use super::route::Route;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::mirror::{Answer, Outcome, StoredDocument};
+use crate::mirror::{Answer, Outcome, RequestContext, StoredDocument};
+use crate::policy::ClientLimits;
 use crate::store::ReadBudget;
 
 /// Size in bytes below which compression gains nothing.
@@ -199,18 +200,19 @@ type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
 
 /// The state that a rendering depends on besides its document, where policies ask for the age of versions. A minute later more
 /// versions may be old enough, and another generation may know other times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct AgesBasis {
     minute: u64,
     generation: u64,
+    limits: ClientLimits,
 }
 
 impl AgesBasis {
     /// The longest time for which such an answer is fresh.
     pub(super) const LIFETIME: Duration = Duration::from_secs(60);
 
-    pub(super) fn new(now: Timestamp, generation: u64) -> Self {
-        Self { minute: now.0 / Self::LIFETIME.as_secs(), generation }
+    pub(super) fn new(call: &RequestContext, generation: u64) -> Self {
+        Self { minute: call.now.0 / Self::LIFETIME.as_secs(), generation, limits: call.limits().clone() }
     }
 }
 

@@ -86,6 +86,7 @@ mod policies;
 mod policies_age;
 mod policies_client;
 mod policies_jobs;
+mod policies_views;
 mod proof_files;
 mod providers;
 mod real_client;

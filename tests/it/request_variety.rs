@@ -156,13 +156,13 @@ async fn the_times_of_a_provider_in_use_outlast_its_list() {
     let times = larder.folder.at(&format!("seen/{HOST}/providers/acme/null/listed.json"));
     let read = || larder.folder.record(&times).unwrap();
     let later = first + 100;
-    let while_listed =
-        format!(r#"{{"first_list":{first},"others":{{"1.3.0":{later}}},"before":{{"1.3.0":{first}}}}}"#);
+    let while_listed = format!(r#"{{"first_list":{first},"others":{{"1.3.0":{later}}},"before":{{"1.3.0":{first}}}}}"#);
     assert!(read().contains(&while_listed), "{}", read());
 
     larder.run_command("purge", &format!("{HOST}/acme/null")).await;
-    let without_list =
-        format!(r#"{{"first_list":{first},"others":{{"1.1.0":{first},"1.2.0":{first},"1.3.0":{later}}},"before":{{"1.3.0":{first}}}}}"#);
+    let without_list = format!(
+        r#"{{"first_list":{first},"others":{{"1.1.0":{first},"1.2.0":{first},"1.3.0":{later}}},"before":{{"1.3.0":{first}}}}}"#
+    );
     assert!(read().contains(&without_list), "{}", read());
 
     larder.clock.advance(Duration::from_secs(100));

@@ -39,7 +39,7 @@ use crate::protocol::admin::{
     self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, ProcessKind, SinceStart,
     StatusReport,
 };
-use crate::protocol::client_config::{ClientConfig, ClientRoute};
+use crate::protocol::client_config::{ClientConfig, ClientConfigRequest, ClientRoute};
 use crate::protocol::run::{RUN_NETWORK, RunId};
 use crate::store::StoreError;
 
@@ -191,8 +191,8 @@ impl Admin {
                 Ok(response::of_type(Body::full(Bytes::from_static(admin::DESCRIPTION.as_bytes())), "application/json"))
             }
             AdminRoute::ClientConfig => {
-                let client_route = ClientRoute::of_query(request.uri().query());
-                match ClientConfig::of(&self.mirror, &self.base, client_route).await {
+                let asked = ClientConfigRequest::parse(request.uri().query()).map_err(refused)?;
+                match ClientConfig::of(&self.mirror, &asked.base(&self.base), asked.client_route).await {
                     Ok(config) => Ok(response::plain_text(StatusCode::OK, config.to_string())),
                     Err(error) => Err(internal(&error.to_string())),
                 }

@@ -25,6 +25,7 @@ const MAX_NAMED_VERSIONS: usize = 5;
 #[derive(Debug, Clone)]
 pub struct Access {
     policy: Arc<Policy>,
+    limits: ClientLimits,
     now: Timestamp,
 }
 
@@ -91,13 +92,13 @@ pub enum VerdictKind {
 
 impl Access {
     /// The policies at a time.
-    pub fn new(policy: Arc<Policy>, now: Timestamp) -> Self {
-        Self { policy, now }
+    pub fn new(policy: Arc<Policy>, limits: ClientLimits, now: Timestamp) -> Self {
+        Self { policy, limits, now }
     }
 
-    /// Returns true if there is no policy.
+    /// Returns true if there is no policy, and the client has no limits.
     pub fn is_open(&self) -> bool {
-        self.policy.is_empty()
+        self.policy.is_empty() && self.limits == ClientLimits::NONE
     }
 
     /// The number of rules.
@@ -112,7 +113,7 @@ impl Access {
 
     /// The policies about one address, for all its versions. `ages` are needed only if [`Self::needs_ages`].
     pub fn of(&self, address: &Address, ages: VersionAges) -> AddressAccess {
-        AddressAccess { judge: self.judge_of(address), ages, now: self.now }
+        AddressAccess { judge: self.judge_of(address), as_of: self.limits.as_of, ages, now: self.now }
     }
 
     /// Refuses a provider or a module of which the policies allow no version, whatever upstream lists.
@@ -126,7 +127,7 @@ impl Access {
     }
 
     fn judge_of(&self, address: &Address) -> Judge {
-        self.policy.judge_of(address.clone(), ClientLimits::NONE)
+        self.policy.judge_of(address.clone(), self.limits.clone())
     }
 }
 
@@ -134,6 +135,8 @@ impl Access {
 #[derive(Debug, Clone)]
 pub struct AddressAccess {
     judge: Judge,
+    /// The moment whose versions the client asks for.
+    as_of: Option<Timestamp>,
     ages: VersionAges,
     now: Timestamp,
 }
@@ -154,6 +157,7 @@ impl AddressAccess {
     /// # Errors
     /// [`Error::Refused`], with the rule and its reason.
     pub fn permit(&self, version: &Version) -> Result<(), Error> {
+        self.must_know_moment()?;
         let subject = || format!("{} {version}", self.judge.address());
         let refusal = self.verdict(version).refusal();
         refusal.map_or(Ok(()), |refusal| Err(Error::Refused { subject: subject(), refusal }))
@@ -184,6 +188,7 @@ impl AddressAccess {
     /// # Errors
     /// [`Error::Refused`] if none is left: clients take an empty list for "no such provider".
     pub fn permitted(&self, mut list: VersionList) -> Result<ClientList, Error> {
+        self.must_know_moment()?;
         let mut hidden = HiddenByRule::default();
         list.versions.retain(|listed| hidden.allows(self, &listed.version));
         let hidden = hidden.finished();
@@ -211,14 +216,28 @@ impl AddressAccess {
         self.judge.needs_age() && self.ages.lacks_a_date()
     }
 
+    /// Refuses a moment before the first list, of which not all dates are known.
+    fn must_know_moment(&self) -> Result<(), Error> {
+        let Some(first_known) = self.as_of.and_then(|moment| self.ages.first_known_after(moment)) else {
+            return Ok(());
+        };
+        let subject = self.judge.address().to_string();
+        let day = first_known.date_time().chars().take(10).collect::<String>();
+        let cause = format!("larder knows what was listed from {day} on");
+        Err(Error::Refused { subject, refusal: Refusal { cause, remedy: Some("ask for that day or a later one") } })
+    }
+
     fn refused_by(&self, hidden: &[HiddenVersions]) -> Error {
         let causes: Vec<&str> = hidden.iter().map(|hidden| hidden.reason.as_str()).collect();
         Error::Refused { subject: self.judge.address().to_string(), refusal: Refusal::of_all(&causes) }
     }
 
     fn verdict(&self, version: &Version) -> Verdict<'_> {
-        let since = if self.judge.needs_age() { self.ages.since(version, self.now) } else { None };
-        self.judge.judge(Candidate { version, since, approved_until: None }, self.now)
+        let (since, listed) = match self.judge.needs_age() {
+            true => (self.ages.since(version, self.now), self.as_of.and_then(|_| self.ages.listed(version, self.now))),
+            false => (None, None),
+        };
+        self.judge.judge(Candidate { version, since, listed, approved_until: None }, self.now)
     }
 }
 
@@ -277,7 +296,7 @@ impl fmt::Display for HiddenVersion {
 impl RuntimeConfig {
     /// The policies of this configuration.
     pub fn access(&self, now: Timestamp) -> Access {
-        Access::new(Arc::clone(&self.policy), now)
+        Access::new(Arc::clone(&self.policy), ClientLimits::NONE, now)
     }
 
     /// Returns true if the policies deny a version, or every version of an address, now and later.
@@ -291,7 +310,7 @@ impl RuntimeConfig {
 impl RequestContext {
     /// The policies for this request.
     pub fn access(&self) -> Access {
-        Access::new(Arc::clone(&self.policy), self.now)
+        Access::new(Arc::clone(&self.policy), self.limits.clone(), self.now)
     }
 }
 

@@ -35,6 +35,9 @@ pub struct FirstListed {
     /// Of those of `others` that a later list named anew: the last confirmation of the list before, which did not name it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     before: BTreeMap<Version, Timestamp>,
+    /// Of those of `others` that are stored, and that upstream has dropped: the time of the first list without them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    withdrawn: BTreeMap<Version, Timestamp>,
 }
 
 /// The first listing of a version.
@@ -61,12 +64,15 @@ struct FirstListedLayouts {
     #[serde(default)]
     before: BTreeMap<Version, Timestamp>,
     #[serde(default)]
+    withdrawn: BTreeMap<Version, Timestamp>,
+    #[serde(default)]
     versions: BTreeMap<Version, Timestamp>,
 }
 
 impl From<FirstListedLayouts> for FirstListed {
-    fn from(FirstListedLayouts { first_list, others, before, versions }: FirstListedLayouts) -> Self {
-        if versions.is_empty() { Self { first_list, others, before } } else { Self::of_all(versions) }
+    fn from(layouts: FirstListedLayouts) -> Self {
+        let FirstListedLayouts { first_list, others, before, withdrawn, versions } = layouts;
+        if versions.is_empty() { Self { first_list, others, before, withdrawn } } else { Self::of_all(versions) }
     }
 }
 
@@ -74,7 +80,7 @@ impl FirstListed {
     /// The record of a provider whose versions all have a time: the earliest is that of the first list.
     pub(super) fn of_all(versions: BTreeMap<Version, Timestamp>) -> Self {
         let first_list = versions.values().min().copied();
-        Self { first_list, others: versions, before: BTreeMap::new() }.within(MAX_VERSIONS)
+        Self { first_list, others: versions, ..Self::default() }.within(MAX_VERSIONS)
     }
 
     /// The record after `list` replaces the stored list; `None` where none was stored. A list that names nothing is no first
@@ -97,6 +103,11 @@ impl FirstListed {
                 vacant.insert(now);
                 times.before.extend(confirmed.map(|confirmed| (version.clone(), confirmed)));
             }
+        }
+        times.withdrawn.retain(|version, _| !list.upstream.contains(version));
+        let was_listed = |version: &&Version| stored.is_some_and(|stored| stored.upstream.contains(*version));
+        for version in list.kept.iter().filter(was_listed) {
+            times.withdrawn.entry(version.clone()).or_insert(now);
         }
         times.others.retain(|version, time| Some(*time) != first_list || !list.upstream.contains(version));
         if times.others.len() > MAX_VERSIONS {
@@ -129,7 +140,18 @@ impl FirstListed {
             self.others.pop_first();
         }
         self.before.retain(|version, _| self.others.contains_key(version));
+        self.withdrawn.retain(|version, _| self.others.contains_key(version));
         self
+    }
+
+    /// The time of the first list.
+    pub fn first_list(&self) -> Option<Timestamp> {
+        self.first_list
+    }
+
+    /// The time of the first list without a version that upstream has dropped.
+    pub fn withdrawal_of(&self, version: &Version) -> Option<Timestamp> {
+        self.withdrawn.get(version).copied()
     }
 
     /// The first listing of a version, while the stored list names these versions. `None` for one that was never listed.
@@ -406,7 +428,7 @@ mod tests {
     fn a_record_has_a_limit_and_keeps_the_versions_that_are_listed() {
         let number = |number: usize| Version::parse(&format!("2.{number}.0")).unwrap();
         let withdrawn: BTreeMap<_, _> = (0..MAX_VERSIONS).map(|patch| (number(patch), Timestamp(3))).collect();
-        let record = FirstListed { first_list: Some(Timestamp(1)), others: withdrawn, before: BTreeMap::new() };
+        let record = FirstListed { first_list: Some(Timestamp(1)), others: withdrawn, ..FirstListed::default() };
         let record = record.with_list(Some((&list([]), Timestamp(8))), &list(0..3), Timestamp(9));
         let listed = versions(0..3).into_iter().map(|version| (version, Timestamp(9)));
         assert_eq!(record.others, listed.collect());

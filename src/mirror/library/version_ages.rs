@@ -45,6 +45,27 @@ impl VersionAges {
         }
     }
 
+    /// The moments between which a version was listed; the second is that of its withdrawal. `None` where no record tells it.
+    pub fn listed(&self, version: &Version, now: Timestamp) -> Option<(Timestamp, Option<Timestamp>)> {
+        let recorded = self.recorded.as_ref()?;
+        let from = match recorded.listing_of(version, self.listed.contains(version))? {
+            FirstListing::OnFirstList(list) => self.published.get(version).map_or(list, |date| (*date).min(list)),
+            FirstListing::Later { .. } => self.since(version, now)?,
+        };
+        Some((from, recorded.withdrawal_of(version)))
+    }
+
+    /// The time of the first list, if it lies after a moment, and not all that it named has a date.
+    pub fn first_known_after(&self, moment: Timestamp) -> Option<Timestamp> {
+        let recorded = self.recorded.as_ref()?;
+        let is_without_date = |version: &&Version| {
+            let listing = recorded.listing_of(version, true);
+            matches!(listing, Some(FirstListing::OnFirstList(_))) && !self.published.contains_key(*version)
+        };
+        let first_list = recorded.first_list().filter(|first_list| *first_list > moment)?;
+        self.listed.iter().any(|version| is_without_date(&version)).then_some(first_list)
+    }
+
     /// True if a version of the stored list has no date.
     pub fn lacks_a_date(&self) -> bool {
         !self.listed.iter().all(|version| self.published.contains_key(version))

@@ -185,7 +185,10 @@ pub const PATHS: &[AdminPath] = &[
     AdminPath::new(
         CLIENT_CONFIG,
         AdminRoute::ClientConfig,
-        &[(Get, "the CLI configuration to paste; with ?mirror for a network mirror")],
+        &[(
+            Get,
+            "the CLI configuration to paste; with ?mirror for a network mirror, with ?age=7d or ?as-of=2026-08-01 for a view",
+        )],
     ),
     AdminPath::new(LIST, AdminRoute::List, &[(Get, "a page of what is stored, by address and version")]),
     AdminPath::new(EXPLAIN, AdminRoute::Explain, &[(Get, "what a client gets for an address or a URL, and why")]),

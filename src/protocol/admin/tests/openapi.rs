@@ -342,7 +342,11 @@ fn requests(c: &mut Components) -> Vec<Request> {
         parameter("url", "One of larder's own URLs, absolute or as a path, instead of an address.", text()),
         parameter("platform", "`OS_ARCH` of the client; by default that of larder's machine.", text()),
     ];
-    let mirror_query = vec![flag("mirror", "Without a value: a network mirror instead of host overrides.", &[""])];
+    let client_config_query = vec![
+        flag("mirror", "Without a value: a network mirror instead of host overrides.", &[""]),
+        parameter("age", "For clients that see only versions of at least so many days, such as `7d`.", text()),
+        parameter("as-of", "For clients that see what was listed until the end of a day (UTC): `YYYY-MM-DD`.", text()),
+    ];
     let network =
         "The machine and network of the run, 16 hex digits: where it is not larder's, URLs on loopback are refused.";
     let accept = parameter(
@@ -368,7 +372,7 @@ fn requests(c: &mut Components) -> Vec<Request> {
         Request::of("Look", "GET", "/admin/v1/client-config", "clientConfig")
             .answers(200, "Lines for a CLI configuration file.", plain())
             .fails(&[500])
-            .query(mirror_query),
+            .query(client_config_query),
         Request::of("Look", "GET", "/admin/v1/list", "list")
             .answers(200, "A page.", c.answer::<StoredPage>())
             .fails(&[500, 503])
