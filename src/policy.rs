@@ -263,7 +263,9 @@ impl Verdict<'_> {
         };
         match (self, other) {
             (Self::Allowed, Self::Allowed) => true,
-            (Self::Held { by: one, .. }, Self::Held { by: other, .. }) => is_same(one, other),
+            (Self::Held { by: one, until }, Self::Held { by: other, until: of_other }) => {
+                is_same(one, other) && until.is_none() == of_other.is_none()
+            }
             (Self::Denied(one), Self::Denied(other)) => is_same(one, other),
             (Self::Allowed | Self::Held { .. } | Self::Denied(_), _) => false,
         }
@@ -288,6 +290,9 @@ impl Verdict<'_> {
     /// The reason for several versions that one rule hides, whatever the end is for each.
     pub fn rule_text(&self) -> Option<String> {
         match self {
+            Self::Held { by: Ground::Rule(rule), until: None } => {
+                Some(rule.sentence("holds versions back, because their age is not known"))
+            }
             Self::Held { by: Ground::Rule(rule), .. } => Some(rule.sentence(&match rule.action {
                 Action::Allow { minimum_age } => format!("holds versions back for {}", age_text(minimum_age)),
                 Action::Deny => "holds versions back".to_owned(),
@@ -312,7 +317,9 @@ impl Judge {
     /// Returns true if a verdict depends on the age of the version.
     pub fn needs_age(&self) -> bool {
         let has_age = |rule: &Rule| matches!(rule.action, Action::Allow { minimum_age } if !minimum_age.is_zero());
-        self.rules().any(has_age) || !self.client.minimum_age.is_zero() || self.client.as_of.is_some()
+        // What stands behind a rule about every version never decides.
+        let deciding = self.rules().position(Rule::decides_about_all).map_or(usize::MAX, |position| position + 1);
+        self.rules().take(deciding).any(has_age) || !self.client.minimum_age.is_zero() || self.client.as_of.is_some()
     }
 
     fn rules(&self) -> impl Iterator<Item = &Rule> {
@@ -324,8 +331,7 @@ impl Judge {
         if !self.is_open_to_client {
             return Some(Ground::Client);
         }
-        // A deny rule about some versions leaves the others to the rules after it.
-        let deciding = self.rules().find(|rule| rule.action != Action::Deny || rule.versions.is_none())?;
+        let deciding = self.rules().find(|rule| rule.decides_about_all())?;
         (deciding.action == Action::Deny).then_some(Ground::Rule(deciding))
     }
 
@@ -370,6 +376,12 @@ impl Rule {
             (Some(versions), Action::Deny) => format!("denies the versions {versions}"),
             (Some(versions), Action::Allow { .. }) => format!("allows only the versions {versions}"),
         })
+    }
+
+    /// Returns true if it decides about every version of its addresses. A deny rule about some leaves the others to the rules
+    /// after it.
+    fn decides_about_all(&self) -> bool {
+        self.action != Action::Deny || self.versions.is_none()
     }
 
     fn sentence(&self, effect: &str) -> String {

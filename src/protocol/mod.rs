@@ -359,8 +359,9 @@ impl Protocols {
         }
         call.access().permit_any(address)?;
         let list = self.mirror.documents.get(address, call).await?;
-        let access = self.mirror.documents.access_to(address, call).await?;
+        // From before: what the ages change meanwhile makes a rendering of another generation.
         let generation = self.mirror.library.generation_of_address(&call.canonical(address));
+        let access = self.mirror.documents.access_to(address, call).await?;
         let ages = access.needs_ages().then(|| AgesBasis::new(call, generation));
         let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {

@@ -290,9 +290,9 @@ impl Key {
     }
 
     /// Returns true if a damaged record stays in place until it is replaced. If it were quarantined, the provider or module
-    /// would count as never seen, and the store as one that no service had.
+    /// would count as never seen, its versions as old, and the store as one that no service had.
     pub(super) fn matters_when_damaged(&self) -> bool {
-        self.is_first_seen() || matches!(self, Self::SigningKeyLog(_) | Self::Usage)
+        self.is_first_seen() || matches!(self, Self::SigningKeyLog(_) | Self::FirstListed(_) | Self::Usage)
     }
 
     /// The folder of a registry's pages.

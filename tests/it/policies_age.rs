@@ -11,6 +11,7 @@ use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::terraform::{Terraform, host_override};
 use crate::support::upstream::{FakeUpstream, Fault, Module, Provider, Target};
+use crate::support::verify_steps::verify;
 use crate::support::{eventually, until};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -126,12 +127,12 @@ async fn the_first_list_has_the_dates_of_the_registry() {
     let larder = larder(&upstream, &folder).start().await;
     upstream.serve_json(DATES, &dates(larder.clock.now(), &[("1.0.0", 30), ("1.1.0", 1)]));
     assert_eq!(listed(&larder).await, ["1.0.0"]);
-    assert_eq!(upstream.requests().iter().filter(|request| request.path.contains("/v2/")).count(), 1);
+    assert_eq!(dates_requests(&upstream), 1);
     larder.document("null", "1.1.0").await.expect(421);
     // Every date is known, so none is asked for again.
     larder.clock.advance(DAY);
     assert_eq!(listed(&larder).await, ["1.0.0"]);
-    assert_eq!(upstream.requests().iter().filter(|request| request.path.contains("/v2/")).count(), 1);
+    assert_eq!(dates_requests(&upstream), 1);
     // Also offline, and after a restart.
     larder.stop().await;
     let offline = Larder::mirroring(&upstream).store_at(&folder).config_lines(WEEK).network("offline = true");
@@ -146,9 +147,14 @@ async fn the_first_list_has_the_dates_of_the_registry() {
 async fn dates_are_asked_for_where_a_rule_needs_them() {
     let upstream = FakeUpstream::start().await;
     publish(&upstream, &["1.0.0"]);
-    let plain = Larder::mirroring(&upstream).config_lines("[[policy]]\nmatch = \"other/*\"\nminimum_age = \"7d\"\n");
-    let plain = plain.start().await;
-    assert_eq!(listed(&plain).await, ["1.0.0"]);
+    for rules in [
+        "[[policy]]\nmatch = \"other/*\"\nminimum_age = \"7d\"\n",
+        "[[policy]]\nmatch = \"acme/*\"\n[[policy]]\nmatch = \"*\"\nminimum_age = \"7d\"\n",
+    ] {
+        let plain = Larder::mirroring(&upstream).config_lines(rules).start().await;
+        assert_eq!(listed(&plain).await, ["1.0.0"]);
+        plain.document("null", "1.0.0").await.expect(200);
+    }
     let without =
         Larder::mirroring(&upstream).upstream_lines("dates = \"none\"\nfirst_list = \"new\"").config_lines(WEEK);
     let without = without.start().await;
@@ -156,27 +162,66 @@ async fn dates_are_asked_for_where_a_rule_needs_them() {
     assert!(refused.contains("the policy for acme/* holds versions back for 7 days: we wait a week"), "{refused}");
     without.clock.advance(8 * DAY);
     assert_eq!(listed(&without).await, ["1.0.0"]);
-    assert_eq!(upstream.requests().iter().filter(|request| request.path.contains("/v2/")).count(), 0);
+    assert_eq!(dates_requests(&upstream), 0);
 }
 
-/// Trouble with the dates never stands in the way of a list, and a registry without dates is asked once an hour at most.
+/// A registry that tells no dates of a package is asked once an hour at most, and `first_list` counts.
 #[tokio::test]
-async fn trouble_with_the_dates_changes_no_list() {
-    for answer in [503, 404] {
-        let upstream = FakeUpstream::start().await;
-        publish(&upstream, &["1.0.0"]);
-        let response = http::Response::builder().status(answer).body("{}".to_owned()).unwrap();
-        upstream.serve(DATES, response);
-        let larder = larder(&upstream, &Folder::new()).start().await;
-        assert_eq!(listed(&larder).await, ["1.0.0"], "{answer}");
+async fn a_registry_without_dates_is_not_asked_each_time() {
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream, &["1.0.0"]);
+    let larder = larder(&upstream, &Folder::new()).start().await;
+    for _ in 0..3 {
+        assert_eq!(listed(&larder).await, ["1.0.0"]);
         larder.document("null", "1.0.0").await.expect(200);
-        if answer == 404 {
-            larder.clock.advance(Duration::from_secs(600));
-            assert_eq!(listed(&larder).await, ["1.0.0"]);
-            let asked = upstream.requests().iter().filter(|request| request.path.contains("/v2/")).count();
-            assert_eq!(asked, 1);
-        }
+        larder.clock.advance(Duration::from_secs(600));
     }
+    assert_eq!(dates_requests(&upstream), 1);
+}
+
+/// While the dates cannot be fetched, a version without one counts from the first list, and few requests ask for them. They
+/// count as soon as they come, and an answer without dates takes none away.
+#[tokio::test]
+async fn what_has_no_date_yet_is_held_back() {
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream, &["1.0.0", "1.1.0"]);
+    let response = http::Response::builder().status(503).body("{}".to_owned()).unwrap();
+    upstream.serve(DATES, response);
+    let larder = larder(&upstream, &Folder::new()).start().await;
+    let refused = larder.versions("null").await.expect(421).text();
+    assert!(refused.contains("holds versions back for 7 days"), "{refused}");
+    let asked = dates_requests(&upstream);
+    for _ in 0..5 {
+        larder.document("null", "1.0.0").await.expect(421);
+        larder.clock.advance(Duration::from_secs(30));
+    }
+    assert_eq!(dates_requests(&upstream), asked);
+    upstream.serve_json(DATES, &dates(larder.clock.now(), &[("1.0.0", 30), ("1.1.0", 1)]));
+    larder.clock.advance(Duration::from_secs(600));
+    assert_eq!(listed(&larder).await, ["1.0.0"]);
+    let asked = dates_requests(&upstream);
+    upstream.serve_json(DATES, "{}");
+    publish(&upstream, &["1.2.0"]);
+    larder.clock.advance(DAY);
+    assert_eq!(listed(&larder).await, ["1.0.0"]);
+    until("the registry has told no dates", async || dates_requests(&upstream) > asked).await;
+    larder.clock.advance(Duration::from_secs(120));
+    assert_eq!(listed(&larder).await, ["1.0.0"]);
+}
+
+/// Where upstream does not answer, that is the reason that the client gets, so that it asks again.
+#[tokio::test]
+async fn a_list_that_upstream_does_not_give_is_no_question_of_age() {
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream, &["1.0.0"]);
+    upstream.fault(Target::Versions, Fault::Status(503));
+    let larder = larder(&upstream, &Folder::new()).start().await;
+    let answer = larder.document("null", "1.0.0").await;
+    assert!(answer.status >= 500 && !answer.text().contains("its age is not known"), "{}", answer.text());
+}
+
+fn dates_requests(upstream: &FakeUpstream) -> usize {
+    upstream.requests().iter().filter(|request| request.path.contains("/v2/")).count()
 }
 
 /// A clock that was set back does not make new versions look older, also after a restart.
@@ -216,6 +261,31 @@ async fn a_damaged_record_of_times_holds_versions_back() {
     larder.clock.advance(Duration::from_secs(120));
     let refused = larder.document("null", "1.0.0").await.expect(421).text();
     assert!(refused.contains("holds it back, because its age is not known: we wait a week"), "{refused}");
+    // `verify` leaves it, and the next list does not count as a first one.
+    verify(&larder).await;
+    larder.document("null", "1.0.0").await.expect(421);
+    publish(&upstream, &["1.2.0"]);
+    larder.clock.advance(DAY);
+    larder.versions("null").await.expect(421);
+    larder.clock.advance(7 * DAY + Duration::from_secs(60));
+    assert_eq!(listed(&larder).await, ["1.0.0", "1.1.0", "1.2.0"]);
+}
+
+/// A list that was stored before larder recorded times is a first list: what the next one names anew is new.
+#[tokio::test]
+async fn the_first_list_after_an_upgrade_holds_what_is_new() {
+    let upstream = FakeUpstream::start().await;
+    publish(&upstream, &["1.0.0"]);
+    let folder = Folder::new();
+    let before = larder(&upstream, &folder).start().await;
+    assert_eq!(listed(&before).await, ["1.0.0"]);
+    before.stop().await;
+    let record = folder.files("seen").into_iter().find(|path| path.ends_with("listed.json")).unwrap();
+    folder.lose(&record);
+    publish(&upstream, &["1.1.0"]);
+    let larder = larder(&upstream, &folder).start().await;
+    larder.clock.advance(DAY);
+    assert_eq!(listed(&larder).await, ["1.0.0"]);
 }
 
 /// Modules have the same clocks.

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::address::{Address, Version};
 use crate::error::Error;
 use crate::mirror::documents::dates::VersionDates;
@@ -12,9 +14,12 @@ use crate::mirror::effects::Effects;
 use crate::mirror::library::access::AddressAccess;
 use crate::mirror::{Connectivity, RequestContext};
 use crate::store::Key;
+use crate::upstream::request::RequestPriority;
 
 /// The shortest time between two requests for dates, while a version has none.
 const ASK_AGAIN: Duration = Duration::from_secs(3600);
+/// The shortest time between two requests for dates after one that failed. Meanwhile nobody waits for them.
+const AFTER_FAILURE: Duration = Duration::from_secs(300);
 
 impl Documents {
     /// The policies about an address, for this request.
@@ -47,7 +52,14 @@ impl Documents {
         if call.access().is_open() {
             return Ok(());
         }
-        self.access_to(&of.into(), call).await?.permit(version)
+        let of = of.into();
+        let access = self.access_to(&of, call).await?;
+        let permitted = access.permit(version);
+        // Where the list is missing because upstream failed, that is the reason to tell: clients ask again after it.
+        if permitted.is_err() && access.lacks_times_of(version) && self.runtime.connectivity() == Connectivity::Online {
+            Box::pin(self.get(&of, call)).await?;
+        }
+        permitted
     }
 
     /// Fetches the dates of versions in the background if the stored list names one without. Only where none is stored yet, the
@@ -60,7 +72,8 @@ impl Documents {
         if !is_asked {
             return Ok(());
         }
-        let dates = VersionDates(address.clone());
+        // Its spelling is the canonical one: the answer counts for every spelling.
+        let dates = VersionDates(call.config.canonical(address));
         let key = dates.key(&call.config);
         let stored = self.library.stored_document(&key).await?;
         let (canonical, access, config) = (call.config.canonical(address), call.access(), Arc::clone(&call.config));
@@ -73,18 +86,29 @@ impl Documents {
             let is_list_newer = list.is_some_and(|list| list.value.metadata.fetched > dates.value.metadata.checked);
             is_list_newer || dates.confirmed.checked.after(ASK_AGAIN) < call.now
         });
-        if !lacks_a_date || !is_due || call.refuse_if_absent(&key).is_err() {
+        let failed = self
+            .failed_dates
+            .get(&key)
+            .is_some_and(|failed| call.now < failed.after(AFTER_FAILURE) && call.now >= failed);
+        if !lacks_a_date || !is_due || failed || call.refuse_if_absent(&key).is_err() {
             return Ok(());
         }
-        let (documents, flight_call) = (Arc::clone(self), call.clone());
+        let (documents, flight_call) =
+            (Arc::clone(self), RequestContext { priority: RequestPriority::Job, ..call.clone() });
         let (seen, is_first) = (stored.as_ref().map(|stored| stored.confirmed), stored.is_none());
         let asking = self.runtime.tasks.spawn(async move {
             if let Err(error) = documents.fetch_now(&dates, seen, &flight_call).await {
-                tracing::info!(%error, "the dates of versions are not known; the times of larder's own lists count");
+                documents.failed_dates.insert(key, flight_call.now);
+                tracing::warn!(
+                    %error,
+                    "the registry tells no dates now; versions without one count from larder's own lists. If it never does, set \
+                     dates = \"none\" in its [[upstream]]"
+                );
             }
         });
         if is_first {
-            let _ = tokio::time::timeout(upstream.settings.patience, asking).await;
+            let left = call.deadline.saturating_duration_since(Instant::now());
+            let _ = tokio::time::timeout(upstream.settings.patience.min(left), asking).await;
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ use crate::store::{DocumentKey, Key};
 use crate::upstream::dates;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::UpstreamError;
+use crate::upstream::providers::MAX_VERSIONS;
 use crate::upstream::request::Document;
 
 /// Names the dates of the versions of an address.
@@ -63,7 +64,13 @@ impl DocumentKind for VersionDates {
     ) -> Result<StoredDocument, Error> {
         let document = Arc::new(StoredDocument::of(answer, url, fetch.call.now));
         let dates = document.parse_as(|document| dates::parse(&document.body)).await;
-        let body = Bytes::from(dates::write(&dates.map_err(|reason| fetch.unusable(reason))?));
+        let mut dates = dates.map_err(|reason| fetch.unusable(reason))?;
+        // What the registry told stays: an answer without dates, or with an earlier one, must not make a version older.
+        let before = fetch.before.as_ref().map(|before| dates::dates_of_record(&before.body)).unwrap_or_default();
+        for (version, date) in before.into_iter().take(MAX_VERSIONS) {
+            dates.entry(version).and_modify(|told| *told = date.max(*told)).or_insert(date);
+        }
+        let body = Bytes::from(dates::write(&dates));
         Ok(StoredDocument { body, ..Arc::unwrap_or_clone(document) })
     }
 

@@ -12,9 +12,11 @@ pub mod version_lists;
 use std::sync::Arc;
 use std::time::Duration;
 
+use moka::sync::Cache;
 use url::{ParseError, Url};
 
 use crate::address::Hostname;
+use crate::clock::Timestamp;
 use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
@@ -41,6 +43,8 @@ pub struct Documents {
     pub(in crate::mirror) library: Arc<Library>,
     /// A flight is shared by requests with the same configuration and route.
     flights: SingleFlights<(Key, FetchReason, ConfigAndProxyPath), SharedResult<DocumentFlightResult>>,
+    /// The last failure to fetch the dates of versions, by their key.
+    failed_dates: Cache<Key, Timestamp>,
 }
 
 /// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
@@ -189,9 +193,17 @@ impl DocumentFetch<'_> {
     }
 }
 
+/// The most failures to fetch dates in memory.
+const MAX_FAILED_DATES: u64 = 4096;
+
 impl Documents {
     pub(in crate::mirror) fn new(runtime: Arc<Runtime>, library: Arc<Library>) -> Arc<Self> {
-        Arc::new(Self { runtime, library, flights: SingleFlights::default() })
+        Arc::new(Self {
+            runtime,
+            library,
+            flights: SingleFlights::default(),
+            failed_dates: Cache::new(MAX_FAILED_DATES),
+        })
     }
 
     /// Returns a document: the stored copy while it is fresh or upstream does not answer, else what upstream answers.

@@ -216,6 +216,11 @@ impl AddressAccess {
         self.judge.needs_age() && self.ages.lacks_a_date()
     }
 
+    /// True if a verdict depends on the age of a version, and no record tells it.
+    pub fn lacks_times_of(&self, version: &Version) -> bool {
+        self.judge.needs_age() && self.ages.since(version, self.now).is_none()
+    }
+
     /// Refuses a moment before the first list, of which not all dates are known.
     fn must_know_moment(&self) -> Result<(), Error> {
         let Some(first_known) = self.as_of.and_then(|moment| self.ages.first_known_after(moment)) else {

@@ -124,10 +124,8 @@ impl Library {
             replaced.map(|()| kept)
         };
         match (replace(VersionTimes::Known), address) {
-            (Err(error @ StoreError::Io { .. }), Some(address)) if !error.is_full() => {
+            (Err(error @ StoreError::Io { .. }), Some(_)) if !error.is_full() => {
                 tracing::error!(%key, %error, to_do = error.remedy(), "the list could not be stored with the times of its versions");
-                // Times without those of new versions would make these look older than they are.
-                let _ = self.store.records.remove(&Key::FirstListed(address.clone()), Durability::Lazy);
                 replace(VersionTimes::Unknown)
             }
             (replaced, _) => replaced,
@@ -149,7 +147,8 @@ impl Library {
         let mut noted = None;
         let changed = self.store.records.change(key, |step| {
             let stored = default_if_store_unavailable(step.read(key))?.intact().and_then(StoredDocument::read);
-            let Some((document, listed)) = decide(Names::InStep(step), stored.as_ref())? else { return Ok(()) };
+            let Some((mut document, listed)) = decide(Names::InStep(step), stored.as_ref())? else { return Ok(()) };
+            document.metadata.without_times = times == VersionTimes::Unknown;
             if times == VersionTimes::Known {
                 record_times(step, key, stored.as_ref(), &document, self.latest_time.at(listed))?;
                 noted = address_of_list(key).map(|_| listed);

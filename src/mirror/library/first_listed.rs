@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::{Address, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::mirror::library::Library;
-use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
 use crate::store::{
     DocumentKey, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, StoreError, to_json,
 };
@@ -87,6 +87,7 @@ impl FirstListed {
     /// list.
     fn with_list(self, stored: Option<(&ListedVersions, Timestamp)>, list: &ListedVersions, now: Timestamp) -> Self {
         let (stored, confirmed) = stored.unzip();
+        let confirmed = confirmed.filter(|confirmed| *confirmed > Timestamp(0));
         let is_first = match (self.first_list, stored) {
             (None, _) => true,
             // larder was killed before it wrote the first list.
@@ -164,6 +165,29 @@ impl FirstListed {
         }
     }
 
+    /// The record before a change; `None` if it is damaged. A list that was stored before larder recorded times is a first
+    /// list.
+    fn before_change(
+        recorded: ReadOutcome<Self>,
+        stored: Option<(&ListedVersions, &DocumentMetadata)>,
+    ) -> Option<Self> {
+        match recorded {
+            ReadOutcome::Intact(recorded) => Some(recorded),
+            ReadOutcome::Absent => {
+                // A list that upstream never sent has no time of a check.
+                let sent = stored.filter(|(list, of)| !list.upstream.is_empty() && of.checked > Timestamp(0));
+                Some(sent.map_or_else(Self::default, |(_, of)| Self::of_stored_list(of.fetched)))
+            }
+            ReadOutcome::Damaged => None,
+        }
+    }
+
+    /// The record of a list when nobody knows the times of its versions: all count from now, and none as one of the first list.
+    fn of_lost_times(list: ListedVersions, now: Timestamp) -> Self {
+        let others = list.upstream.into_iter().chain(list.kept).map(|version| (version, now)).collect();
+        Self { first_list: Some(Timestamp(now.0.saturating_sub(1))), others, ..Self::default() }
+    }
+
     /// The record of a list that was stored before larder recorded times.
     pub fn of_stored_list(list: Timestamp) -> Self {
         Self { first_list: Some(list), ..Self::default() }
@@ -210,16 +234,25 @@ pub fn record_times(
 ) -> Result<(), StoreError> {
     let Some(address) = address_of_list(key) else { return Ok(()) };
     let (times, service) = (Key::FirstListed(address.clone()), Service::from(address));
-    let recorded = step.read(&times)?.json::<FirstListed>().intact();
-    if recorded.is_some() && stored.is_some_and(|stored| stored.has_same_content(list)) {
+    let recorded = match stored {
+        // The record has no times of what that list named anew.
+        Some(stored) if stored.metadata.without_times => ReadOutcome::Damaged,
+        _ => step.read(&times)?.json::<FirstListed>(),
+    };
+    if matches!(recorded, ReadOutcome::Intact(_)) && stored.is_some_and(|stored| stored.has_same_content(list)) {
         return Ok(());
     }
-    let confirmed = stored.map(|stored| stored.metadata.checked);
-    let (before, stored) =
-        (recorded.clone().unwrap_or_default(), stored.map(|stored| ListedVersions::of(stored, service)));
-    let after = before.with_list(stored.as_ref().zip(confirmed), &ListedVersions::of(list, service), now);
+    let stored = stored.map(|stored| (ListedVersions::of(stored, service), &stored.metadata));
+    let named = ListedVersions::of(list, service);
+    let after = match FirstListed::before_change(recorded.clone(), stored.as_ref().map(|(named, of)| (named, *of))) {
+        Some(before) => before.with_list(stored.as_ref().map(|(named, of)| (named, of.checked)), &named, now),
+        None => {
+            tracing::error!(%address, "the record of listing times is damaged; the age of each version counts from now");
+            FirstListed::of_lost_times(named, now)
+        }
+    };
     // Before the list, and synced: a version that is listed without a time counts as one of the first list.
-    if recorded.as_ref() != Some(&after) {
+    if recorded != ReadOutcome::Intact(after.clone()) {
         step.put(&times, to_json(&after), Durability::Synced, IndexEntry::Document(now));
     }
     Ok(())
@@ -280,11 +313,15 @@ impl Library {
     ) -> Result<(), StoreError> {
         let times = Key::FirstListed(provider.into());
         self.store.records.change(&times, |step| {
-            let recorded = step.read(&times)?.json::<FirstListed>().intact().unwrap_or_default();
+            let recorded = step.read(&times)?.json::<FirstListed>();
             let stored = step.read(&Key::version_list(provider))?.intact().and_then(StoredDocument::read);
-            let stored = stored.map(|stored| ListedVersions::of(&stored, Service::Providers));
-            let with_import = recorded.clone().with_imported(stored.as_ref(), version, now);
-            if with_import != recorded {
+            let stored = stored.map(|stored| (ListedVersions::of(&stored, Service::Providers), stored.metadata));
+            let before = FirstListed::before_change(recorded.clone(), stored.as_ref().map(|(named, of)| (named, of)));
+            // A damaged record stays: the next list writes it anew.
+            let Some(before) = before else { return Ok(()) };
+            let with_import =
+                before.with_imported(stored.as_ref().map(|(named, _)| named), version, self.latest_time.at(now));
+            if recorded != ReadOutcome::Intact(with_import.clone()) {
                 step.put(&times, to_json(&with_import), Durability::Lazy, IndexEntry::Document(now));
             }
             Ok(())

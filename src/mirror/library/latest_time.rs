@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::mirror::Library;
-use crate::store::{Durability, IndexEntry, Key, Store, StoreError, to_json};
+use crate::store::{Durability, IndexEntry, Key, ReadOutcome, Store, StoreError, to_json};
 
 /// Seconds between two writes.
 const WRITTEN_EVERY: u64 = 3600;
@@ -25,7 +25,16 @@ impl LatestTime {
     /// # Errors
     /// The disk failed.
     pub fn load(store: &Store) -> Result<Self, StoreError> {
-        let recorded = store.records.read(&Key::LatestTime)?.json::<Timestamp>().intact().unwrap_or(Timestamp(0));
+        let recorded = match store.records.read(&Key::LatestTime)?.json::<Timestamp>() {
+            ReadOutcome::Intact(recorded) => recorded,
+            ReadOutcome::Absent => Timestamp(0),
+            ReadOutcome::Damaged => {
+                tracing::error!(
+                    "the record of the latest time is damaged; until it is written anew, only the clock counts"
+                );
+                Timestamp(0)
+            }
+        };
         Ok(Self { seen: recorded.0.into(), written: recorded.0.into(), is_told: AtomicBool::new(false) })
     }
 

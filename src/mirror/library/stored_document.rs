@@ -62,6 +62,9 @@ pub struct DocumentMetadata {
     /// names.
     #[serde(rename = "carried", default, skip_serializing_if = "std::ops::Not::not")]
     pub from_bundle: bool,
+    /// Set for a version list that was stored without the times of its versions, because their record could not be written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_times: bool,
 }
 
 impl StoredDocument {
@@ -90,6 +93,7 @@ impl StoredDocument {
             checked: now,
             gone: false,
             from_bundle: false,
+            without_times: false,
         };
         Self { metadata, body, dropped: Bytes::new(), _room: memory }
     }
@@ -105,6 +109,7 @@ impl StoredDocument {
             checked: now,
             gone: false,
             from_bundle: false,
+            without_times: false,
         };
         Self { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() }
     }

@@ -8,7 +8,7 @@ use crate::clock::Timestamp;
 use crate::config::FirstList;
 use crate::mirror::library::first_listed::FirstListing;
 use crate::mirror::library::{FirstListed, Library};
-use crate::mirror::{RuntimeConfig, StoredDocument};
+use crate::mirror::{Connectivity, RuntimeConfig};
 use crate::store::{DocumentKey, Key, ReadOutcome, StoreError};
 use crate::upstream::dates::dates_of_record;
 
@@ -21,13 +21,15 @@ pub struct VersionAges {
     listed: BTreeSet<Version>,
     /// The dates that the registry tells.
     published: BTreeMap<Version, Timestamp>,
+    /// The age of a version of the first list without a date.
     first_list: FirstList,
 }
 
 impl VersionAges {
     /// The moment from which the age of a version counts. `None` where no record tells it.
     ///
-    /// * On the first list of its address: its date, and without one what `first_list` says.
+    /// * On the first list of its address: its date. Without one the time of that list where the registry tells dates, else what
+    ///   `first_list` says.
     /// * On a later list: its date if that lies after the list before, which did not name it; otherwise the time of that list.
     ///
     /// A date in the future counts as now.
@@ -78,6 +80,7 @@ impl Library {
         let records = &self.store.records;
         let list = self.read_document(&Key::version_list(address))?;
         let recorded = match records.read(&Key::FirstListed(address.clone()))?.json::<FirstListed>() {
+            _ if list.as_ref().is_some_and(|list| list.metadata.without_times) => None,
             ReadOutcome::Intact(recorded) => Some(recorded),
             // A list that was stored before larder recorded times is a first list.
             ReadOutcome::Absent => list.as_ref().map(|list| FirstListed::of_stored_list(list.metadata.fetched)),
@@ -86,9 +89,22 @@ impl Library {
         let versions = list.map(|list| list.as_versions(address.into()).map(|list| list.versions).unwrap_or_default());
         let listed = versions.unwrap_or_default().into_iter().map(|listed| listed.version).collect();
         let dates = self.read_document(&Key::Document(DocumentKey::Dates(address.clone())))?;
-        let published = dates.map(|dates: StoredDocument| dates_of_record(&dates.body)).unwrap_or_default();
-        let first_list = config.upstreams.get(address.host()).map(|upstream| upstream.settings.first_list);
-        Ok(VersionAges { recorded, listed, published, first_list: first_list.unwrap_or_default() })
+        let published = dates.as_ref().map(|dates| dates_of_record(&dates.body));
+        let settings = config.upstreams.get(address.host()).map(|upstream| &upstream.settings);
+        let is_told = match &published {
+            Some(published) => !published.is_empty(),
+            // The registry was not asked yet, or did not answer.
+            None => {
+                let is_online = config.outbound.connectivity() == Connectivity::Online;
+                is_online && settings.is_some_and(|settings| settings.tells_dates())
+            }
+        };
+        let first_list = match settings {
+            // A registry that tells dates has none of the newest versions for a while.
+            _ if is_told => FirstList::New,
+            settings => settings.map(|settings| settings.first_list).unwrap_or_default(),
+        };
+        Ok(VersionAges { recorded, listed, published: published.unwrap_or_default(), first_list })
     }
 }
 

@@ -199,6 +199,7 @@ pub(super) fn document_from_bundle(
         checked: fetch_origin.checked.min(now),
         gone: fetch_origin.gone,
         from_bundle: true,
+        without_times: false,
     };
     StoredDocument { metadata, body, dropped, _room: MemoryGrant::default() }
 }

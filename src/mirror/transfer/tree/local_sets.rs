@@ -294,6 +294,7 @@ impl Transfers {
             checked: Timestamp(0),
             gone: true,
             from_bundle: false,
+            without_times: false,
         };
         let body = Bytes::from_static(br#"{"versions":[]}"#);
         let absent = StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() };
