@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::support::command_setup::CommandSetup;
-use crate::support::larder::{HOST, Larder};
+use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::terraform::{Terraform, network_mirror};
 use crate::support::tls::TestCa;
@@ -175,6 +175,31 @@ async fn days_before_the_first_list_count_by_dates_or_are_refused() {
     assert_eq!(versions(&larder, &ago(10)).await, ["1.0.0", "1.1.0"]);
     assert_eq!(versions(&larder, &ago(11)).await, ["1.0.0"]);
     larder.get(&list_path(&ago(31))).await.expect(421);
+}
+
+/// Offline, what is built from the store obeys the view, also the pages of the registry API.
+#[tokio::test]
+async fn views_hold_offline() {
+    let upstream = FakeUpstream::start().await;
+    let folder = Folder::new();
+    publish(&upstream, "1.0.0");
+    let online = Larder::mirroring(&upstream).store_at(&folder).clock(&Clock::frozen()).start().await;
+    online.get(&online.archive_path("null", "1.0.0").await).await.expect(200);
+    online.clock.advance(DAY);
+    publish(&upstream, "1.1.0");
+    online.versions("null").await.expect(200);
+    online.get(&online.archive_path("null", "1.1.0").await).await.expect(200);
+    let yesterday = as_of(Timestamp(online.clock.now().0 - DAY.as_secs()));
+    online.stop().await;
+    let offline = Larder::mirroring(&upstream).store_at(&folder).network("offline = true").start().await;
+    offline.clock.advance(DAY);
+    let details = format!("/registry/{HOST}/v1/providers/acme/null");
+    let all = format!("/registry/{HOST}/v1/providers/acme");
+    for path in [list_path(""), details, all] {
+        assert!(offline.get(&path).await.expect(200).text().contains("\"1.1.0\""), "{path}");
+        let seen = offline.get(&format!("{yesterday}{path}")).await.expect(200).text();
+        assert!(seen.contains("\"1.0.0\"") && !seen.contains("\"1.1.0\""), "{path}: {seen}");
+    }
 }
 
 /// Modules have views too.

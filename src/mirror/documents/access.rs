@@ -56,7 +56,11 @@ impl Documents {
         let access = self.access_to(&of, call).await?;
         let permitted = access.permit(version);
         // Where the list is missing because upstream failed, that is the reason to tell: clients ask again after it.
-        if permitted.is_err() && access.lacks_times_of(version) && self.runtime.connectivity() == Connectivity::Online {
+        if permitted.is_err()
+            && !access.denies(version)
+            && access.lacks_times_of(version)
+            && self.runtime.connectivity() == Connectivity::Online
+        {
             Box::pin(self.get(&of, call)).await?;
         }
         permitted

@@ -68,7 +68,10 @@ impl DocumentKind for VersionDates {
         // What the registry told stays: an answer without dates, or with an earlier one, must not make a version older.
         let before = fetch.before.as_ref().map(|before| dates::dates_of_record(&before.body)).unwrap_or_default();
         for (version, date) in before.into_iter().take(MAX_VERSIONS) {
-            dates.entry(version).and_modify(|told| *told = date.max(*told)).or_insert(date);
+            dates
+                .entry(version)
+                .and_modify(|told| *told = if date <= fetch.call.now { date.max(*told) } else { *told })
+                .or_insert(date);
         }
         let body = Bytes::from(dates::write(&dates));
         Ok(StoredDocument { body, ..Arc::unwrap_or_clone(document) })

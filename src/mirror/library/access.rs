@@ -144,7 +144,7 @@ pub struct AddressAccess {
 impl AddressAccess {
     /// Returns true if a version may be used.
     pub fn allows(&self, version: &Version) -> bool {
-        self.verdict(version) == Verdict::Allowed
+        self.must_know_moment().is_ok() && self.verdict(version) == Verdict::Allowed
     }
 
     /// Returns true if a version may not be used, now and later.
@@ -200,6 +200,9 @@ impl AddressAccess {
 
     /// The refusal of the address by the rules that hide all these versions. `None` if one may be used, or if there are none.
     pub fn refusal_of_all<'v>(&self, versions: impl IntoIterator<Item = &'v Version>) -> Option<Error> {
+        if let Err(unknown) = self.must_know_moment() {
+            return Some(unknown);
+        }
         let mut hidden = HiddenByRule::default();
         let is_one_allowed = versions.into_iter().filter(|version| hidden.allows(self, version)).count() > 0;
         let hidden = hidden.finished();

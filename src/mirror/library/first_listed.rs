@@ -106,8 +106,7 @@ impl FirstListed {
             }
         }
         times.withdrawn.retain(|version, _| !list.upstream.contains(version));
-        let was_listed = |version: &&Version| stored.is_some_and(|stored| stored.upstream.contains(*version));
-        for version in list.kept.iter().filter(was_listed) {
+        for version in &list.kept {
             times.withdrawn.entry(version.clone()).or_insert(now);
         }
         times.others.retain(|version, time| Some(*time) != first_list || !list.upstream.contains(version));
@@ -184,8 +183,9 @@ impl FirstListed {
 
     /// The record of a list when nobody knows the times of its versions: all count from now, and none as one of the first list.
     fn of_lost_times(list: ListedVersions, now: Timestamp) -> Self {
+        let withdrawn = list.kept.iter().map(|version| (version.clone(), now)).collect();
         let others = list.upstream.into_iter().chain(list.kept).map(|version| (version, now)).collect();
-        Self { first_list: Some(Timestamp(now.0.saturating_sub(1))), others, ..Self::default() }
+        Self { first_list: Some(Timestamp(now.0.saturating_sub(1))), others, withdrawn, before: BTreeMap::new() }
     }
 
     /// The record of a list that was stored before larder recorded times.

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::address::{Address, Version};
 use crate::clock::Timestamp;
 use crate::config::FirstList;
+use crate::mirror::RuntimeConfig;
 use crate::mirror::library::first_listed::FirstListing;
 use crate::mirror::library::{FirstListed, Library};
-use crate::mirror::{Connectivity, RuntimeConfig};
 use crate::store::{DocumentKey, Key, ReadOutcome, StoreError};
 use crate::upstream::dates::dates_of_record;
 
@@ -93,11 +93,8 @@ impl Library {
         let settings = config.upstreams.get(address.host()).map(|upstream| &upstream.settings);
         let is_told = match &published {
             Some(published) => !published.is_empty(),
-            // The registry was not asked yet, or did not answer.
-            None => {
-                let is_online = config.outbound.connectivity() == Connectivity::Online;
-                is_online && settings.is_some_and(|settings| settings.tells_dates())
-            }
+            // The registry was not asked yet, or did not answer; nor is it asked while offline.
+            None => settings.is_some_and(|settings| settings.tells_dates()),
         };
         let first_list = match settings {
             // A registry that tells dates has none of the newest versions for a while.

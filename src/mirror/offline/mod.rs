@@ -24,6 +24,7 @@ use crate::mirror::required_platforms::{RequiredPlatforms, StoredVersions};
 use crate::mirror::runtime::ConfigGeneration;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{AddressAccess, Answer, ClientList, Connectivity, Library, Outcome, RequestContext, Runtime};
+use crate::policy::ClientLimits;
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::PageRef;
 use crate::upstream::providers::VersionList;
@@ -39,7 +40,7 @@ pub struct Offline {
     /// Lookups of stored versions in progress. The key contains the generation, so a request after a change starts a new
     /// lookup.
     lookups: SingleFlights<(Address, u64, ConfigGeneration), SharedLookup<Arc<StoredVersions>>>,
-    stored_pages: SingleFlights<(PageRef, ConfigGeneration), SharedLookup<Option<PageSource>>>,
+    stored_pages: SingleFlights<(PageRef, ConfigGeneration, ClientLimits), SharedLookup<Option<PageSource>>>,
     /// Each page scans everything stored of its registry, so one is built at a time.
     page_scan: Arc<Semaphore>,
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tokio::time::{timeout, timeout_at};
 
 use crate::address::{Address, Version};
-use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::documents::DocumentKind;
 use crate::mirror::effects::Effects;
+use crate::mirror::library::access::Access;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::too_many_waiting;
@@ -122,10 +122,11 @@ impl Offline {
         let subject = page.label();
         let _place = self.runtime.take_waiting_place(&subject, call)?;
         let if_task_dies = Err(Error::Interrupted(subject.clone()));
-        let key = (page.clone(), call.config.generation);
+        let key = (page.clone(), call.config.generation, call.limits().clone());
         let scan_result =
             self.stored_pages.join_or_spawn(Effects::Real, &self.runtime.tasks, key, if_task_dies, || {
-                let (offline, page, config, now) = (Arc::clone(self), page.clone(), Arc::clone(&call.config), call.now);
+                let (offline, page, config) = (Arc::clone(self), page.clone(), Arc::clone(&call.config));
+                let access = call.access();
                 async move {
                     // By then the client has its answer: abandoned scans must not pile up in the queue.
                     let waiting = Arc::clone(&offline.page_scan).acquire_owned();
@@ -135,7 +136,7 @@ impl Offline {
                     let scan = offline.library.on_disk(move |library| {
                         // Held until the disk has answered, even if the caller has gone.
                         let _permit = permit;
-                        library.scan_for_page(&page, &config, now)
+                        library.scan_for_page(&page, &config, &access)
                     });
                     scan.await
                 }
@@ -154,8 +155,8 @@ impl Offline {
         call: &RequestContext,
     ) -> Result<Option<Vec<Version>>, Error> {
         let Some((address, _)) = page.details_of() else { return Ok(None) };
-        let (config, now) = (Arc::clone(&call.config), call.now);
-        self.library.on_disk(move |library| library.stored_versions(&address, &config, now)).await.map(Some)
+        let (config, access) = (Arc::clone(&call.config), call.access());
+        self.library.on_disk(move |library| library.stored_versions(&address, &config, &access)).await.map(Some)
     }
 }
 
@@ -164,7 +165,7 @@ impl Library {
         &self,
         page: &PageRef,
         config: &RuntimeConfig,
-        now: Timestamp,
+        access: &Access,
     ) -> Result<Option<PageSource>, StoreError> {
         let Some((address, wanted)) = page.details_of() else {
             let service = match page.path {
@@ -173,9 +174,9 @@ impl Library {
                 _ => "modules",
             };
             let stored = self.addresses_of(&page.host, service)?;
-            return self.stored_page(page, stored, config, now).map(|list| Some(PageSource::List(list)));
+            return self.stored_page(page, stored, config, access).map(|list| Some(PageSource::List(list)));
         };
-        let Some(entry) = self.stored_entry(address, config, now)? else { return Ok(None) };
+        let Some(entry) = self.stored_entry(address, config, access)? else { return Ok(None) };
         let version = wanted.unwrap_or(entry.version);
         let is_known = entry.versions.contains(&version);
         Ok(is_known.then_some(PageSource::Details(StoredEntry { version, ..entry })))
@@ -186,13 +187,13 @@ impl Library {
         page: &PageRef,
         stored: BTreeSet<Address>,
         config: &RuntimeConfig,
-        now: Timestamp,
+        access: &Access,
     ) -> Result<StoredList, StoreError> {
         let mut found = Vec::new();
         for address in stored.into_iter().filter(|address| is_on_page(address, page)) {
             // Versions are only read for the entries on the page.
             let canonical = config.canonical(&address);
-            let is_permitted = config.access(now).permit_any(&address).is_ok();
+            let is_permitted = access.permit_any(&address).is_ok();
             if is_permitted && !default_if_store_unavailable(self.named(&canonical))?.is_empty() {
                 found.push(address);
             }
@@ -202,7 +203,7 @@ impl Library {
         let total = found.len();
         let mut entries = Vec::new();
         for address in found.into_iter().skip(offset as usize).take(limit as usize) {
-            entries.extend(self.stored_entry(address, config, now)?);
+            entries.extend(self.stored_entry(address, config, access)?);
         }
         Ok(StoredList { entries, total, offset, limit })
     }
@@ -212,9 +213,9 @@ impl Library {
         &self,
         address: Address,
         config: &RuntimeConfig,
-        now: Timestamp,
+        access: &Access,
     ) -> Result<Option<StoredEntry>, StoreError> {
-        let versions = self.stored_versions(&address, config, now)?;
+        let versions = self.stored_versions(&address, config, access)?;
         let latest = latest(&versions).cloned();
         Ok(latest.map(|version| StoredEntry { address, version, versions }))
     }
@@ -224,11 +225,11 @@ impl Library {
         &self,
         address: &Address,
         config: &RuntimeConfig,
-        now: Timestamp,
+        access: &Access,
     ) -> Result<Vec<Version>, StoreError> {
         let address = config.canonical(address);
         let stored = self.read_stored_versions(&address, config)?;
-        let of_address = self.read_access(&address, &config.access(now), config)?;
+        let of_address = self.read_access(&address, access, config)?;
         let shown = config.required_platforms.shown(&address, &stored).map(|(version, _)| version);
         Ok(shown.filter(|version| of_address.allows(version)).cloned().collect())
     }
