@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use larder::address::Hostname;
 use larder::protocol::route::{Route, RouteContext};
@@ -487,4 +488,36 @@ async fn the_allow_list_of_the_documentation_gives_the_answers_that_it_says() {
     }
     let module = format!("/registry/{HOST}/v1/modules/terraform-aws-modules/vpc/aws/5.1.0/download");
     larder.get(&module).await.expect(204);
+}
+
+/// The quarantine of docs/access.md holds a new version back for a week, with its reason, and then opens it; other addresses are
+/// free.
+#[tokio::test]
+async fn the_quarantine_of_the_documentation_holds_a_new_version_for_a_week() {
+    let upstream = FakeUpstream::start().await;
+    let publish = |namespace: &str, version: &str| {
+        upstream.publish(Provider::new(namespace, "aws").version(version));
+    };
+    publish("hashicorp", "5.30.0");
+    publish("acme", "5.30.0");
+    let larder = Larder::mirroring(&upstream).config_lines(&example(1)).start().await;
+    let path = |namespace: &str| format!("/registry/{HOST}/v1/providers/{namespace}/aws/versions");
+    let is_listed = async |namespace: &str| {
+        let list = larder.get(&path(namespace)).await.expect(200).json();
+        list["versions"].as_array().unwrap().iter().any(|entry| entry["version"] == "5.31.0")
+    };
+    let day = Duration::from_secs(24 * 3600);
+    for namespace in ["hashicorp", "acme"] {
+        assert!(!is_listed(namespace).await);
+    }
+    larder.clock.advance(day);
+    for namespace in ["hashicorp", "acme"] {
+        publish(namespace, "5.31.0");
+    }
+    assert!(!is_listed("hashicorp").await && is_listed("acme").await);
+    let document = path("hashicorp").replace("versions", "5.31.0/download/linux/amd64");
+    assert_refused(&document, &larder.get(&document).await, 421, "holds it back until");
+    larder.clock.advance(7 * day + Duration::from_secs(60));
+    assert!(is_listed("hashicorp").await);
+    larder.get(&document).await.expect(200);
 }
