@@ -317,7 +317,7 @@ impl Judge {
     /// Returns true if a verdict depends on the age of the version.
     pub fn needs_age(&self) -> bool {
         let has_age = |rule: &Rule| matches!(rule.action, Action::Allow { minimum_age } if !minimum_age.is_zero());
-        // What stands behind a rule about every version never decides.
+        // A rule behind one about every version never decides.
         let deciding = self.rules().position(Rule::decides_about_all).map_or(usize::MAX, |position| position + 1);
         self.rules().take(deciding).any(has_age) || !self.client.minimum_age.is_zero() || self.client.as_of.is_some()
     }
@@ -369,7 +369,7 @@ impl Judge {
 }
 
 impl Rule {
-    /// What the rule does to a version that it does not allow, for people.
+    /// The effect on a version that the rule does not allow, for people.
     fn denial(&self) -> String {
         self.sentence(&match (&self.versions, self.action) {
             (None, _) => "denies every version".to_owned(),
@@ -552,7 +552,7 @@ mod tests {
             (Candidate { approved_until: approved, ..known }, &as_of(97), "allowed"),
             (Candidate { approved_until: approved, ..known }, &as_of(96), "client holds it"),
             (Candidate { approved_until: approved, ..unknown }, &as_of(99), "client holds it"),
-            // What was withdrawn counts until then.
+            // A withdrawn version counts until then.
             (Candidate { approved_until: approved, ..withdrawn }, &as_of(94), "allowed"),
             (Candidate { approved_until: approved, ..withdrawn }, &as_of(95), "client holds it"),
             (Candidate { approved_until: approved, ..withdrawn }, &as_of(89), "client holds it"),

@@ -136,7 +136,7 @@ async fn shown_entries(
     let listed = listed.map_err(|reason| Error::Unreadable { subject: page.label(), reason })?;
     let judged = listed.into_iter().filter(|(address, _)| access.permit_any(address).is_ok()).take(MAX_LISTS);
     let judge = |(address, version): (Address, Option<Version>)| async move {
-        // What cannot be judged is not shown.
+        // An entry without a verdict is not shown.
         if let Some(version) = version
             && mirror.documents.access_to(&address, call).await.ok()?.allows(&version)
         {
@@ -496,7 +496,7 @@ mod tests {
             ),
             (r#"{"versions":["2.0.0","no version"]}"#, r#"{"versions":[]}"#),
             (r#"{"versions":[]}"#, r#"{"versions":[]}"#),
-            // What cannot be read as versions is not shown.
+            // Text that is no version is not shown.
             (r#"{"versions":7,"x":[]}"#, r#"{"versions":[],"x":[]}"#),
             (r#"{"versions":[{"version":"1.0.0"}, "1.0.0"]}"#, r#"{"versions":["1.0.0"]}"#),
             // Without a top-level list of versions the page stays as it is.

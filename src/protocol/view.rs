@@ -25,7 +25,7 @@ pub enum View {
     /// Versions of at least so many days.
     #[display("/{AGE}/{_0}d")]
     Age(u16),
-    /// What was listed until the end of a day; the time is that of its beginning.
+    /// The versions that were listed at the end of a day; the time is that of its beginning.
     #[display("/{AS_OF}/{}", day_text(*_0))]
     AsOf(Timestamp),
 }

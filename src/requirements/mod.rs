@@ -183,9 +183,9 @@ pub trait Registries: Sync {
 /// Upstream's versions, of which larder lists fewer for clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpstreamVersions {
-    /// Those that larder lists, or would list if they were stored.
+    /// The versions that larder lists, or would list if they were stored.
     pub permitted: Vec<Version>,
-    /// Those that a policy hides.
+    /// The versions that a policy hides.
     pub hidden: Vec<Version>,
     /// Platforms for which a version must be stored before larder lists it.
     pub platforms: Vec<Platform>,

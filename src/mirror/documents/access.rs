@@ -80,11 +80,6 @@ impl Documents {
         let dates = VersionDates(call.config.canonical(address));
         let key = dates.key(&call.config);
         let stored = self.library.stored_document(&key).await?;
-        let (canonical, access, config) = (call.config.canonical(address), call.access(), Arc::clone(&call.config));
-        let lacks_a_date = self
-            .library
-            .on_disk(move |library| Ok(library.read_access(&canonical, &access, &config)?.lacks_a_date()))
-            .await?;
         let list = self.library.stored_document(&Key::version_list(call.config.canonical(address))).await?;
         let is_due = stored.as_ref().is_none_or(|dates| {
             let is_list_newer = list.is_some_and(|list| list.value.metadata.fetched > dates.value.metadata.checked);
@@ -94,7 +89,16 @@ impl Documents {
             .failed_dates
             .get(&key)
             .is_some_and(|failed| call.now < failed.after(AFTER_FAILURE) && call.now >= failed);
-        if !lacks_a_date || !is_due || failed || call.refuse_if_absent(&key).is_err() {
+        if !is_due || failed || call.refuse_if_absent(&key).is_err() {
+            return Ok(());
+        }
+        // Last, because it parses the list.
+        let (canonical, access, config) = (call.config.canonical(address), call.access(), Arc::clone(&call.config));
+        let lacks_a_date = self
+            .library
+            .on_disk(move |library| Ok(library.read_access(&canonical, &access, &config)?.lacks_a_date()))
+            .await?;
+        if !lacks_a_date {
             return Ok(());
         }
         let (documents, flight_call) =

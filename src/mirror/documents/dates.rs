@@ -65,7 +65,7 @@ impl DocumentKind for VersionDates {
         let document = Arc::new(StoredDocument::of(answer, url, fetch.call.now));
         let dates = document.parse_as(|document| dates::parse(&document.body)).await;
         let mut dates = dates.map_err(|reason| fetch.unusable(reason))?;
-        // What the registry told stays: an answer without dates, or with an earlier one, must not make a version older.
+        // Dates stay: an answer without them, or with an earlier one, must not make a version older.
         let before = fetch.before.as_ref().map(|before| dates::dates_of_record(&before.body)).unwrap_or_default();
         for (version, date) in before.into_iter().take(MAX_VERSIONS) {
             dates

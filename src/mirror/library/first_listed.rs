@@ -1,5 +1,5 @@
 //! The times at which the versions of a provider or module were first listed: one time for the first list, and one for each
-//! version that it did not name, with the time at which the list before was last read. The stored list says what the first one
+//! version that it did not name, with the time at which the list before was last read, and the time of its withdrawal. The stored list says what the first one
 //! named, so both change in one step, and the times go with the list unless a version was verified.
 
 use std::collections::btree_map::Entry;
@@ -247,7 +247,7 @@ pub fn record_times(
     let after = match FirstListed::before_change(recorded.clone(), stored.as_ref().map(|(named, of)| (named, *of))) {
         Some(before) => before.with_list(stored.as_ref().map(|(named, of)| (named, of.checked)), &named, now),
         None => {
-            tracing::error!(%address, "the record of listing times is damaged; the age of each version counts from now");
+            tracing::error!(%address, "the listing times of its versions are lost: their record is damaged, or could not be written; all count from now");
             FirstListed::of_lost_times(named, now)
         }
     };

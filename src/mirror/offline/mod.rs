@@ -242,9 +242,9 @@ impl Offline {
 /// The versions that upstream lists, of which larder lists fewer for clients: it is offline, or a policy hides some.
 #[derive(Debug, Clone)]
 pub struct UpstreamVersions {
-    /// Those that the policies allow, and that are not listed.
+    /// The versions that the policies allow, and that are not listed.
     pub permitted: Vec<Version>,
-    /// Those that the policies hide.
+    /// The versions that the policies hide.
     pub hidden: Vec<Version>,
     /// The platforms that must be stored before larder lists a version of a provider.
     pub platforms: Vec<Platform>,
