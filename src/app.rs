@@ -259,9 +259,8 @@ impl App {
         // that.
         let _ =
             tokio::time::timeout(Duration::from_secs(1), self.running.parts.store.local.index.until_complete()).await;
-        let mirror = Arc::clone(&self.running.parts.mirror);
-        let status = move || mirror.operations.status().max_size_bytes;
-        self.running.parts.mirror.runtime.spawn_blocking(status).await.unwrap_or_default()
+        let library = Arc::clone(&self.running.parts.mirror.library);
+        self.running.parts.mirror.runtime.spawn_blocking(move || library.refresh_size_limit()).await.unwrap_or_default()
     }
 
     /// Renders the host overrides of the CLI configuration to paste, without remarks. Contacts no upstream.

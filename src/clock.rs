@@ -65,6 +65,18 @@ impl Timestamp {
         Duration::from_secs(self.0.saturating_sub(earlier.0))
     }
 
+    /// The beginning of a day of the form `2026-08-01` (UTC). `None` for any other text.
+    pub fn of_day(text: &str) -> Option<Self> {
+        let begin = Self::of(humantime::parse_rfc3339(&format!("{text}T00:00:00Z")).ok()?);
+        (begin.day() == text).then_some(begin)
+    }
+
+    /// The last second of a day.
+    pub fn end_of_day(self) -> Self {
+        const DAY: u64 = 24 * 3600;
+        Self((self.0 / DAY).saturating_mul(DAY).saturating_add(DAY - 1))
+    }
+
     /// The date, as `2026-08-01`.
     pub fn day(self) -> String {
         self.date_time().chars().take(10).collect()

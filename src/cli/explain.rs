@@ -117,6 +117,9 @@ fn page(report: &ExplainReport, host: &Hostname, width: Option<usize>) -> String
             page.row("", &format!("evidence {evidence}"));
         }
     }
+    for approval in &report.approvals {
+        page.row("approved", &status::approval_text(approval));
+    }
     page.push(String::new());
     page.push_with_prefix("", "What a client asks, in its order, if upstream answers as it last did:");
     for (index, step) in report.steps.iter().enumerate().filter(|(_, step)| is_shown(step, &report.steps)) {
@@ -456,6 +459,7 @@ mod tests {
             ],
             waiting: None,
             versions: None,
+            approvals: Vec::new(),
             alarms: Vec::new(),
             to_do: vec![Advice {
                 text: "ask again:".to_owned(),

@@ -1,6 +1,7 @@
 //! The command line: one file for each group of commands. Prints for people on a terminal, or JSON.
 
 mod admin_service;
+mod approve;
 mod bundle;
 mod completions;
 mod doctor;
@@ -124,6 +125,10 @@ enum Command {
     Purge(operate::Addresses),
     /// Accept a version whose bytes, keys or files changed upstream
     Accept(operate::Accept),
+    /// Let a version be used although it is too young for a rule
+    Approve(approve::Approve),
+    /// Take an approval back
+    Unapprove(approve::Unapprove),
     /// Exempt packages from eviction and purge
     Pin(operate::Addresses),
     /// Allow eviction and purge again
@@ -280,6 +285,8 @@ impl Command {
                 Ok(operate::Decision::Open) => return ExitCode::from(USAGE),
                 decision => decision.map(|decision| decision == operate::Decision::Accepted),
             },
+            Command::Approve(approve) => approve.run(common),
+            Command::Unapprove(unapprove) => unapprove.run(common),
             Command::Pin(addresses) => addresses.run(Operation::Pin, common, pinned_lines),
             Command::Unpin(addresses) => addresses.run(Operation::Unpin, common, pinned_lines),
             Command::Verify => operate::verify(common),

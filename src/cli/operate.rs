@@ -129,7 +129,7 @@ fn confirm(question: &str) -> std::io::Result<bool> {
 }
 
 /// Prints the result; returns true if the command succeeded for every address.
-fn print_result<T: Serialize>(
+pub(super) fn print_result<T: Serialize>(
     report: &OperationReport<T>,
     json: bool,
     lines_of: impl Fn(&[T]) -> Vec<String>,

@@ -61,6 +61,7 @@ fn page(report: &PolicyReport, host: &Hostname, width: Option<usize>) -> String 
     }
     let row = |judged: &JudgedVersion| {
         let verdict = match judged.verdict {
+            VerdictKind::Allowed if judged.approved => "approved".to_owned(),
             VerdictKind::Allowed => "allowed".to_owned(),
             VerdictKind::Held => {
                 judged.until.map_or("held".to_owned(), |until| format!("held until {}", format_timestamp(until)))
@@ -93,6 +94,7 @@ mod tests {
             verdict,
             until: None,
             reason: reason.map(str::to_owned),
+            approved: false,
             listed: true,
         };
         let denied = "the policy for hashicorp/aws denies the versions = 6.1.0: it loses state";

@@ -15,7 +15,8 @@ use crate::bundle::BundleKeyIds;
 use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, RecurringState};
 use crate::mirror::{
-    Alarm, AlarmKind, FileAmount, LastBundle, RunTotals, Status, StoreFailure, StoreState, UpstreamState, Usage,
+    Alarm, AlarmKind, Approval, FileAmount, LastBundle, RunTotals, Status, StoreFailure, StoreState, UpstreamState,
+    Usage,
 };
 use crate::protocol::admin::verdict::Verdict;
 use crate::protocol::admin::{ProcessKind, RecentFailure, STATUS, SinceStart, StatusReport};
@@ -64,6 +65,7 @@ fn page(report: &StatusReport, host: &Hostname, width: Option<usize>) -> String 
         page.group("upstreams", &mirror.upstreams.join(", "));
     }
     warm_ups(&mut page, &report.warm_ups);
+    approvals(&mut page, &mirror.approvals, host);
     bundles(&mut page, &report.bundle_keys);
     let archives = plural(mirror.imported.len() as u64, "archive");
     let text = format!("{archives} without signatures: only this mirror's operator vouches for them");
@@ -224,6 +226,31 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
         page.item(&targets.join(", "), Some(&format!("every {}: {last}{schedule}", format_seconds(*every_seconds))));
     }
     and_more(page, warm_ups.len());
+}
+
+fn approvals(page: &mut TextPage, approvals: &[Approval], host: &Hostname) {
+    if approvals.is_empty() {
+        return;
+    }
+    page.group(
+        "approved",
+        &format!("{} that rules would hold back while too young", plural(approvals.len() as u64, "version")),
+    );
+    for approval in approvals.iter().take(MAX_LISTED) {
+        let default = format!("{host}/");
+        let address = approval.address.strip_prefix(&default).unwrap_or(&approval.address);
+        page.item(&format!("{address}@{}", approval_text(approval)), None);
+    }
+    and_more(page, approvals.len());
+}
+
+/// The approval of a version: `1.2.0 until 2026-12-31 23:59:59 UTC by Ada: fixes CVE-2026-1234`.
+pub(super) fn approval_text(approval: &Approval) -> String {
+    let Approval { version, until, reason, by, from_bundle, .. } = approval;
+    let until = until.map(|until| format!(" until {}", format_timestamp(until))).unwrap_or_default();
+    let by = by.as_ref().map(|by| format!(" by {}", escape_for_terminal(by))).unwrap_or_default();
+    let from = if *from_bundle { " (came with a bundle)" } else { "" };
+    format!("{version}{until}{by}{from}: {}", escape_for_terminal(reason))
 }
 
 fn last_run(last: &LastRun) -> String {
@@ -387,6 +414,7 @@ mod tests {
                         },
                     }),
                 },
+                approvals: Vec::new(),
                 offline: true,
                 upstreams: vec!["registry.terraform.io".to_owned()],
                 missing: (0..25)

@@ -52,6 +52,7 @@ pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::access::{
     Access, AddressAccess, ClientList, HiddenVersion, HiddenVersions, JudgedVersion, VerdictKind,
 };
+pub use crate::mirror::library::approvals::{Approval, ApprovalDecision, ApprovalEntry};
 pub use crate::mirror::library::evidence::EvidenceName;
 pub use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};
@@ -66,6 +67,9 @@ pub use crate::mirror::library::{
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{
     AcceptOutcome, AcceptResult, ChangedFile, KnownKey, UndecidedEvidence, UndecidedVersion,
+};
+pub use crate::mirror::operate::approve::{
+    ApprovalOutcome, ApprovalResult, ApprovalWords, DecidedVersion, HeldPage, HeldVersion,
 };
 pub use crate::mirror::operate::explain::{
     AnswerFacts, ExplainedObject, ObjectFacts, SetProof, StoredCopy, StoredVersion, UpstreamRules, VersionFacts,

@@ -1,5 +1,6 @@
 //! The admin API: access rules, probes, and the status report. `routes` has the paths.
 
+pub mod approval;
 pub mod bundle;
 pub mod explain;
 pub mod list;
@@ -25,8 +26,8 @@ use subtle::ConstantTimeEq;
 
 pub use self::operation::Operation;
 pub use self::routes::{
-    APPLY, AdminMethod, AdminPath, AdminRoute, BUNDLE, CLIENT_CONFIG, DESCRIPTION, EXPLAIN, EXPORT, IMPORT, INDEX,
-    INVENTORY, JOBS, LIST, MISSING, PATHS, PLAN, RUNS, STATUS, VERIFY, WARM, index,
+    APPLY, AdminMethod, AdminPath, AdminRoute, BUNDLE, CLIENT_CONFIG, DESCRIPTION, EXPLAIN, EXPORT, HELD_PAGE, IMPORT,
+    INDEX, INVENTORY, JOBS, LIST, MISSING, PATHS, PLAN, RUNS, STATUS, VERIFY, WARM, index,
 };
 
 use super::{Reply, ReplyContent};

@@ -27,7 +27,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::explanation::safe_text;
 use crate::mirror::{
-    Alarm, Answer, Connectivity, ExplainedObject, ModuleLocation, ObjectFacts, Outcome, RequestContext,
+    Alarm, Answer, Approval, Connectivity, ExplainedObject, ModuleLocation, ObjectFacts, Outcome, RequestContext,
 };
 use crate::upstream::providers::VersionList;
 
@@ -279,7 +279,7 @@ impl ExplainContext<'_> {
             Some(address) if rules.is_some() => Some(self.versions(address).await?),
             _ => None,
         };
-        let alarms = self.alarms(&subject);
+        let (alarms, approvals) = (self.alarms(&subject), self.approvals(&subject).await?);
         let decisive = decided_by.and_then(|index| steps.get(index));
         let to_do = advice(&subject, decisive, waiting.as_ref(), &alarms, rules.as_ref());
         Ok(ExplainReport {
@@ -293,6 +293,7 @@ impl ExplainContext<'_> {
             waiting,
             versions,
             alarms,
+            approvals,
             to_do,
         })
     }
@@ -319,6 +320,7 @@ impl ExplainContext<'_> {
             waiting: None,
             versions: None,
             alarms: Vec::new(),
+            approvals: Vec::new(),
             to_do: Vec::new(),
         }
     }
@@ -492,6 +494,16 @@ impl ExplainContext<'_> {
         facts.dropped.truncate(MAX_VERSIONS);
         facts.unreadable.truncate(MAX_VERSIONS);
         Ok(VersionSummary { listed: list.map(|list| list.versions.len()), newest, hidden, facts, stored_versions })
+    }
+
+    /// The approvals of the version in question, or of all versions.
+    async fn approvals(&self, subject: &Subject) -> Result<Vec<Approval>, Error> {
+        let Some(address) = &subject.address else { return Ok(Vec::new()) };
+        let (address, now) = (self.call.canonical(address), self.call.now);
+        let mut approvals =
+            self.protocols.mirror.library.on_disk(move |library| library.approvals_of(&address, now)).await?;
+        approvals.retain(|approval| subject.version.as_ref().is_none_or(|version| approval.version == *version));
+        Ok(approvals)
     }
 
     /// The alarms about the subject.

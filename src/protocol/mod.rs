@@ -286,7 +286,12 @@ impl Protocols {
             && let Some((basis, key)) = kept
             && let Some(value) = FinishedReply::of(&answer.value)
         {
-            let Answer { outcome, fresh_until, checked, .. } = answer;
+            let Answer { outcome, checked, .. } = answer;
+            let end = match route.subject().and_then(RouteSubject::address) {
+                Some(address) => mirror.documents.first_end_of_approval(&address, &call).await?,
+                None => None,
+            };
+            let fresh_until = end.map_or(answer.fresh_until, |end| end.min(answer.fresh_until));
             let answer = Answer { value, outcome: outcome.when_reused(), fresh_until, checked };
             self.answers.insert(route, key, RenderedAnswer { answer, made: now, basis });
         }

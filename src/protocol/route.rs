@@ -438,6 +438,17 @@ pub enum RouteSubject<'a> {
     Pages(&'a Hostname),
 }
 
+impl RouteSubject<'_> {
+    /// The provider or the module; `None` for pages.
+    pub fn address(self) -> Option<Address> {
+        match self {
+            Self::Provider(provider) => Some(provider.into()),
+            Self::Module(module) => Some(module.into()),
+            Self::Pages(_) => None,
+        }
+    }
+}
+
 /// Drops a final slash: the base of a service, and each page, is the same with and without it.
 fn without_last_slash<'a, 'b>(rest: &'a [&'b str]) -> &'a [&'b str] {
     match rest {

@@ -26,7 +26,7 @@ pub enum View {
     #[display("/{AGE}/{_0}d")]
     Age(u16),
     /// The versions that were listed at the end of a day; the time is that of its beginning.
-    #[display("/{AS_OF}/{}", day_text(*_0))]
+    #[display("/{AS_OF}/{}", _0.day())]
     AsOf(Timestamp),
 }
 
@@ -48,10 +48,9 @@ impl View {
     /// # Errors
     /// The form.
     pub fn as_of(text: &str) -> Result<Self, String> {
-        let day = serde_json::from_value::<Timestamp>(format!("{text}T00:00:00Z").into()).ok();
-        // Another spelling would be another view.
-        let day = day.filter(|day| day_text(*day) == text);
-        day.map(Self::AsOf).ok_or_else(|| format!("{:?} is not a day, such as 2026-08-01", shown(text)))
+        Timestamp::of_day(text)
+            .map(Self::AsOf)
+            .ok_or_else(|| format!("{:?} is not a day, such as 2026-08-01", shown(text)))
     }
 
     /// Splits a path below the mount into its view and the path below it. A path of no view stays whole.
@@ -77,7 +76,7 @@ impl View {
     pub fn query(self) -> String {
         match self {
             Self::Age(days) => format!("{AGE}={days}d"),
-            Self::AsOf(day) => format!("{AS_OF}={}", day_text(day)),
+            Self::AsOf(day) => format!("{AS_OF}={}", day.day()),
         }
     }
 
@@ -92,7 +91,7 @@ impl View {
             Self::Age(days) => {
                 ClientLimits { minimum_age: Duration::from_secs(u64::from(days) * DAY), ..ClientLimits::NONE }
             }
-            Self::AsOf(day) => ClientLimits { as_of: Some(Timestamp(day.0 + DAY - 1)), ..ClientLimits::NONE },
+            Self::AsOf(day) => ClientLimits { as_of: Some(day.end_of_day()), ..ClientLimits::NONE },
         }
     }
 
@@ -105,10 +104,6 @@ impl View {
 /// The beginning of a text that an error quotes.
 fn shown(text: &str) -> String {
     text.chars().take(32).collect()
-}
-
-fn day_text(day: Timestamp) -> String {
-    day.date_time().chars().take("2026-08-01".len()).collect()
 }
 
 #[cfg(test)]

@@ -36,6 +36,9 @@ pub enum Key {
     /// The alarms of a provider or a module.
     #[display("the alarms of {_0}")]
     Alarms(Address),
+    /// The approvals of versions of a provider or a module.
+    #[display("the approvals of {_0}")]
+    Approvals(Address),
     /// The first-seen record of a module version.
     #[display("the first-seen record of {_0}")]
     ModuleFirstSeen(ModulePackage),
@@ -144,6 +147,8 @@ const KEYS: &str = "keys.json";
 const LISTED: &str = "listed.json";
 /// The file of [`DocumentKey::Dates`].
 const DATES: &str = "dates";
+/// The folder of [`Key::Approvals`].
+pub(super) const APPROVALS: &str = "approvals";
 /// The file of [`Key::RecurringJobs`]; not a valid job id.
 const RECURRING: &str = "recurring.json";
 /// The file of [`Key::Missing`].
@@ -174,7 +179,8 @@ impl Key {
         Some(match self {
             Self::Document(DocumentKey::Versions(address) | DocumentKey::Dates(address))
             | Self::FirstListed(address)
-            | Self::Alarms(address) => address.clone(),
+            | Self::Alarms(address)
+            | Self::Approvals(address) => address.clone(),
             Self::FirstSeenV0(provider)
             | Self::FirstSeen(provider, _)
             | Self::SigningKeyLog(provider)
@@ -280,6 +286,7 @@ impl Key {
             Self::SigningKeyLog(provider) => Self::folder("seen", provider).join(KEYS),
             Self::FirstListed(address) => Self::folder("seen", address.clone()).join(LISTED),
             Self::Alarms(address) => Self::folder("alarms", address).with_added_extension("json"),
+            Self::Approvals(address) => Self::folder(APPROVALS, address).with_added_extension("json"),
             Self::Job(id) => Path::new("jobs").join(format!("{}.json", hex::encode(id))),
             Self::RecurringJobs => Path::new("jobs").join(RECURRING),
             Self::Missing => PathBuf::from(MISSING),
@@ -325,6 +332,7 @@ impl Key {
                 ("documents", (address, [DATES])) => Self::Document(DocumentKey::Dates(address)),
                 ("seen", (address, [LISTED])) => Self::FirstListed(address),
                 ("alarms", (address, [])) => Self::Alarms(address),
+                (APPROVALS, (address, [])) => Self::Approvals(address),
                 ("documents", (Address::Provider(provider), [number, file])) => {
                     let platform = Platform::parse(file.strip_suffix(".set")?).ok()?;
                     Self::ProofSet(Package { provider, version: version(number)?, platform })
@@ -438,6 +446,8 @@ mod tests {
             Key::Document(DocumentKey::Dates(Address::Module(module.clone()))),
             Key::Alarms(Address::Provider(provider.clone())),
             Key::Alarms(Address::Module(module.clone())),
+            Key::Approvals(Address::Provider(provider.clone())),
+            Key::Approvals(Address::Module(module.clone())),
             Key::FirstSeenV0(provider),
             Key::version_list(&module),
             Key::Document(DocumentKey::Page(provider_host, Digest::of(b"a page"))),

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::key::{DocumentKey, GroupRef, RecordGroup};
+use super::key::{APPROVALS, DocumentKey, GroupRef, RecordGroup};
 use super::{IndexedName, Key, NameCursor, StoreError, Striped};
 use crate::address::{
     Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
@@ -20,7 +20,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 
 /// The folders of records, below the root of their paths.
-pub(super) const KINDS: [&str; 6] = ["names", "documents", "seen", "alarms", "jobs", "traffic"];
+pub(super) const KINDS: [&str; 7] = ["names", "documents", "seen", "alarms", APPROVALS, "jobs", "traffic"];
 
 /// Conflicts after which a step takes its turn: later ones of this process wait for it.
 const MAX_CONFLICTS: usize = 3;
@@ -257,6 +257,12 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The addresses with alarm records.
     fn addresses_with_alarms(&self) -> Result<Vec<Address>, StoreError> {
         chosen_below(self, Path::new("alarms"), |key| if let Key::Alarms(address) = key { Some(address) } else { None })
+    }
+
+    /// The addresses with approvals.
+    fn addresses_with_approvals(&self) -> Result<Vec<Address>, StoreError> {
+        let address = |key| if let Key::Approvals(address) = key { Some(address) } else { None };
+        chosen_below(self, Path::new(APPROVALS), address)
     }
 
     /// The addresses of a registry with a version list or a name record. `service` is `providers` or `modules`.

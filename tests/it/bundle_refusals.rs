@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use larder::address::{Hostname, PackageSelector, Platform, Version};
 use larder::bundle::{BundleEntry, BundleWriter, Inventory, Manifest, ModuleEntry, ProviderEntry, SigningKey};
+use larder::clock::Clock;
 use larder::digest::Digest;
 use serde_json::{Value, json};
 
@@ -425,7 +426,7 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
     let job = warm_up(&larder, &["acme/null"], &["linux_amd64"]).await;
     let old = bundle_made_at(&larder, &job, None, 1_000_000_000).await;
     let importer = SealedStore::new(key.sealed());
-    assert!(importer.mirror.operations.status().last_bundle.is_none());
+    assert!(importer.mirror.operations.status(Clock::system().now()).last_bundle.is_none());
     let mut bounded = key.trust();
     bounded.max_age = Some(Duration::from_secs(30 * 24 * 3600));
     let refused = importer.apply(old.clone(), &bounded).await.unwrap_err().to_string();
@@ -434,6 +435,6 @@ async fn a_replayed_bundle_reports_its_age_and_is_refused_beyond_max_age() {
 
     let receipt = importer.apply(old, &key.trust()).await.unwrap();
     assert!(receipt.ok && receipt.age_seconds() > 20 * 365 * 24 * 3600, "{receipt:#?}");
-    let last = importer.mirror.operations.status().last_bundle.unwrap();
+    let last = importer.mirror.operations.status(Clock::system().now()).last_bundle.unwrap();
     assert_eq!((last.created.0, last.applied), (1_000_000_000, receipt.applied));
 }

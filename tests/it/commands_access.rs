@@ -6,12 +6,14 @@ use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
 use crate::support::upstream::{FakeUpstream, Provider};
 
-const PATHS: [&str; 6] = [
+const PATHS: [&str; 8] = [
     "/admin/v1/refresh",
     "/admin/v1/purge",
     "/admin/v1/accept",
     "/admin/v1/pin",
     "/admin/v1/unpin",
+    "/admin/v1/approve",
+    "/admin/v1/unapprove",
     "/admin/v1/verify",
 ];
 const JSON: (&str, &str) = ("content-type", "application/json");

@@ -84,6 +84,7 @@ mod packages;
 mod plans;
 mod policies;
 mod policies_age;
+mod policies_approvals;
 mod policies_client;
 mod policies_jobs;
 mod policies_views;

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use crate::support::bundle_transfer::{BundleKey, bundle, warm_up};
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::Larder;
-use crate::support::openapi::{Description, KEYWORDS, TEXT, assert_described};
+use crate::support::openapi::{Description, KEYWORDS, PAGES, TEXT, assert_described};
 use crate::support::upstream::{FakeUpstream, Provider};
 use crate::support::warm_fixture::WarmFixture;
 
@@ -21,8 +21,8 @@ const TAR: &str = "application/x-tar";
 /// A new row of `PATHS` fails here until it is described.
 #[test]
 fn the_description_has_the_paths_and_methods_of_the_table() {
-    // The status page is for browsers: `status_page` has its tests.
-    let described_rows = PATHS.iter().filter(|row| row.path != "/");
+    // Pages are for browsers: `status_page` and `policies_approvals` have their tests.
+    let described_rows = PATHS.iter().filter(|row| !PAGES.contains(&row.path));
     let rows = described_rows.flat_map(|row| row.methods.iter().map(move |(method, _)| (method.label(), row.path)));
     let table: BTreeSet<String> = rows.clone().map(|(method, path)| format!("{method} {path}")).collect();
     let described = Description::get().operations();
@@ -184,6 +184,7 @@ async fn every_described_status_is_one_that_larder_answers() {
         "/admin/v1/list",
         "/admin/v1/explain?address=acme/null",
         "/admin/v1/policy?address=acme/null",
+        "/admin/v1/held",
         "/admin/v1/runs/00112233445566778899aabbccddeeff",
         "/admin/v1/runs/00112233445566778899aabbccddeeff/client-config",
         "/admin/v1/missing",
@@ -199,6 +200,10 @@ async fn every_described_status_is_one_that_larder_answers() {
     rows.push(Row::of("GET", elsewhere, 409));
     for command in ["refresh", "pin", "unpin", "accept", "purge"] {
         rows.extend(rows_of_json(&format!("/admin/v1/{command}"), &address, 200, 64 * kib));
+    }
+    for command in ["approve", "unapprove"] {
+        let decision = json!({ "what": ["acme/null@1.2.0"], "reason": "needed" });
+        rows.extend(rows_of_json(&format!("/admin/v1/{command}"), &decision, 200, 64 * kib));
     }
     for command in ["pin", "unpin"] {
         rows.push(Row::post(&format!("/admin/v1/{command}"), &json!({ "job": done }), 200));

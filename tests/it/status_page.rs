@@ -327,7 +327,7 @@ async fn a_form_of_another_site_is_refused() {
         let request = client().post(format!("{admin}/")).header("content-type", content_type).body(body);
         send(request).await.unwrap().expect(415);
     }
-    press(&admin, &[("token", &token), ("do", &"a".repeat(9000))], &[]).await.expect(413);
+    press(&admin, &[("token", &token), ("do", &"a".repeat(70_000))], &[]).await.expect(413);
     for order in [
         "",
         "accept",

@@ -30,8 +30,8 @@ use crate::requirements::{self, Files, Order, lock_file};
 
 /// Size limit of the body of a command.
 pub(super) const MAX_COMMAND_BYTES: usize = 64 << 10;
-/// Size limit of a form of the status page: a token, and one address.
-const MAX_FORM_BYTES: usize = 8 << 10;
+/// Size limit of a form: a token, and the addresses that a page shows.
+const MAX_FORM_BYTES: usize = 64 << 10;
 /// Size limit of a lock file, which can be larger than the body of a command.
 const MAX_LOCK_FILE_BYTES: usize = lock_file::MAX_LOCK_FILE_BYTES;
 /// Size limit of a JSON order: the files that one order may have, with JSON's escapes.

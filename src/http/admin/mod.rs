@@ -27,9 +27,10 @@ use crate::config::StoreNaming;
 use crate::jobs::{
     JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, TrafficHistory, WarmUp,
 };
-use crate::mirror::{Mirror, PinChange, PolicyVerdicts, Status};
+use crate::mirror::{ApprovalDecision, HeldPage, Mirror, PinChange, PolicyVerdicts};
 use crate::place::Place;
 use crate::protocol::Protocols;
+use crate::protocol::admin::approval::ApprovalRequest;
 use crate::protocol::admin::explain::ExplainRequest;
 use crate::protocol::admin::list::ListRequest;
 use crate::protocol::admin::operation::{self, AcceptRequest, OperationTarget, TargetAddresses};
@@ -179,13 +180,16 @@ impl Admin {
                 Err(not_ready) => response::plain_text(StatusCode::SERVICE_UNAVAILABLE, not_ready.describe()),
             }),
             AdminRoute::Page if is_read => self.on_blocking_thread(|admin| Ok(admin.status_page())).await,
-            AdminRoute::Page => self.submit_form(request).await,
+            AdminRoute::HeldPage if is_read => self.held_page(request.uri().query()).await,
+            AdminRoute::Page | AdminRoute::HeldPage => self.submit_form(request).await,
             // The metrics and the status read the disk, which may block.
             AdminRoute::Metrics => self.on_blocking_thread(Self::metrics).await,
             AdminRoute::Status => self.on_blocking_thread(|admin| Ok(json(&admin.status()))).await,
             AdminRoute::List => self.list(request.uri().query()).await,
             AdminRoute::Explain => self.explain(request.uri().query()).await,
             AdminRoute::Policy => self.policy(request.uri().query()).await,
+            AdminRoute::Held => Ok(json(&self.held(request.uri().query()).await?)),
+            AdminRoute::Approval(decision) => self.decide(decision, request).await,
             AdminRoute::Index => Ok(response::of_type(Body::full(admin::index().into()), "application/json")),
             AdminRoute::OpenApi => {
                 Ok(response::of_type(Body::full(Bytes::from_static(admin::DESCRIPTION.as_bytes())), "application/json"))
@@ -232,8 +236,8 @@ impl Admin {
         let (headers, is_read) = (access_headers(request, host), is_read(request.method()));
         let admitted = match route {
             AdminRoute::Health | AdminRoute::Ready => Ok(()),
-            AdminRoute::Page if is_read => access.may_open_page(headers),
-            AdminRoute::Page => access.may_send_form(headers),
+            AdminRoute::Page | AdminRoute::HeldPage if is_read => access.may_open_page(headers),
+            AdminRoute::Page | AdminRoute::HeldPage => access.may_send_form(headers),
             _ if is_read => access.may_read(headers),
             _ => access.may_change(headers),
         };
@@ -259,6 +263,20 @@ impl Admin {
             ListRequest::parse(query, &self.default_host).map_err(refused)?;
         let page = self.mirror.operations.list(filter, after, max_archives).await;
         Ok(json(&page.map_err(|error| self.failure(error))?))
+    }
+
+    /// A page of what rules hold back.
+    async fn held(&self, query: Option<&str>) -> Answer<HeldPage> {
+        let after = admin::approval::parse_held_query(query, &self.default_host).map_err(refused)?;
+        self.mirror.operations.held(after, self.clock.now()).await.map_err(|error| self.failure(error))
+    }
+
+    /// Decides about versions that are held back.
+    async fn decide(&self, decision: ApprovalDecision, request: Request<Incoming>) -> Answer {
+        let body = bodies::read_json(request, bodies::MAX_COMMAND_BYTES).await?;
+        let asked = ApprovalRequest::read(&body).map_err(|reason| refused(vec![reason]))?;
+        let (versions, words) = asked.parsed(decision, &self.default_host, self.clock.now()).map_err(refused)?;
+        Ok(json(&self.approve(decision, versions, &words).await))
     }
 
     /// The CLI configuration for the client of a run. The run says in its query which network it is in: the loopback addresses
@@ -393,9 +411,7 @@ impl Admin {
     }
 
     fn status(&self) -> StatusReport {
-        let (mirror, bundle_keys) = (self.mirror.operations.status(), self.bundles.ids());
-        let alarms = self.mirror.operations.with_held_successors(mirror.alarms, self.clock.now());
-        let mirror = Status { alarms, ..mirror };
+        let (mirror, bundle_keys) = (self.mirror.operations.status(self.clock.now()), self.bundles.ids());
         let (process, warm_ups) = match &self.process {
             AdminProcess::Service(serving) => (ProcessKind::Service, serving.recurring.states()),
             AdminProcess::Run(serving) => (ProcessKind::Run, serving.recurring.states()),

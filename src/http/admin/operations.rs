@@ -4,7 +4,11 @@ use std::fmt::Display;
 
 use super::Admin;
 use crate::address::PackageSelector;
-use crate::mirror::{AcceptOutcome, AcceptResult, EvidenceName, PinChange, PinResult, PurgeResult, RefreshResult};
+use crate::error::Error;
+use crate::mirror::{
+    AcceptOutcome, AcceptResult, ApprovalDecision, ApprovalResult, ApprovalWords, DecidedVersion, EvidenceName,
+    PinChange, PinResult, PurgeResult, RefreshResult,
+};
 use crate::protocol::admin::operation::OperationReport;
 
 impl Admin {
@@ -43,6 +47,22 @@ impl Admin {
         report_each(addresses, accept, is_accepted).await
     }
 
+    /// Approves versions, or takes approvals back.
+    pub(super) async fn approve(
+        &self,
+        decision: ApprovalDecision,
+        versions: Vec<DecidedVersion>,
+        words: &ApprovalWords,
+    ) -> OperationReport<ApprovalResult> {
+        let operations = &self.mirror.operations;
+        let call = self.mirror.runtime.job_context(self.clock.now());
+        let decide = |version: DecidedVersion| {
+            let call = &call;
+            async move { Ok::<_, Error>(vec![operations.decide(decision, &version, words, call).await?]) }
+        };
+        report_each(versions, decide, ApprovalResult::succeeded).await
+    }
+
     /// Pins or unpins.
     pub(super) async fn change_pin(
         &self,
@@ -55,15 +75,15 @@ impl Admin {
     }
 }
 
-/// Runs an operation on each address, and reports all results.
-async fn report_each<T, E: Display, F: Future<Output = Result<Vec<T>, E>>>(
-    addresses: Vec<PackageSelector>,
-    run: impl Fn(PackageSelector) -> F,
+/// Runs an operation on each subject, and reports all results.
+async fn report_each<S, T, E: Display, F: Future<Output = Result<Vec<T>, E>>>(
+    subjects: Vec<S>,
+    run: impl Fn(S) -> F,
     is_success: impl Fn(&T) -> bool,
 ) -> OperationReport<T> {
     let mut results = Vec::new();
-    for selector in addresses {
-        results.push(run(selector).await);
+    for subject in subjects {
+        results.push(run(subject).await);
     }
     OperationReport::of(results, is_success)
 }

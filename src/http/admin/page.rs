@@ -6,15 +6,20 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 
 use super::super::body::Body;
-use super::super::page::{self, JobOnPage, OperationResult, StatusData, TrafficOfDay};
+use super::super::page::{
+    self, APPROVE_BUTTON, HeldData, JobOnPage, OperationResult, StatusData, TrafficOfDay, UNAPPROVE_BUTTON,
+};
 use super::super::requests::Refusal;
 use super::{Admin, Answer, bodies, refused};
 use crate::address::PackageSelector;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
-use crate::mirror::{AcceptOutcome, EvidenceName, PinChange};
+use crate::mirror::{AcceptOutcome, ApprovalDecision, EvidenceName, PinChange};
 use crate::protocol::admin::Operation;
-use crate::protocol::admin::outcome_lines::{accepted_lines, pinned_lines, purged_lines, refreshed_lines};
+use crate::protocol::admin::approval::ApprovalRequest;
+use crate::protocol::admin::outcome_lines::{
+    accepted_lines, decided_lines, pinned_lines, purged_lines, refreshed_lines,
+};
 
 /// The archives listed as the largest, and as the longest unused.
 const NOTABLE_ARCHIVES: usize = 10;
@@ -50,7 +55,20 @@ impl Admin {
             && !field("token").is_some_and(|token| serving.access.is_token(token.trim()))
         {
             self.requests.record_refusal(Refusal::AdminToken);
-            return Ok(page::wrong_token(&self.mirror.operations.status().store));
+            return Ok(page::wrong_token(&self.mirror.library.folder().display().to_string()));
+        }
+        let decision = match field("do") {
+            Some(APPROVE_BUTTON) => Some(ApprovalDecision::Approved),
+            Some(UNAPPROVE_BUTTON) => Some(ApprovalDecision::TakenBack),
+            _ => None,
+        };
+        if let Some(decision) = decision {
+            let given = |name: &str| field(name).map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
+            let what = fields.iter().filter(|(name, _)| name == "what").map(|(_, value)| value.clone()).collect();
+            // The end is for approvals; the form has one field for both buttons.
+            let until = given("until").filter(|_| decision == ApprovalDecision::Approved);
+            let asked = ApprovalRequest { what, reason: given("reason"), by: given("by"), until };
+            return Ok(self.decide_by_form(decision, asked).await);
         }
         let (operation, shown, selector) =
             self.parse_button(field("do").unwrap_or_default()).map_err(|reason| refused(vec![reason]))?;
@@ -60,9 +78,35 @@ impl Admin {
         let admin = Arc::clone(self);
         let operating = tokio::spawn(async move { admin.operate(operation, shown, selector).await });
         match operating.await.map_err(|_| super::internal("the operation ended unexpectedly"))? {
-            Some(result) => Ok(page::result(operation, &command, &result)),
+            Some(result) => Ok(page::result(page::done(operation), &command, &result)),
             None => Ok(page::changed_alarm(&target)),
         }
+    }
+
+    /// Approves the versions that a person selected, or takes their approvals back.
+    async fn decide_by_form(self: &Arc<Self>, decision: ApprovalDecision, asked: ApprovalRequest) -> Response<Body> {
+        let (versions, words) = match asked.parsed(decision, &self.default_host, self.clock.now()) {
+            Ok(parsed) => parsed,
+            Err(problems) => return page::unclear_decision(problems),
+        };
+        let report = self.approve(decision, versions, &words).await;
+        let result = OperationResult::of(report, |items| decided_lines(items, &self.default_host));
+        page::result(page::decided(decision), "", &result)
+    }
+
+    /// Renders the page of held versions.
+    pub(super) async fn held_page(&self, query: Option<&str>) -> Answer {
+        let held = self.held(query).await?;
+        let (library, now) = (Arc::clone(&self.mirror.library), self.clock.now());
+        let approvals = self.mirror.runtime.spawn_blocking(move || library.approvals_in_force(now)).await;
+        let approvals = approvals.map_err(|_| super::internal("reading the approvals ended unexpectedly"))?;
+        Ok(page::held(&HeldData {
+            held,
+            approvals: approvals.map_err(|error| super::internal(&error.to_string()))?,
+            store: self.mirror.library.folder().display().to_string(),
+            default_host: self.default_host.clone(),
+            now,
+        }))
     }
 
     /// Parses the value of a button: an operation, with `:` and the evidence that its page showed, and an address.

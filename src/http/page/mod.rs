@@ -3,6 +3,7 @@
 
 mod alarm;
 mod chart;
+mod held;
 mod home;
 mod result;
 mod status;
@@ -13,8 +14,9 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
+pub(super) use self::held::{APPROVE_BUTTON, HeldData, UNAPPROVE_BUTTON, held};
 pub(super) use self::home::home;
-pub(super) use self::result::{OperationResult, changed_alarm, result, wrong_token};
+pub(super) use self::result::{OperationResult, changed_alarm, decided, done, result, unclear_decision, wrong_token};
 pub(super) use self::status::{JobOnPage, StatusData, TrafficOfDay, status};
 use super::body::Body;
 use super::response;
@@ -98,6 +100,16 @@ struct Moment {
 }
 
 impl Moment {
+    /// A moment to come, or one that has passed.
+    fn until(moment: Timestamp, now: Timestamp) -> Self {
+        let ago = match moment.since(now).as_secs() {
+            0 => "now".to_owned(),
+            seconds @ 3_600..86_400 => format!("in {} h", seconds / 3_600),
+            seconds => format!("in {}", format_seconds(seconds)),
+        };
+        Self { ago, ..Self::ago(moment, now) }
+    }
+
     fn ago(moment: Timestamp, now: Timestamp) -> Self {
         let machine = moment.date_time();
         let time = machine.chars().skip("2026-11-21T".len()).take("20:42".len()).collect();

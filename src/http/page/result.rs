@@ -5,6 +5,7 @@ use http::{Response, StatusCode};
 
 use super::status::token_file;
 use super::{Body, Frame, page};
+use crate::mirror::ApprovalDecision;
 use crate::protocol::admin::Operation;
 use crate::protocol::admin::operation::OperationReport;
 
@@ -39,15 +40,27 @@ impl OperationResult {
     }
 }
 
-/// Renders what an operation did.
-pub(in crate::http) fn result(operation: Operation, command: &str, result: &OperationResult) -> Response<Body> {
-    let done = match operation {
+/// The title of what an operation did.
+pub(in crate::http) fn done(operation: Operation) -> &'static str {
+    match operation {
         Operation::Refresh => "The registry was asked again",
         Operation::Purge => "Removed",
         Operation::Accept => "Accepted",
         Operation::Pin => "It is kept",
         Operation::Unpin => "It may be evicted again",
-    };
+    }
+}
+
+/// The title of a decision about held versions.
+pub(in crate::http) fn decided(decision: ApprovalDecision) -> &'static str {
+    match decision {
+        ApprovalDecision::Approved => "Approved",
+        ApprovalDecision::TakenBack => "No longer approved",
+    }
+}
+
+/// Renders what a button did.
+pub(in crate::http) fn result(done: &'static str, command: &str, result: &OperationResult) -> Response<Body> {
     let (title, class) = if result.ok { (done, "good") } else { ("It did not work for everything", "bad") };
     render(StatusCode::OK, class, title, command, &result.lines)
 }
@@ -59,6 +72,12 @@ pub(in crate::http) fn wrong_token(store: &str) -> Response<Body> {
         format!("The token is in {}, unless the configuration sets another.", token_file(store)),
     ];
     render(StatusCode::FORBIDDEN, "bad", "That is not the admin token", "", &lines)
+}
+
+/// Renders the refusal of a decision that lacks something.
+pub(in crate::http) fn unclear_decision(problems: Vec<String>) -> Response<Body> {
+    let lines: Vec<String> = ["Nothing was done.".to_owned()].into_iter().chain(problems).collect();
+    render(StatusCode::BAD_REQUEST, "bad", "Something is missing", "", &lines)
 }
 
 /// Renders the refusal of an `accept` whose evidence is other than on the page with the button.

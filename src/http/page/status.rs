@@ -304,7 +304,7 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
 }
 
 /// Makes a foreign text fit to be shown: every character visible, and not too many of them.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     let visible = escape_invisible(text);
     match visible.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &visible[..end]),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::address::{Address, Version};
+use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::mirror::documents::dates::VersionDates;
 use crate::mirror::documents::{DocumentKind, Documents};
@@ -64,6 +65,23 @@ impl Documents {
             Box::pin(self.get(&of, call)).await?;
         }
         permitted
+    }
+
+    /// The first moment at which an approval of the address no longer counts, if a verdict may depend on it.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn first_end_of_approval(
+        &self,
+        address: &Address,
+        call: &RequestContext,
+    ) -> Result<Option<Timestamp>, Error> {
+        let (canonical, now) = (call.config.canonical(address), call.now);
+        if !call.access().needs_ages(&canonical) {
+            return Ok(None);
+        }
+        let approvals = self.library.on_disk(move |library| library.read_approvals(&canonical)).await?;
+        Ok(approvals.ends(now).into_values().min())
     }
 
     /// Fetches the dates of versions in the background if the stored list names one without. Only where none is stored yet, the

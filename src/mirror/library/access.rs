@@ -70,9 +70,12 @@ pub struct JudgedVersion {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub until: Option<Timestamp>,
-    /// The rule and its reason; absent for a version that may be used.
+    /// The rule and its reason; absent for a version that may be used. Of an approved version, the rule that holds others back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// True if the version may be used only because a person approved it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub approved: bool,
     /// True if upstream lists it.
     pub listed: bool,
 }
@@ -179,8 +182,10 @@ impl AddressAccess {
             Verdict::Held { until, .. } => (VerdictKind::Held, until),
             Verdict::Denied(_) => (VerdictKind::Denied, None),
         };
-        let reason = verdict.rule_text();
-        JudgedVersion { version, verdict: kind, until, reason, listed }
+        let unapproved = self.verdict_with(&version, None);
+        let (reason, approved) =
+            (unapproved.rule_text(), verdict == Verdict::Allowed && unapproved != Verdict::Allowed);
+        JudgedVersion { version, verdict: kind, until, reason, approved, listed }
     }
 
     /// Takes the versions that the policies do not allow from a list.
@@ -230,8 +235,7 @@ impl AddressAccess {
             return Ok(());
         };
         let subject = self.judge.address().to_string();
-        let day = first_known.date_time().chars().take(10).collect::<String>();
-        let cause = format!("larder knows what was listed from {day} on");
+        let cause = format!("larder knows what was listed from {} on", first_known.day());
         Err(Error::Refused { subject, refusal: Refusal { cause, remedy: Some("ask for that day or a later one") } })
     }
 
@@ -241,11 +245,15 @@ impl AddressAccess {
     }
 
     fn verdict(&self, version: &Version) -> Verdict<'_> {
+        self.verdict_with(version, self.ages.approved_until(version))
+    }
+
+    fn verdict_with(&self, version: &Version, approved_until: Option<Timestamp>) -> Verdict<'_> {
         let (since, listed) = match self.judge.needs_age() {
             true => (self.ages.since(version, self.now), self.as_of.and_then(|_| self.ages.listed(version, self.now))),
             false => (None, None),
         };
-        self.judge.judge(Candidate { version, since, listed, approved_until: None }, self.now)
+        self.judge.judge(Candidate { version, since, listed, approved_until }, self.now)
     }
 }
 
@@ -330,7 +338,11 @@ impl Library {
         access: &Access,
         config: &RuntimeConfig,
     ) -> Result<AddressAccess, StoreError> {
-        let ages = if access.needs_ages(address) { self.read_ages(address, config)? } else { VersionAges::default() };
+        let ages = if access.needs_ages(address) {
+            self.read_ages(address, config, access.now)?
+        } else {
+            VersionAges::default()
+        };
         Ok(access.of(address, ages))
     }
 }

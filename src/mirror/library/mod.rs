@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod alarms;
+pub mod approvals;
 pub mod background;
 pub mod catalog;
 pub mod damage;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::mirror::library::NameRecord;
+use crate::mirror::library::approvals::Approvals;
 use crate::mirror::library::missing::MissingRequests;
 use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
@@ -26,6 +27,7 @@ pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::SigningKeyLog(_) => as_json::<SigningKeyLog>(&record),
         Key::FirstListed(_) => as_json::<FirstListed>(&record),
         Key::Alarms(_) => as_json::<AlarmsRecord>(&record),
+        Key::Approvals(_) => as_json::<Approvals>(&record),
         Key::ModuleFirstSeen(_) => as_json::<ModuleFirstSeenRecord>(&record),
         // The job code reads these, so any JSON is valid here.
         Key::Job(_) | Key::RecurringJobs | Key::Traffic(_) => as_json::<serde_json::Value>(&record),

@@ -23,6 +23,8 @@ pub struct VersionAges {
     published: BTreeMap<Version, Timestamp>,
     /// The age of a version of the first list without a date.
     first_list: FirstList,
+    /// The approved versions, each with the first moment at which it no longer is.
+    approved: BTreeMap<Version, Timestamp>,
 }
 
 impl VersionAges {
@@ -68,6 +70,11 @@ impl VersionAges {
         self.listed.iter().any(|version| is_without_date(&version)).then_some(first_list)
     }
 
+    /// The first moment at which the approval of a version no longer counts. `None` without one.
+    pub fn approved_until(&self, version: &Version) -> Option<Timestamp> {
+        self.approved.get(version).copied()
+    }
+
     /// True if a version of the stored list has no date.
     pub fn lacks_a_date(&self) -> bool {
         !self.listed.iter().all(|version| self.published.contains_key(version))
@@ -75,8 +82,13 @@ impl VersionAges {
 }
 
 impl Library {
-    /// Reads the times of the versions of an address, in its canonical spelling. Blocks.
-    pub fn read_ages(&self, address: &Address, config: &RuntimeConfig) -> Result<VersionAges, StoreError> {
+    /// Reads the times of the versions of an address, in its canonical spelling, and which are approved now. Blocks.
+    pub fn read_ages(
+        &self,
+        address: &Address,
+        config: &RuntimeConfig,
+        now: Timestamp,
+    ) -> Result<VersionAges, StoreError> {
         let records = &self.store.records;
         let list = self.read_document(&Key::version_list(address))?;
         let recorded = match records.read(&Key::FirstListed(address.clone()))?.json::<FirstListed>() {
@@ -101,7 +113,9 @@ impl Library {
             _ if is_told => FirstList::New,
             settings => settings.map(|settings| settings.first_list).unwrap_or_default(),
         };
-        Ok(VersionAges { recorded, listed, published: published.unwrap_or_default(), first_list })
+        // A clock that is set back must not revive an approval.
+        let approved = self.read_approvals(address)?.ends(self.latest_time.at(now));
+        Ok(VersionAges { recorded, listed, published: published.unwrap_or_default(), first_list, approved })
     }
 }
 
@@ -123,6 +137,7 @@ mod tests {
             listed: ["1.0.0", "1.1.0", "1.2.0"].map(version).into(),
             published: dates.iter().map(|(text, date)| (version(text), Timestamp(*date))).collect(),
             first_list,
+            approved: BTreeMap::new(),
         }
     }
 

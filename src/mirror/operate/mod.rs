@@ -1,6 +1,7 @@
 //! The commands of an operator, and the steps of jobs.
 
 pub mod accept;
+pub mod approve;
 pub mod explain;
 pub mod list;
 pub mod notable;

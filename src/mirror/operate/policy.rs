@@ -64,7 +64,7 @@ impl Operations {
 
     /// Says in the alarm of a withdrawn version which newer one a policy holds back: that may be the one that replaces it.
     /// Reads the disk.
-    pub fn with_held_successors(&self, alarms: Vec<Alarm>, now: Timestamp) -> Vec<Alarm> {
+    pub(super) fn with_held_successors(&self, alarms: Vec<Alarm>, now: Timestamp) -> Vec<Alarm> {
         let config = self.runtime.config();
         let access = config.access(now);
         if access.is_open() {

@@ -417,6 +417,8 @@ impl VerifyRun {
                         }
                         // The next version list rewrites it, and an alarm is raised again by its cause.
                         Key::FirstListed(_) | Key::Alarms(_) => {}
+                        // None of its approvals counts; a person approves again what is needed.
+                        Key::Approvals(_) => {}
                         Key::ModuleFirstSeen(package) => self.rebuild_module_first_seen(package).await,
                         // The next request repacks it.
                         Key::Name(Artifact::Module(_)) => {}

@@ -15,7 +15,8 @@ use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::{
-    Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState, Usage,
+    Alarm, AlarmKind, Approval, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState,
+    Usage,
 };
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
@@ -71,6 +72,9 @@ pub struct Status {
     pub missing: Vec<MissingRequest>,
     /// The unresolved alarms; at most a thousand of each kind about each address.
     pub alarms: Vec<Alarm>,
+    /// The approvals that count now; at most a thousand.
+    #[serde(default)]
+    pub approvals: Vec<Approval>,
 }
 
 /// A bundle that was imported.
@@ -161,7 +165,7 @@ fn last_bundle(library: &Library) -> Option<LastBundle> {
 
 impl Operations {
     /// The status report. Reads the disk.
-    pub fn status(&self) -> Status {
+    pub fn status(&self, now: Timestamp) -> Status {
         let Totals { archives, archive_bytes, documents, document_bytes, first_seen, first_seen_bytes, .. } =
             self.library.totals();
         Status {
@@ -184,7 +188,11 @@ impl Operations {
             offline: self.runtime.connectivity() == Connectivity::Offline,
             upstreams: self.runtime.upstream_hosts().iter().map(ToString::to_string).collect(),
             missing: self.library.missing_in_words(),
-            alarms: self.library.alarms(),
+            alarms: self.with_held_successors(self.library.alarms(), now),
+            approvals: self.library.approvals_in_force(now).unwrap_or_else(|error| {
+                tracing::warn!(%error, "the approvals cannot be read");
+                Vec::new()
+            }),
         }
     }
 }

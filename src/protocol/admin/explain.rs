@@ -7,7 +7,7 @@ use super::{EXPLAIN, or_problem, short};
 use crate::address::{Hostname, PackageRef, PackageSelector, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::labels::labelled_enum;
-use crate::mirror::{Alarm, ObjectFacts, UpstreamRules, VersionFacts};
+use crate::mirror::{Alarm, Approval, ObjectFacts, UpstreamRules, VersionFacts};
 
 /// The most bytes of a URL to explain.
 const MAX_URL_BYTES: usize = 4096;
@@ -103,6 +103,9 @@ pub struct ExplainReport {
     pub versions: Option<VersionSummary>,
     /// The unresolved alarms about the version, or about the address as a whole.
     pub alarms: Vec<Alarm>,
+    /// The approvals of the version, or of all versions of the address, that count now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approvals: Vec<Approval>,
     /// Advice for a person.
     pub to_do: Vec<Advice>,
 }

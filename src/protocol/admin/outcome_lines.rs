@@ -5,10 +5,10 @@ use bytesize::ByteSize;
 
 use crate::address::{Hostname, PackageRef};
 use crate::mirror::{
-    AcceptOutcome, AcceptResult, ChangedFile, KnownKey, PinOutcome, PinResult, PurgeResult, RefreshOutcome,
-    RefreshResult, UndecidedEvidence, UndecidedVersion,
+    AcceptOutcome, AcceptResult, ApprovalOutcome, ApprovalResult, ChangedFile, KnownKey, PinOutcome, PinResult,
+    PurgeResult, RefreshOutcome, RefreshResult, UndecidedEvidence, UndecidedVersion,
 };
-use crate::wording::{escape_invisible, plural};
+use crate::wording::{escape_invisible, format_timestamp, plural};
 
 /// Describes the results of `refresh`.
 pub(crate) fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {
@@ -73,6 +73,41 @@ pub(crate) fn pinned_lines(items: &[PinResult], host: &Hostname) -> Vec<String> 
         }
     };
     items.iter().map(|pinned| format!("{}: {}", pinned.package.without(host), outcome(pinned))).collect()
+}
+
+/// Describes the results of `approve` and `unapprove`.
+pub(crate) fn decided_lines(items: &[ApprovalResult], host: &Hostname) -> Vec<String> {
+    let mut lines = Vec::new();
+    for ApprovalResult { package, outcome } in items {
+        let subject = package.without(host);
+        match outcome {
+            ApprovalOutcome::Approved { until, lifted, unlisted } => {
+                let until = until.map(|until| format!(" until {}", format_timestamp(until))).unwrap_or_default();
+                lines.push(format!("{subject}: approved{until}"));
+                lines.push(match lifted {
+                    Some(rule) => format!("  although {}", escape_invisible(rule)),
+                    None => "  no rule holds it back now, so this changes nothing yet".to_owned(),
+                });
+                if *unlisted {
+                    lines.push("  upstream's list does not name this version: is it spelled right?".to_owned());
+                }
+            }
+            ApprovalOutcome::Denied { reason } => {
+                lines.push(format!("{subject}: NOT approved: {}", escape_invisible(reason)));
+                lines.push("  an approval lifts only the age that a rule demands".to_owned());
+            }
+            ApprovalOutcome::TakenBack { held, until } => {
+                lines.push(format!("{subject}: no longer approved"));
+                let until = until.map(|until| format!(" (until {})", format_timestamp(until))).unwrap_or_default();
+                lines.push(match held {
+                    Some(rule) => format!("  {}{until}", escape_invisible(rule)),
+                    None => "  it may still be used: no rule holds it back now".to_owned(),
+                });
+            }
+            ApprovalOutcome::NotApproved => lines.push(format!("{subject}: it was not approved; nothing changed")),
+        }
+    }
+    lines
 }
 
 /// The most changed files that are named of one package. The others are counted.

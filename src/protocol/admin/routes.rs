@@ -6,6 +6,7 @@ use serde_json::json;
 use super::Operation;
 use crate::jobs::JobId;
 use crate::labels::labelled_enum;
+use crate::mirror::ApprovalDecision;
 use crate::protocol::run::RunId;
 
 /// Path of the index.
@@ -20,6 +21,14 @@ pub const LIST: &str = "/admin/v1/list";
 pub const EXPLAIN: &str = "/admin/v1/explain";
 /// Path of the verdicts of the policies.
 pub(super) const POLICY: &str = "/admin/v1/policy";
+/// Path of the list of held versions.
+pub(super) const HELD: &str = "/admin/v1/held";
+/// Path of the page of held versions, below the status page.
+pub const HELD_PAGE: &str = "/held";
+/// Path of approvals.
+pub(super) const APPROVE: &str = "/admin/v1/approve";
+/// Path of the end of approvals.
+pub(super) const UNAPPROVE: &str = "/admin/v1/unapprove";
 /// Path of client configurations.
 pub const CLIENT_CONFIG: &str = "/admin/v1/client-config";
 /// Path of runs. Each run is below it.
@@ -68,6 +77,12 @@ pub enum AdminRoute {
     Explain,
     /// The verdicts of the policies about the versions of an address.
     Policy,
+    /// The versions that rules hold back.
+    Held,
+    /// The page of them, and its form.
+    HeldPage,
+    /// A decision about versions that are held back.
+    Approval(ApprovalDecision),
     /// The CLI configuration to paste.
     ClientConfig,
     /// The counts of one `larder run`.
@@ -193,6 +208,7 @@ pub const PATHS: &[AdminPath] = &[
     AdminPath::new(LIST, AdminRoute::List, &[(Get, "a page of what is stored, by address and version")]),
     AdminPath::new(EXPLAIN, AdminRoute::Explain, &[(Get, "what a client gets for an address or a URL, and why")]),
     AdminPath::new(POLICY, AdminRoute::Policy, &[(Get, "the policies' verdict about each version of an address")]),
+    AdminPath::new(HELD, AdminRoute::Held, &[(Get, "the versions that rules hold back, and until when")]),
     AdminPath {
         path: "/admin/v1/runs/{id}",
         target: Target::OfRun(AdminRoute::Run),
@@ -208,6 +224,12 @@ pub const PATHS: &[AdminPath] = &[
     AdminPath::operation(Operation::Accept, &[(Post, "trust changed bytes, keys or trees")]),
     AdminPath::operation(Operation::Pin, &[(Post, "never evict packages, or those of a job")]),
     AdminPath::operation(Operation::Unpin, &[(Post, "allow eviction again")]),
+    AdminPath::new(
+        APPROVE,
+        AdminRoute::Approval(ApprovalDecision::Approved),
+        &[(Post, "let versions be used although they are too young")],
+    ),
+    AdminPath::new(UNAPPROVE, AdminRoute::Approval(ApprovalDecision::TakenBack), &[(Post, "take approvals back")]),
     AdminPath::new(PLAN, AdminRoute::Plan, &[(Post, "what an order needs, and what of that is stored")]),
     AdminPath::new(WARM, AdminRoute::Warm, &[(Post, "start a job that fetches what an order needs")]),
     AdminPath::new(
@@ -236,6 +258,14 @@ pub const PATHS: &[AdminPath] = &[
         "/",
         AdminRoute::Page,
         &[(Get, "the status page, for browsers"), (Post, "the form of that page: one operation on one address")],
+    ),
+    AdminPath::new(
+        HELD_PAGE,
+        AdminRoute::HeldPage,
+        &[
+            (Get, "the page of held versions, for browsers"),
+            (Post, "its form: approve versions, or take approvals back"),
+        ],
     ),
     AdminPath::new("/metrics", AdminRoute::Metrics, &[(Get, "metrics for Prometheus, as OpenMetrics text")]),
     AdminPath::new("/healthz", AdminRoute::Health, &[(Get, "this process runs")]),

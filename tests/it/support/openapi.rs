@@ -35,6 +35,9 @@ pub(crate) const KEYWORDS: [&str; 17] = [
     "description",
 ];
 
+/// The pages for browsers, which are not described.
+pub(crate) const PAGES: [&str; 2] = ["/", "/held"];
+
 /// The OpenAPI description of the admin API.
 pub(crate) struct Description(pub(crate) Value);
 
@@ -98,8 +101,7 @@ impl Description {
             let errors = serde_json::json!({ "$ref": "#/components/schemas/Errors" });
             if is_head { Ok(()) } else { self.compare_json(&errors, &answer.body) }
         };
-        // The status page is for browsers.
-        if path == "/" {
+        if PAGES.contains(&path) {
             return Ok(());
         }
         let Some(form) = self.path(path) else {

@@ -17,8 +17,10 @@ use crate::digest::{Digest, DigestPrefix};
 use crate::jobs::job_report::{Job, JobSummary};
 use crate::jobs::{JobList, NumberedItem, Plan};
 use crate::mirror::{
-    AcceptResult, EvidenceName, ImportStep, PinResult, PurgeResult, RefreshResult, StoredPage, VerifyEvent,
+    AcceptResult, ApprovalResult, EvidenceName, HeldPage, ImportStep, PinResult, PurgeResult, RefreshResult,
+    StoredPage, VerifyEvent,
 };
+use crate::protocol::admin::approval::ApprovalRequest;
 use crate::protocol::admin::bundle::{BundleRequest, ExportRequest};
 use crate::protocol::admin::explain::ExplainReport;
 use crate::protocol::admin::operation::{AcceptRequest, OperationReport, TargetAddresses};
@@ -384,6 +386,10 @@ fn requests(c: &mut Components) -> Vec<Request> {
         Request::of("Look", "GET", "/admin/v1/policy", "policy")
             .answers(200, "The verdicts. An upstream is asked for its list.", c.answer::<PolicyReport>())
             .query(vec![parameter("address", "A provider or module, with a version or a constraint.", text())]),
+        Request::of("Look", "GET", "/admin/v1/held", "held")
+            .answers(200, "The versions, by address.", c.answer::<HeldPage>())
+            .fails(&[503])
+            .query(vec![parameter("after", "The `next` of the page before.", text())]),
         Request::of("Look", "GET", "/admin/v1/runs/{id}", "run")
             .answers(200, "The files; none for a run without requests.", c.answer::<RunReport>())
             .fails(&[404]),
@@ -408,6 +414,12 @@ fn requests(c: &mut Components) -> Vec<Request> {
             .answers(200, OF_ADDRESSES, c.answer::<OperationReport<PinResult>>())
             .fails(&[404])
             .command(id_or_addresses(c)),
+        Request::of("Content", "POST", "/admin/v1/approve", "approve")
+            .answers(200, OF_ADDRESSES, c.answer::<OperationReport<ApprovalResult>>())
+            .command(c.body::<ApprovalRequest>()),
+        Request::of("Content", "POST", "/admin/v1/unapprove", "unapprove")
+            .answers(200, OF_ADDRESSES, c.answer::<OperationReport<ApprovalResult>>())
+            .command(c.body::<ApprovalRequest>()),
         Request::of("Content", "POST", "/admin/v1/plan", "plan")
             .answers(200, "Each archive with its state.", c.answer::<Plan>())
             .fails(&[503])
