@@ -274,6 +274,12 @@ async fn bytes_behind_the_end_of_a_bundle_are_refused() {
 async fn an_import_that_a_kill_of_larder_interrupts_is_completed_by_the_next() {
     let key = BundleKey::new();
     let whole = mixed_bundle(&key).await;
+    // A kill between the times of a list and the list makes its versions count from the second import, an hour later here.
+    let contents = |folder: &Folder| {
+        let mut contents = contents(folder);
+        contents.retain(|path, _| !path.ends_with("listed.json"));
+        contents
+    };
     let clean = SealedStore::new(key.sealed());
     clean.apply(whole.clone(), &key.trust()).await.unwrap();
     let clean = contents(&clean.folder);
