@@ -1,6 +1,7 @@
 //! Which versions may be used, and how old they must be: the rules of an operator, judged by one function. Pure: no clock,
 //! no disk, no network.
 
+mod approvals;
 mod judge;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use derive_more::Display;
 
+pub use self::approvals::{Approval, ApprovalDecision, ApprovalEntry, Approvals, MAX_DECISIONS};
 pub use self::judge::{Candidate, ClientLimits, Ground, Judge, Refusal, Verdict};
 use crate::address::{Address, AddressPattern, BadAddress, Constraint, ModuleConstraint, Version};
 

@@ -88,7 +88,7 @@ pub struct ProviderAddress {
 pub mod provider_as_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    use super::{Hostname, Name, ProviderAddress};
+    use super::{Address, ProviderAddress};
 
     /// Writes the text.
     ///
@@ -103,16 +103,10 @@ pub mod provider_as_text {
     /// # Errors
     /// It is no address of a provider.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ProviderAddress, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let segments: Vec<&str> = text.split('/').collect();
-        let [host, namespace, type_] = segments.as_slice() else {
-            return Err(D::Error::custom("not a provider address"));
-        };
-        Ok(ProviderAddress {
-            host: Hostname::parse(host).map_err(D::Error::custom)?,
-            namespace: Name::parse(namespace).map_err(D::Error::custom)?,
-            type_: Name::parse(type_).map_err(D::Error::custom)?,
-        })
+        match Address::deserialize(deserializer)? {
+            Address::Provider(provider) => Ok(provider),
+            Address::Module(_) => Err(D::Error::custom("not a provider address")),
+        }
     }
 }
 
@@ -261,13 +255,43 @@ impl ModulePackage {
     }
 }
 
-/// A provider or a module, which has versions.
-#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// A provider or a module, which has versions. In records and files it is a text, with its host.
+#[derive(Debug, Display, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Address {
     /// A provider.
     Provider(ProviderAddress),
     /// A module. In a key it has its canonical spelling.
     Module(ModuleAddress),
+}
+
+impl TryFrom<String> for Address {
+    type Error = BadAddress;
+
+    /// Parses `HOST/NAMESPACE/TYPE` or `HOST/NAMESPACE/NAME/SYSTEM`.
+    fn try_from(text: String) -> Result<Self, BadAddress> {
+        let segments: Vec<&str> = text.split('/').collect();
+        match segments.as_slice() {
+            [host, namespace, type_] => Ok(Self::Provider(ProviderAddress {
+                host: Hostname::parse(host)?,
+                namespace: Name::parse(namespace)?,
+                type_: Name::parse(type_)?,
+            })),
+            [host, namespace, name, system] => Ok(Self::Module(ModuleAddress {
+                host: Hostname::parse(host)?,
+                namespace: ModuleName::parse(namespace)?,
+                name: ModuleName::parse(name)?,
+                system: System::parse(system)?,
+            })),
+            _ => Err(BadAddress::new("address", &text, "it has neither three nor four parts")),
+        }
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
 }
 
 impl Address {

@@ -1,7 +1,7 @@
 //! The manifest of a bundle: JSON with one line per entry, so that a person can read it. A manifest has one canonical
 //! form and contains its own digest, so that an altered byte is found even without a signature.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
@@ -9,13 +9,16 @@ use url::Url;
 
 use super::stream::{END_BYTES, tar_bytes_of_file};
 use crate::address::{
-    Artifact, Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version,
+    Address, Artifact, Hostname, ModuleAddress, ModulePackage, Package, PackageRef, Platform, ProviderAddress, Version,
 };
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::policy::{ApprovalEntry, MAX_DECISIONS};
 
-/// The manifest format that this larder writes, and the newest that it reads.
-const FORMAT: u32 = 1;
+/// The newest manifest format that this larder reads: that of a manifest with notes.
+const FORMAT: u32 = 2;
+/// The format of a manifest without notes, which older larders read.
+const WITHOUT_NOTES: u32 = 1;
 
 /// The manifest of a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +34,25 @@ pub struct Manifest {
     pub since: Option<Digest>,
     /// The entries in the order of their files.
     pub entries: Vec<BundleEntry>,
+    /// The sender's notes about the versions of addresses. They count only if a trusted key signed the manifest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<AddressNotes>,
     /// The SHA-256 of the manifest with zeros in this field.
     digest: Digest,
+}
+
+/// The sender's notes about the versions of a provider or a module: its word, which nothing else proves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddressNotes {
+    /// The provider or the module.
+    pub address: Address,
+    /// The moments from which the ages of versions count, in epoch seconds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub since: BTreeMap<Version, Timestamp>,
+    /// Decisions of persons about versions, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approvals: Vec<ApprovalEntry>,
 }
 
 /// One document or package. It is imported as a whole or not at all.
@@ -163,10 +183,11 @@ pub struct ModuleEntry {
 }
 
 impl Manifest {
-    /// Creates a manifest of these entries, made by this version of larder.
-    pub fn new(created: Timestamp, since: Option<Digest>, entries: Vec<BundleEntry>) -> Self {
+    /// Creates a manifest of these entries and notes, made by this version of larder.
+    pub fn new(created: Timestamp, since: Option<Digest>, entries: Vec<BundleEntry>, notes: Vec<AddressNotes>) -> Self {
         let (larder, digest) = (env!("CARGO_PKG_VERSION").to_owned(), Digest::of(b""));
-        let mut manifest = Self { format: FORMAT, larder, created, since, entries, digest };
+        let format = if notes.is_empty() { WITHOUT_NOTES } else { FORMAT };
+        let mut manifest = Self { format, larder, created, since, entries, notes, digest };
         manifest.digest = manifest.own_digest();
         manifest
     }
@@ -329,6 +350,8 @@ impl EntryFile {
 /// The size limit of a manifest, in bytes.
 pub const MAX_MANIFEST: u64 = 64 << 20;
 const MAX_ENTRIES: usize = 100_000;
+/// The most versions of one address with notes.
+const MAX_VERSIONS: usize = 20_000;
 // The size limits per kind of document, in bytes: the same that apply to documents from an upstream.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 20;
 const MAX_DOWNLOAD_DOCUMENT_BYTES: u64 = 2 << 20;
@@ -390,6 +413,7 @@ impl Manifest {
         if self.larder.len() > MAX_TEXT_BYTES {
             return refused("its larder version is too long".to_owned());
         }
+        self.check_notes().map_err(BadManifest::Refused)?;
         let (mut sizes, mut listed_names) = (HashMap::new(), HashSet::new());
         let mut total_bytes: u64 = 0;
         for entry in &self.entries {
@@ -405,6 +429,25 @@ impl Manifest {
                 let sum = total_bytes.checked_add(tar_bytes_of_file(file.bytes));
                 let too_large = || BadManifest::Refused("its files are larger than any disk".to_owned());
                 total_bytes = sum.ok_or_else(too_large)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Manifest {
+    fn check_notes(&self) -> Result<(), String> {
+        let mut noted = HashSet::new();
+        for AddressNotes { address, since, approvals } in &self.notes {
+            if !noted.insert(address) {
+                return Err(format!("{address} has notes twice"));
+            }
+            if since.len() > MAX_VERSIONS || approvals.len() > MAX_DECISIONS {
+                return Err(format!("{address} has notes about too many versions"));
+            }
+            let texts = approvals.iter().flat_map(|approval| [&approval.reason, &approval.by]).flatten();
+            if texts.into_iter().any(|text| text.len() > MAX_TEXT_BYTES || text.contains(char::is_control)) {
+                return Err(format!("{address}: a text in its notes is too long, or has invalid characters"));
             }
         }
         Ok(())
@@ -469,6 +512,13 @@ impl Manifest {
             written.extend_from_slice(if index == 0 { b"\n  " } else { b",\n  " });
             written.extend_from_slice(json(entry).as_bytes());
         }
+        if !self.notes.is_empty() {
+            written.extend_from_slice(b"],\n \"notes\":[");
+            for (index, notes) in self.notes.iter().enumerate() {
+                written.extend_from_slice(if index == 0 { b"\n  " } else { b",\n  " });
+                written.extend_from_slice(json(notes).as_bytes());
+            }
+        }
         written.extend_from_slice(format!("],\n \"digest\":\"{digest}\"}}\n").as_bytes());
         written
     }
@@ -487,24 +537,17 @@ fn json<T: Serialize>(value: &T) -> String {
 mod module {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    use crate::address::{Hostname, ModuleAddress, ModuleName, System};
+    use crate::address::{Address, ModuleAddress};
 
     pub(super) fn serialize<S: Serializer>(address: &ModuleAddress, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(address)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ModuleAddress, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let segments: Vec<&str> = text.split('/').collect();
-        let [host, namespace, name, system] = segments[..] else {
-            return Err(D::Error::custom("not a module address"));
-        };
-        Ok(ModuleAddress {
-            host: Hostname::parse(host).map_err(D::Error::custom)?,
-            namespace: ModuleName::parse(namespace).map_err(D::Error::custom)?,
-            name: ModuleName::parse(name).map_err(D::Error::custom)?,
-            system: System::parse(system).map_err(D::Error::custom)?,
-        })
+        match Address::deserialize(deserializer)? {
+            Address::Module(module) => Ok(module),
+            Address::Provider(_) => Err(D::Error::custom("not a module address")),
+        }
     }
 }
 
@@ -552,7 +595,7 @@ mod tests {
     }
 
     fn manifest(entries: Vec<BundleEntry>) -> Manifest {
-        Manifest::new(Timestamp(1_795_293_761), Some(Digest::of(b"inventory")), entries)
+        Manifest::new(Timestamp(1_795_293_761), Some(Digest::of(b"inventory")), entries, Vec::new())
     }
 
     #[test]
@@ -565,6 +608,29 @@ mod tests {
         assert_eq!(lines.len(), 3);
         assert!(lines[1].contains(r#""kind":"provider","provider":"registry.example/acme/null","version":"1.0.0","#));
         assert!(lines[2].contains(r#""module":"registry.example/Acme/vpc/aws","version":"1.2.0","commit":"c0ffee","#));
+    }
+
+    /// Older larders read a manifest without notes. One with notes has a format of its own, because they would drop them.
+    #[test]
+    fn notes_round_trip_and_raise_the_format() {
+        let notes: AddressNotes = serde_json::from_value(serde_json::json!({
+            "address": "registry.example/Acme/vpc/aws", "since": { "1.2.0": 5 },
+            "approvals": [{ "version": "1.2.0", "decision": "approved", "time": 6, "until": 9, "reason": "a fix", "by": "Ada" }],
+        }))
+        .unwrap();
+        let with = |notes: Vec<AddressNotes>| Manifest::new(Timestamp(7), None, vec![module()], notes);
+        let written = String::from_utf8(with(vec![notes.clone()]).to_bytes()).unwrap();
+        assert_eq!(Manifest::read(written.as_bytes()).unwrap().notes, vec![notes.clone()]);
+        assert!(
+            written.starts_with("{\"format\":2,") && written.contains("\n \"notes\":[\n  {\"address\":"),
+            "{written}"
+        );
+        assert!(String::from_utf8(with(Vec::new()).to_bytes()).unwrap().starts_with("{\"format\":1,"));
+        let refusal = |notes: Vec<AddressNotes>| Manifest::read(&with(notes).to_bytes()).unwrap_err().to_string();
+        assert!(refusal(vec![notes.clone(), notes.clone()]).contains("has notes twice"));
+        let mut hostile = notes;
+        hostile.approvals[0].by = Some("A\u{1b}[2J".to_owned());
+        assert!(refusal(vec![hostile]).contains("invalid characters"));
     }
 
     #[test]
@@ -603,8 +669,8 @@ mod tests {
     #[test]
     fn a_manifest_of_a_newer_format_is_refused_as_newer() {
         let written = String::from_utf8(manifest(vec![]).to_bytes()).unwrap();
-        let newer = written.replace(r#""format":1"#, r#""format":2,"more":{}"#);
-        assert_eq!(Manifest::read(newer.as_bytes()), Err(BadManifest::Newer(2)));
+        let newer = written.replace(r#""format":1"#, r#""format":3,"more":{}"#);
+        assert_eq!(Manifest::read(newer.as_bytes()), Err(BadManifest::Newer(3)));
     }
 
     proptest! {

@@ -19,13 +19,14 @@ mod stream;
 
 pub use self::inventory::{BadInventory, Inventory};
 pub use self::manifest::{
-    BadManifest, BundleEntry, BundledArchive, BundledDocument, BundledFile, EntryFile, FetchOrigin, FileRole,
-    MAX_MANIFEST, Manifest, ModuleEntry, ProviderEntry,
+    AddressNotes, BadManifest, BundleEntry, BundledArchive, BundledDocument, BundledFile, EntryFile, FetchOrigin,
+    FileRole, MAX_MANIFEST, Manifest, ModuleEntry, ProviderEntry,
 };
 pub use self::parts::{BadParts, BundlePart, MIN_PART_BYTES, PartList, PartsReader, PartsWriter, WrittenParts};
 pub use self::receipt::{ApplyEvent, ApplyOutcome, EntryOutcome, Receipt};
 pub use self::repair::{REPAIR_FILE, copy_with_repair_file, rebuild_from_repair_file};
 pub use self::signing::{
-    BadKey, BundleKeyIds, BundleKeys, BundleTrust, KeyId, PublicKey, Signature, SignatureStatus, SigningKey,
+    BadKey, BundleKeyIds, BundleKeys, BundleTrust, KeyId, NotesPolicy, PublicKey, Signature, SignatureStatus,
+    SigningKey,
 };
 pub use self::stream::{BadBundle, BundleReader, BundleWriter};

@@ -6,6 +6,7 @@ use super::SignatureStatus;
 use crate::address::{PackageRef, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
+use crate::policy::Approval;
 
 /// A progress event of applying a bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +100,9 @@ pub struct Receipt {
     /// The versions of the bundle's providers that clients do not get yet, because they wait for sealed platforms.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingVersion>,
+    /// The approvals of the sender that count here since this bundle.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approvals: Vec<Approval>,
     /// The path of the receipt in the store; `None` if it could not be written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,

@@ -165,6 +165,18 @@ pub struct BundleKeys {
     pub trusted: Vec<PublicKey>,
     /// The largest age of a bundle when it is applied, by its manifest's creation time. `None` means any age.
     pub max_age: Option<Duration>,
+    /// The treatment of the sender's notes.
+    pub notes: NotesPolicy,
+}
+
+/// The treatment of the notes in a bundle: approvals, and the ages of versions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NotesPolicy {
+    /// Those of a bundle that a trusted key signed count.
+    #[default]
+    Take,
+    /// None counts.
+    Ignore,
 }
 
 /// The identifiers of [`BundleKeys`], for output that must not contain the keys.

@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_read_is_repeated() {
-        let manifest = Manifest::new(Timestamp(1), None, Vec::new());
+        let manifest = Manifest::new(Timestamp(1), None, Vec::new(), Vec::new());
         let file = BundledFile { sha256: Digest::of(b"contents"), bytes: 8 };
         let file = EntryFile { role: FileRole::Document, file, left_out: false };
         let mut writer = BundleWriter::begin(Vec::new(), &manifest, None).unwrap();

@@ -24,7 +24,7 @@ use super::terminal::{
     through_pipe, width_of_stdout,
 };
 use super::warm::{WarmOutput, warm_and};
-use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line};
+use super::{CommonOptions, block_on, catch_file_size_signal, print_error, print_json, print_line, status};
 use crate::address::{Hostname, PackageRef};
 use crate::bundle::{
     ApplyEvent, ApplyOutcome, BundleEntry, BundleKeyIds, BundleReader, BundleTrust, EntryOutcome, Inventory, KeyId,
@@ -434,6 +434,11 @@ fn receipt_text(receipt: &Receipt, host: &Hostname, commands: &ApplyCommands, wi
         let name = PackageRef::requested(&version).without(host);
         page.push_with_prefix("waits    ", &format!("{name}: {waiting}; until then no client gets it"));
     }
+    for (index, approval) in receipt.approvals.iter().enumerate() {
+        let address = PackageRef::requested(&approval.address).without(host);
+        let text = format!("{address}@{}", status::approval_text(approval));
+        page.push_with_prefix(if index == 0 { "approved " } else { "         " }, &text);
+    }
     if let Some(receipt_path) = &receipt.kept {
         page.push_with_prefix("receipt  ", "in the store:");
         page.command(receipt_path);
@@ -500,6 +505,7 @@ mod tests {
             entries: vec![entry],
             sealed_platforms: Vec::new(),
             waiting: vec![waiting],
+            approvals: Vec::new(),
             kept: Some(receipt_path.clone()),
         };
         let this = "larder bundle apply 'my bundle.tar' --unsigned".to_owned();

@@ -15,9 +15,9 @@ use crate::bundle::BundleKeyIds;
 use crate::jobs::job_report::JobState;
 use crate::jobs::{LastRun, RecurringState};
 use crate::mirror::{
-    Alarm, AlarmKind, Approval, FileAmount, LastBundle, RunTotals, Status, StoreFailure, StoreState, UpstreamState,
-    Usage,
+    Alarm, AlarmKind, FileAmount, LastBundle, RunTotals, Status, StoreFailure, StoreState, UpstreamState, Usage,
 };
+use crate::policy::Approval;
 use crate::protocol::admin::verdict::Verdict;
 use crate::protocol::admin::{ProcessKind, RecentFailure, STATUS, SinceStart, StatusReport};
 

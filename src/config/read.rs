@@ -11,7 +11,7 @@ use secrecy::ExposeSecret;
 use toml::de::DeTable;
 
 use crate::address::Hostname;
-use crate::bundle::{BundleKeys, PublicKey, SigningKey};
+use crate::bundle::{BundleKeys, NotesPolicy, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
@@ -157,7 +157,9 @@ fn read_bundle(section: &mut Section<'_, '_, '_>) -> BundleKeys {
     });
     let key = |text: &str| PublicKey::parse(text).map_err(|bad| bad.to_string());
     let trusted = section.list("trusted_keys", r#"["ed25519:…"]"#, key).unwrap_or_default();
-    BundleKeys { signing, trusted, max_age: section.text("max_age", "30d", values::duration) }
+    let max_age = section.text("max_age", "30d", values::duration);
+    let notes = if section.flag("approvals").unwrap_or(true) { NotesPolicy::Take } else { NotesPolicy::Ignore };
+    BundleKeys { signing, trusted, max_age, notes }
 }
 
 /// The valid upstreams. Reports a second upstream with the same host.

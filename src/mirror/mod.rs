@@ -41,7 +41,7 @@ pub use self::proof_sets::ProofSets;
 pub use self::runtime::Runtime;
 pub use self::transfer::{
     ApplyError, ApplyOptions, Export, FileVerdict, GatherError, GatheredBundle, ImportCounts, ImportStep, ImportedFile,
-    NotExported, ProvenBy, TransferPermit, Transfers, UnsignedPolicy,
+    NotExported, PlannedSignature, ProvenBy, TransferPermit, Transfers, UnsignedPolicy,
 };
 pub use crate::mirror::alarm_kind::AlarmKind;
 pub use crate::mirror::archives::Archive;
@@ -52,7 +52,6 @@ pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::access::{
     Access, AddressAccess, ClientList, HiddenVersion, HiddenVersions, JudgedVersion, VerdictKind,
 };
-pub use crate::mirror::library::approvals::{Approval, ApprovalDecision, ApprovalEntry};
 pub use crate::mirror::library::evidence::EvidenceName;
 pub use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};

@@ -241,10 +241,11 @@ fn until_text(until: Option<Timestamp>) -> String {
     }
 }
 
-/// An age as people write it: `7 days`, `12h 30m`.
+/// An age as people write it: `7 days`, `36 hours`, `12h 30m`.
 fn age_text(age: Duration) -> String {
     match age.as_secs() {
         seconds if seconds % 86_400 == 0 => plural(seconds / 86_400, "day"),
+        seconds if seconds % 3_600 == 0 => plural(seconds / 3_600, "hour"),
         _ => humantime::format_duration(age).to_string(),
     }
 }

@@ -27,8 +27,9 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::explanation::safe_text;
 use crate::mirror::{
-    Alarm, Answer, Approval, Connectivity, ExplainedObject, ModuleLocation, ObjectFacts, Outcome, RequestContext,
+    Alarm, Answer, Connectivity, ExplainedObject, ModuleLocation, ObjectFacts, Outcome, RequestContext,
 };
+use crate::policy::Approval;
 use crate::upstream::providers::VersionList;
 
 /// The most versions of each kind in a report.

@@ -62,7 +62,7 @@ fn with_changed_entries(bundle: &[u8], key: Option<&SigningKey>, change: impl Fn
     let (manifest, files) = unpack_bundle(bundle);
     let mut entries = manifest.entries;
     entries.iter_mut().for_each(change);
-    let manifest = Manifest::new(manifest.created, None, entries);
+    let manifest = Manifest::new(manifest.created, None, entries, Vec::new());
     let mut writer = BundleWriter::begin(Vec::new(), &manifest, key).unwrap();
     for (_, file) in manifest.files() {
         let name = format!("sha256/{}", file.file.sha256);

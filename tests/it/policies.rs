@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use larder::address::Hostname;
 use larder::protocol::route::{Route, RouteContext};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -517,6 +517,13 @@ async fn the_quarantine_of_the_documentation_holds_a_new_version_for_a_week() {
     assert!(!is_listed("hashicorp").await && is_listed("acme").await);
     let document = path("hashicorp").replace("versions", "5.31.0/download/linux/amd64");
     assert_refused(&document, &larder.get(&document).await, 421, "holds it back until");
+    // The release that cannot wait.
+    let what = ["hashicorp/aws@5.31.0"];
+    larder.send_command("approve", json!({ "what": what, "reason": "fixes CVE-2026-1234" })).await;
+    assert!(is_listed("hashicorp").await);
+    larder.get(&document).await.expect(200);
+    larder.send_command("unapprove", json!({ "what": what })).await;
+    assert!(!is_listed("hashicorp").await);
     larder.clock.advance(7 * day + Duration::from_secs(60));
     assert!(is_listed("hashicorp").await);
     larder.get(&document).await.expect(200);

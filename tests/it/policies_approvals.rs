@@ -6,6 +6,7 @@ use std::time::Duration;
 use larder::clock::{Clock, Timestamp};
 use serde_json::{Value, json};
 
+use crate::support::bundle_transfer::{BundleKey, applied_receipt, bundle_made_at, sealed, warm_up};
 use crate::support::command_setup::CommandSetup;
 use crate::support::http::{Answer, client, get, send};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
@@ -303,4 +304,93 @@ async fn the_real_client_installs_an_approved_version() {
     approve(&larder, "acme/null@1.1.0").await;
     let after = workspace.run(&["init", "-upgrade", "-no-color", "-input=false"]).await.expect_success().one_line();
     assert!(!after.contains("this mirror hides") && workspace.lock_file().contains("\"1.1.0\""), "{after}");
+}
+
+/// A sealed larder that trusts a key, with more lines in `[bundle]`.
+fn receiver(key: &BundleKey, more: &str) -> Builder {
+    let sealed = sealed().upstream_lines("dates = \"none\"");
+    key.with_trusted_key(sealed).upstream_lines(more).config_lines(WEEK)
+}
+
+/// A signed bundle carries what persons decided and from when ages count; the receiving side may refuse both, and takes nothing
+/// from a bundle that no trusted key signed. A decision that is taken back is taken back there, too.
+#[tokio::test]
+async fn a_signed_bundle_carries_approvals() {
+    let upstream = FakeUpstream::start().await;
+    let (key, folder) = (BundleKey::new(), Folder::new());
+    publish(&upstream, "1.0.0");
+    let clock = Clock::frozen();
+    let sender = key.with_signing_key(mirror(&upstream, &folder)).clock(&clock).start().await;
+    let made = async |what: &str| {
+        let job = warm_up(&sender, &[what], &["linux_amd64"]).await;
+        bundle_made_at(&sender, &job, None, clock.now().0).await
+    };
+    let first = made("acme/null@1.0.0").await;
+    clock.advance(DAY);
+    publish(&upstream, "1.1.0");
+    sender.versions("null").await.expect(200);
+    approve(&sender, "acme/null@1.1.0").await;
+    let carried = made("acme/null@1.1.0").await;
+    let receiver = |more: &str| receiver(&key, more).clock(&clock);
+
+    let (refusing, taking) = (receiver("approvals = false").start().await, receiver("").start().await);
+    for (larder, expected) in [(&refusing, &["1.0.0"][..]), (&taking, &["1.0.0", "1.1.0"])] {
+        // The first bundle with a package is its first list; then one comes with a younger version.
+        applied_receipt(larder, first.clone()).await;
+        let receipt = applied_receipt(larder, carried.clone()).await;
+        assert!(receipt.ok, "{receipt:?}");
+        let approvals: Vec<_> = receipt.approvals.iter().map(|approval| approval.version.to_string()).collect();
+        assert_eq!(approvals, expected.iter().skip(1).map(|version| (*version).to_owned()).collect::<Vec<_>>());
+        assert_eq!(listed(larder).await, expected);
+    }
+    let status = read(&taking, "/admin/v1/status").await;
+    assert_eq!(
+        (&status["approvals"][0]["reason"], &status["approvals"][0]["from_bundle"]),
+        (&json!("fixes CVE-2026-1"), &json!(true))
+    );
+    taking.document("null", "1.1.0").await.expect(200);
+    // Taken back there, and with the next bundle here; the old one, applied once more, does not bring it back.
+    decide(&sender, "unapprove", json!({ "what": ["acme/null@1.1.0"] })).await;
+    let next = made("acme/null@1.0.0").await;
+    for bundle in [next, carried] {
+        clock.advance(Duration::from_secs(10));
+        applied_receipt(&taking, bundle).await;
+        assert_eq!(listed(&taking).await, ["1.0.0"]);
+        taking.document("null", "1.1.0").await.expect(421);
+    }
+}
+
+/// What is old enough where the bundle was made is old enough where it is applied.
+#[tokio::test]
+async fn a_signed_bundle_carries_the_ages_of_versions() {
+    let upstream = FakeUpstream::start().await;
+    let (key, folder, clock) = (BundleKey::new(), Folder::new(), Clock::frozen());
+    publish(&upstream, "1.0.0");
+    let sender = key.with_signing_key(mirror(&upstream, &folder)).clock(&clock).start().await;
+    sender.versions("null").await.expect(200);
+    let made = async |what: &str| {
+        let job = warm_up(&sender, &[what], &["linux_amd64"]).await;
+        bundle_made_at(&sender, &job, None, clock.now().0).await
+    };
+    let first = made("acme/null@1.0.0").await;
+    clock.advance(DAY);
+    publish(&upstream, "1.1.0");
+    sender.versions("null").await.expect(200);
+    clock.advance(8 * DAY);
+    let second = made("acme/null@1.1.0").await;
+    let receiver = |more: &str| receiver(&key, more).clock(&clock);
+    for (more, expected) in [("approvals = false", &["1.0.0"][..]), ("", &["1.0.0", "1.1.0"])] {
+        let larder = receiver(more).start().await;
+        for bundle in [&first, &second] {
+            applied_receipt(&larder, bundle.clone()).await;
+        }
+        assert_eq!(listed(&larder).await, expected, "{more}");
+    }
+    // Nobody vouches for the notes of an unsigned bundle, so it has none.
+    let plain = mirror(&upstream, &Folder::new()).clock(&clock).start().await;
+    approve(&plain, "acme/null@1.1.0").await;
+    let job = warm_up(&plain, &["acme/null@1.1.0"], &["linux_amd64"]).await;
+    let unsigned = bundle_made_at(&plain, &job, None, clock.now().0).await;
+    assert!(!String::from_utf8_lossy(&unsigned).contains("\"notes\""));
+    assert!(String::from_utf8_lossy(&second).contains("\"notes\""));
 }

@@ -8,7 +8,7 @@ use crate::support::larder::HOST;
 use crate::support::upstream::{FakeUpstream, Provider};
 
 /// The folders of a backup.
-const BACKED_UP: [&str; 5] = ["names", "seen", "documents", "alarms", "blobs"];
+const BACKED_UP: [&str; 6] = ["names", "seen", "documents", "alarms", "approvals", "blobs"];
 
 /// A copy of a running larder's folders is a store: every command reads it, and offline it serves what the other served.
 #[tokio::test]

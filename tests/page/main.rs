@@ -58,6 +58,7 @@ async fn main() -> ExitCode {
     appearance_of_a_busy_larder(&tools).await;
     appearance_of_a_sealed_larder(&tools).await;
     pictures_of_an_evening(&tools).await;
+    versions_are_approved_on_the_page(&tools).await;
     appearance_of_the_home_page(&tools).await;
     a_job_changes_on_the_page(&tools).await;
     a_refused_version_is_accepted_on_the_page(&tools).await;
@@ -204,6 +205,27 @@ async fn pictures_of_an_evening(tools: &Tools) {
 async fn appearance_of_a_sealed_larder(tools: &Tools) {
     let scene = Scene::sealed().await;
     tools.check_appearance("sealed", &status_url(&scene.larder)).await;
+}
+
+/// What is held back can be approved without scripts, and the browser keeps what was typed until the token is given.
+async fn versions_are_approved_on_the_page(tools: &Tools) {
+    let scene = Scene::with_quarantine().await;
+    let url = format!("{}held", status_url(&scene.larder));
+    tools.check_appearance("held", &url).await;
+    let tab = tools.browser.tab().await;
+    tab.disable_scripts().await;
+    tab.open(&url).await;
+    tab.click("input[value='hashicorp/google@7.1.0']").await;
+    tab.click("#reason").await;
+    tab.type_text("needed for the launch").await;
+    tab.click("button[value='approve']").await;
+    assert_eq!(tab.value("document.activeElement.id").await, json!("token"));
+    tab.type_text(&scene.larder.token()).await;
+    tab.leave_by(async || tab.click("button[value='approve']").await).await;
+    assert_eq!(tab.text("h1").await.as_deref(), Some("Approved"));
+    tab.leave_by(async || tab.click("main a").await).await;
+    assert!(tab.text("main").await.unwrap().contains("needed for the launch"));
+    println!("versions that are held back are approved without scripts");
 }
 
 async fn appearance_of_the_home_page(tools: &Tools) {

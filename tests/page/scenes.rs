@@ -163,6 +163,38 @@ impl Scene {
         Self { larder, _upstreams: vec![upstream, other], _gate: Some(gate) }
     }
 
+    /// A larder with a quarantine: some versions are held back, one is approved.
+    pub(crate) async fn with_quarantine() -> Self {
+        let clock = Clock::frozen();
+        let upstream = FakeUpstream::start().await;
+        let names = [
+            ("hashicorp", "aws", &["6.20.0", "6.21.0", "6.22.0"][..]),
+            ("hashicorp", "google", &["7.1.0", "7.2.0-rc1"]),
+            ("a-namespace-with-a-rather-long-name", "a-provider-with-a-rather-long-name-of-its-own", &["12.34.56"]),
+        ];
+        let rules = "[[policy]]\nmatch = \"a-namespace-with-a-rather-long-name/*\"\nminimum_age = \"36h\"\n\
+                     [[policy]]\nmatch = \"*\"\nminimum_age = \"7d\"\nreason = \"we wait a week, see https://wiki.corp.example/quarantine\"\n";
+        let larder = Larder::mirroring(&upstream).clock(&clock).config_lines(rules).start().await;
+        for (days, is_first) in [(3, true), (0, false)] {
+            for (namespace, type_, versions) in names {
+                let versions = if is_first { &["1.0.0"] } else { versions };
+                for version in versions {
+                    upstream.publish(Provider::new(namespace, type_).version(version));
+                }
+                let list = format!("/registry/{HOST}/v1/providers/{namespace}/{type_}/versions");
+                larder.get(&list).await.expect(200);
+            }
+            clock.advance(Duration::from_secs(days * 86_400 + 4_000));
+        }
+        larder
+            .send_command(
+                "approve",
+                json!({ "what": ["hashicorp/aws@6.21.0"], "reason": "fixes CVE-2026-1234", "by": "Ada", "until": "2099-12-31" }),
+            )
+            .await;
+        Self { larder, _upstreams: vec![upstream], _gate: None }
+    }
+
     /// The larder of the demonstration after an evening of five hours, in which the real client installs what it installs there,
     /// and in which upstream is away for a while, publishes versions, and signs one with another key. Only the clock is moved on.
     /// `None` without the client.

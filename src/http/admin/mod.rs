@@ -27,8 +27,9 @@ use crate::config::StoreNaming;
 use crate::jobs::{
     JobId, JobList, JobStartError, JobSubscription, Jobs, PlanError, Recurring, RecurringState, TrafficHistory, WarmUp,
 };
-use crate::mirror::{ApprovalDecision, HeldPage, Mirror, PinChange, PolicyVerdicts};
+use crate::mirror::{HeldPage, Mirror, PinChange, PolicyVerdicts};
 use crate::place::Place;
+use crate::policy::ApprovalDecision;
 use crate::protocol::Protocols;
 use crate::protocol::admin::approval::ApprovalRequest;
 use crate::protocol::admin::explain::ExplainRequest;

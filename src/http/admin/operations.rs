@@ -6,9 +6,10 @@ use super::Admin;
 use crate::address::PackageSelector;
 use crate::error::Error;
 use crate::mirror::{
-    AcceptOutcome, AcceptResult, ApprovalDecision, ApprovalResult, ApprovalWords, DecidedVersion, EvidenceName,
-    PinChange, PinResult, PurgeResult, RefreshResult,
+    AcceptOutcome, AcceptResult, ApprovalResult, ApprovalWords, DecidedVersion, EvidenceName, PinChange, PinResult,
+    PurgeResult, RefreshResult,
 };
+use crate::policy::ApprovalDecision;
 use crate::protocol::admin::operation::OperationReport;
 
 impl Admin {

@@ -14,7 +14,8 @@ use super::{Admin, Answer, bodies, refused};
 use crate::address::PackageSelector;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
-use crate::mirror::{AcceptOutcome, ApprovalDecision, EvidenceName, PinChange};
+use crate::mirror::{AcceptOutcome, EvidenceName, PinChange};
+use crate::policy::ApprovalDecision;
 use crate::protocol::admin::Operation;
 use crate::protocol::admin::approval::ApprovalRequest;
 use crate::protocol::admin::outcome_lines::{

@@ -14,7 +14,7 @@ use crate::bundle::BundleWriter;
 use crate::digest::Digest;
 use crate::jobs::JobId;
 use crate::jobs::job_report::JobState;
-use crate::mirror::{ApplyError, Export, GatherError, GatheredBundle, TransferPermit};
+use crate::mirror::{ApplyError, Export, GatherError, GatheredBundle, PlannedSignature, TransferPermit};
 use crate::protocol::admin::bundle::{BundleRequest, ExportRequest, TAR, apply_options, parse_unsigned_query};
 use crate::store::StoreError;
 
@@ -28,9 +28,11 @@ impl Admin {
         let ((request, id), permit) = read?;
         let stored = self.archives_to_export(id, request.partial, "bundle")?;
         let (mirror, created) = (Arc::clone(&self.mirror), request.created.unwrap_or_else(|| self.clock.now()));
+        let signature =
+            if self.bundles.signing.is_some() { PlannedSignature::Signed } else { PlannedSignature::Unsigned };
         // The task holds the transfer permit while it works, even after the client has disconnected.
         let gathering = self.mirror.runtime.spawn_blocking(move || {
-            let gathered = mirror.transfers.gather(stored, request.since.as_ref(), request.partial, created);
+            let gathered = mirror.transfers.gather(stored, request.since.as_ref(), request.partial, created, signature);
             gathered.map(|gathered| (gathered, permit))
         });
         match gathering.await {

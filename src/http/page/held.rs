@@ -7,7 +7,8 @@ use super::status::{shown, token_file, without_host};
 use super::{Body, Frame, Moment, page};
 use crate::address::Hostname;
 use crate::clock::Timestamp;
-use crate::mirror::{Approval, HeldPage};
+use crate::mirror::HeldPage;
+use crate::policy::Approval;
 use crate::protocol::admin::approval::held_query;
 
 /// The value of the button that approves.

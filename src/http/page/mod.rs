@@ -100,6 +100,11 @@ struct Moment {
 }
 
 impl Moment {
+    /// Date and time without seconds: `2026-12-09 09:38 UTC`.
+    fn minute(&self) -> String {
+        format!("{} {} UTC", self.machine.get(.."2026-12-09".len()).unwrap_or_default(), self.time)
+    }
+
     /// A moment to come, or one that has passed.
     fn until(moment: Timestamp, now: Timestamp) -> Self {
         let ago = match moment.since(now).as_secs() {

@@ -5,7 +5,7 @@ use http::{Response, StatusCode};
 
 use super::status::token_file;
 use super::{Body, Frame, page};
-use crate::mirror::ApprovalDecision;
+use crate::policy::ApprovalDecision;
 use crate::protocol::admin::Operation;
 use crate::protocol::admin::operation::OperationReport;
 

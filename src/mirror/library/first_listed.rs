@@ -134,6 +134,30 @@ impl FirstListed {
         self.within(MAX_VERSIONS)
     }
 
+    /// The record after another larder, which is trusted, said from when the ages of versions count. An earlier time counts.
+    fn with_told(
+        mut self,
+        stored: Option<&ListedVersions>,
+        told: &BTreeMap<Version, Timestamp>,
+        now: Timestamp,
+    ) -> Self {
+        for (version, time) in told {
+            let mut time = (*time).min(now);
+            let is_listed = stored.is_some_and(|stored| stored.upstream.contains(version));
+            let of_first_list = self.first_list.filter(|_| is_listed);
+            if self.others.get(version).copied().or(of_first_list).is_some_and(|known| known <= time) {
+                continue;
+            }
+            // The time of the first list stands for what that list named.
+            if Some(time) == self.first_list {
+                time = Timestamp(time.0.saturating_sub(1));
+            }
+            self.others.insert(version.clone(), time);
+            self.before.remove(version);
+        }
+        self.within(MAX_VERSIONS)
+    }
+
     /// Drops the oldest versions beyond a number.
     fn within(mut self, most: usize) -> Self {
         while self.others.len() > most {
@@ -311,18 +335,38 @@ impl Library {
         version: &Version,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let times = Key::FirstListed(provider.into());
+        let now = self.latest_time.at(now);
+        self.change_times(&provider.into(), now, |before, stored| before.with_imported(stored, version, now))
+    }
+
+    /// Records from when the ages of versions count, as another larder says, which is trusted. `address` has its canonical
+    /// spelling.
+    pub fn record_told_times(
+        &self,
+        address: &Address,
+        told: &BTreeMap<Version, Timestamp>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.change_times(address, now, |before, stored| before.with_told(stored, told, now))
+    }
+
+    /// Changes the record of an address. A damaged one stays: the next list writes it anew.
+    fn change_times(
+        &self,
+        address: &Address,
+        now: Timestamp,
+        mut change: impl FnMut(FirstListed, Option<&ListedVersions>) -> FirstListed,
+    ) -> Result<(), StoreError> {
+        let times = Key::FirstListed(address.clone());
         self.store.records.change(&times, |step| {
             let recorded = step.read(&times)?.json::<FirstListed>();
-            let stored = step.read(&Key::version_list(provider))?.intact().and_then(StoredDocument::read);
-            let stored = stored.map(|stored| (ListedVersions::of(&stored, Service::Providers), stored.metadata));
+            let stored = step.read(&Key::version_list(address.clone()))?.intact().and_then(StoredDocument::read);
+            let stored = stored.map(|stored| (ListedVersions::of(&stored, address.into()), stored.metadata));
             let before = FirstListed::before_change(recorded.clone(), stored.as_ref().map(|(named, of)| (named, of)));
-            // A damaged record stays: the next list writes it anew.
             let Some(before) = before else { return Ok(()) };
-            let with_import =
-                before.with_imported(stored.as_ref().map(|(named, _)| named), version, self.latest_time.at(now));
-            if recorded != ReadOutcome::Intact(with_import.clone()) {
-                step.put(&times, to_json(&with_import), Durability::Lazy, IndexEntry::Document(now));
+            let after = change(before, stored.as_ref().map(|(named, _)| named));
+            if recorded != ReadOutcome::Intact(after.clone()) {
+                step.put(&times, to_json(&after), Durability::Synced, IndexEntry::Document(now));
             }
             Ok(())
         })
@@ -373,6 +417,8 @@ mod tests {
         List(ListedVersions),
         ListIsRemoved,
         Import(Version),
+        /// Another larder knows the version for so many seconds.
+        Told(Version, u64),
     }
 
     fn event() -> impl Strategy<Value = Event> {
@@ -384,6 +430,7 @@ mod tests {
             }),
             1 => Just(Event::ListIsRemoved),
             1 => (0..8u8).prop_map(|number| Event::Import(version(number))),
+            1 => (0..8u8, 0..50u64).prop_map(|(number, seconds)| Event::Told(version(number), seconds)),
         ]
     }
 
@@ -408,6 +455,18 @@ mod tests {
                     Event::ListIsRemoved => {
                         record = record.without_list(stored.as_ref());
                         stored = None;
+                    }
+                    Event::Told(version, seconds) => {
+                        let told = Timestamp(now - seconds);
+                        record = record.with_told(stored.as_ref(), &BTreeMap::from([(version.clone(), told)]), Timestamp(now));
+                        // The time of the first list stands for what that list named.
+                        let is_of_first_list = Some(told) == record.first_list;
+                        let told = if is_of_first_list { Timestamp(told.0 - 1) } else { told };
+                        match expected.get_mut(&version) {
+                            Some(known) if *known <= told || (is_of_first_list && known.0 == told.0 + 1) => {}
+                            Some(known) => *known = told,
+                            None => drop(expected.insert(version, told)),
+                        }
                     }
                     Event::Import(version) => {
                         record = record.with_imported(stored.as_ref(), &version, Timestamp(now));

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::mirror::library::NameRecord;
-use crate::mirror::library::approvals::Approvals;
 use crate::mirror::library::missing::MissingRequests;
 use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::usage::Usage;
 use crate::mirror::library::{AlarmsRecord, FirstListed, ProviderRecordV0, SigningKeyLog, VersionHistory};
+use crate::policy::Approvals;
 use crate::store::{Key, to_json};
 
 /// Parses a record and writes it again; `None` where it cannot be read and would be quarantined.

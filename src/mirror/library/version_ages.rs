@@ -49,6 +49,16 @@ impl VersionAges {
         }
     }
 
+    /// The moment from which the age of a version counts, if a date or a list proves it: not for one that was on the first list
+    /// and has no date.
+    pub fn proven_since(&self, version: &Version, now: Timestamp) -> Option<Timestamp> {
+        let recorded = self.recorded.as_ref()?;
+        match recorded.listing_of(version, self.listed.contains(version))? {
+            FirstListing::OnFirstList(_) => self.published.get(version).map(|date| (*date).min(now)),
+            FirstListing::Later { .. } => self.since(version, now),
+        }
+    }
+
     /// The moments between which a version was listed; the second is that of its withdrawal. `None` where no record tells it.
     pub fn listed(&self, version: &Version, now: Timestamp) -> Option<(Timestamp, Option<Timestamp>)> {
         let recorded = self.recorded.as_ref()?;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::address::{Address, PackageRef, PackageSelector, Version, Versions};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::mirror::library::approvals::{ApprovalDecision, ApprovalEntry, MAX_DECISIONS};
 use crate::mirror::{Access, JudgedVersion, Library, Operations, RequestContext, RuntimeConfig, VerdictKind};
+use crate::policy::{ApprovalDecision, ApprovalEntry, MAX_DECISIONS};
 use crate::store::{Key, StoreError};
 
 /// The most addresses that one page of held versions reads.

@@ -15,9 +15,9 @@ use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::{
-    Alarm, AlarmKind, Approval, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState,
-    Usage,
+    Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState, Usage,
 };
+use crate::policy::Approval;
 use crate::store::{DiskSpace, Totals};
 use crate::upstream::UpstreamTraffic;
 use crate::upstream::backoff::Origin;

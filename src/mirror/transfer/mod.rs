@@ -15,7 +15,7 @@ use bytes::Bytes;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use url::Url;
 
-pub use self::bundle::export::{GatherError, GatheredBundle};
+pub use self::bundle::export::{GatherError, GatheredBundle, PlannedSignature};
 pub use self::bundle::import::{ApplyError, ApplyOptions};
 pub use self::tree::export::{Export, NotExported};
 pub use self::tree::{FileVerdict, ImportCounts, ImportStep, ImportedFile, ProvenBy, UnsignedPolicy};

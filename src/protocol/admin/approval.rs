@@ -8,8 +8,8 @@ use super::routes::{APPROVE, HELD, UNAPPROVE};
 use super::{object_of, or_problem, short};
 use crate::address::{Address, Hostname, PackageSelector};
 use crate::clock::Timestamp;
-use crate::mirror::{ApprovalDecision, ApprovalWords, DecidedVersion};
-use crate::policy::parse_reason;
+use crate::mirror::{ApprovalWords, DecidedVersion};
+use crate::policy::{ApprovalDecision, parse_reason};
 
 /// The most characters of a name.
 const MAX_NAME_CHARS: usize = 100;

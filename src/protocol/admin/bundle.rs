@@ -63,7 +63,7 @@ pub fn apply_options(
     default_host: &Hostname,
 ) -> Result<ApplyOptions, Vec<String>> {
     let trust = BundleTrust { keys: keys.trusted.clone(), allow_unsigned: false };
-    let mut options = ApplyOptions { trust, accept: Vec::new(), max_age: keys.max_age };
+    let mut options = ApplyOptions { trust, accept: Vec::new(), max_age: keys.max_age, notes: keys.notes };
     let mut problems = Vec::new();
     for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
         match &*name {

@@ -7,7 +7,8 @@ use super::{EXPLAIN, or_problem, short};
 use crate::address::{Hostname, PackageRef, PackageSelector, Platform, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::labels::labelled_enum;
-use crate::mirror::{Alarm, Approval, ObjectFacts, UpstreamRules, VersionFacts};
+use crate::mirror::{Alarm, ObjectFacts, UpstreamRules, VersionFacts};
+use crate::policy::Approval;
 
 /// The most bytes of a URL to explain.
 const MAX_URL_BYTES: usize = 4096;

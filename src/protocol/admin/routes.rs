@@ -6,7 +6,7 @@ use serde_json::json;
 use super::Operation;
 use crate::jobs::JobId;
 use crate::labels::labelled_enum;
-use crate::mirror::ApprovalDecision;
+use crate::policy::ApprovalDecision;
 use crate::protocol::run::RunId;
 
 /// Path of the index.

@@ -11,7 +11,7 @@ use futures_util::stream;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use larder::app::{self, StartSettings};
-use larder::bundle::{ApplyEvent, BundleTrust, Receipt, SigningKey};
+use larder::bundle::{ApplyEvent, BundleTrust, NotesPolicy, Receipt, SigningKey};
 use larder::clock::Clock;
 use larder::mirror::{ApplyError, ApplyOptions, Mirror};
 use secrecy::ExposeSecret;
@@ -61,6 +61,7 @@ impl BundleKey {
             trust: BundleTrust { keys: vec![self.key.public()], allow_unsigned: false },
             accept: Vec::new(),
             max_age: None,
+            notes: NotesPolicy::Take,
         }
     }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use url::Url;
 
-use crate::address::{Address, Artifact, ModulePackage, Package};
+use crate::address::{Address, Artifact, ModulePackage, Package, Version};
 use crate::bundle::{
-    BundleEntry, BundleWriter, BundledArchive, BundledDocument, BundledFile, FetchOrigin, FileRole, Inventory,
-    Manifest, ModuleEntry, ProviderEntry, SigningKey,
+    AddressNotes, BundleEntry, BundleWriter, BundledArchive, BundledDocument, BundledFile, FetchOrigin, FileRole,
+    Inventory, Manifest, ModuleEntry, ProviderEntry, SigningKey,
 };
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
@@ -19,7 +19,7 @@ use crate::mirror::library::proof_set::ProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{StoredArchive, module_history};
 use crate::mirror::transfer::{Spool, set_of};
-use crate::mirror::{Library, Transfers, proof_sets};
+use crate::mirror::{Library, RuntimeConfig, Transfers, proof_sets};
 use crate::store::{DocumentKey, Key, StoreError};
 use crate::verify::{PackedTree, ProofBasis};
 
@@ -44,6 +44,15 @@ pub struct GatheredBundle {
     small_files: Spool,
 }
 
+/// What becomes of a bundle after it is gathered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlannedSignature {
+    /// A key signs it.
+    Signed,
+    /// Nobody vouches for its notes, so it has none.
+    Unsigned,
+}
+
 /// The contents of the other store, which a delta may leave out.
 struct DeltaBase<'a> {
     inventory: &'a Inventory,
@@ -58,7 +67,7 @@ impl DeltaBase<'_> {
 
 impl Transfers {
     /// Gathers everything that `init` needs for these archives. Packages and archives in the inventory are left out.
-    /// The order is sorted, so the same store gives the same manifest.
+    /// The order is sorted, so the same store gives the same manifest. A bundle that will be signed has notes about the versions.
     ///
     /// # Errors
     /// [`GatherError::Missing`] if a package cannot be exported, unless `may_be_partial`.
@@ -68,6 +77,7 @@ impl Transfers {
         since: Option<&Inventory>,
         may_be_partial: bool,
         created: Timestamp,
+        signature: PlannedSignature,
     ) -> Result<GatheredBundle, GatherError> {
         let mut small_files = Spool::new(&self.library)?;
         let empty = Inventory::new(created);
@@ -105,7 +115,11 @@ impl Transfers {
             return Err(GatherError::Missing(missing));
         }
         documents.append(&mut packages);
-        let manifest = Manifest::new(created, since.map(Inventory::digest), documents);
+        let notes = match signature {
+            PlannedSignature::Signed => self.library.notes_about(requested.keys(), &config, created)?,
+            PlannedSignature::Unsigned => Vec::new(),
+        };
+        let manifest = Manifest::new(created, since.map(Inventory::digest), documents, notes);
         Ok(GatheredBundle { manifest, missing, small_files })
     }
 
@@ -163,6 +177,33 @@ impl Transfers {
             }
         }
         Ok(inventory)
+    }
+}
+
+impl Library {
+    /// The notes about the versions of these packages: from when their ages count, and what persons decided about all versions
+    /// of their addresses.
+    fn notes_about<'a>(
+        &self,
+        packages: impl Iterator<Item = &'a Artifact>,
+        config: &RuntimeConfig,
+        now: Timestamp,
+    ) -> Result<Vec<AddressNotes>, StoreError> {
+        let mut versions = BTreeMap::<Address, BTreeSet<&Version>>::new();
+        for package in packages {
+            versions.entry(package.into()).or_default().insert(package.version());
+        }
+        let mut notes = Vec::new();
+        for (address, versions) in versions {
+            let ages = self.read_ages(&address, config, now)?;
+            let since = |version: &Version| Some((version.clone(), ages.proven_since(version, now)?));
+            let since: BTreeMap<_, _> = versions.into_iter().filter_map(since).collect();
+            let approvals = self.read_approvals(&address)?.entries().to_vec();
+            if !since.is_empty() || !approvals.is_empty() {
+                notes.push(AddressNotes { address, since, approvals });
+            }
+        }
+        Ok(notes)
     }
 }
 

@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 use crate::address::{Artifact, Hostname, PackageSelector, WaitingVersion};
 use crate::bundle::{
-    ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome, FileRole,
-    Manifest, Receipt,
+    AddressNotes, ApplyEvent, ApplyOutcome, BadBundle, BundleEntry, BundleReader, BundleTrust, EntryFile, EntryOutcome,
+    FileRole, Manifest, NotesPolicy, Receipt, SignatureStatus,
 };
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
@@ -21,6 +21,7 @@ use crate::mirror::transfer::bundle::archives::ArrivedArchive;
 use crate::mirror::transfer::bundle::entry::{AcceptedEntry, EntryCriteria, EntryRefusal, SmallFiles, store_failed};
 use crate::mirror::transfer::{EVENT_QUEUE, Spool, TransferStage};
 use crate::mirror::{Connectivity, Library, Transfers};
+use crate::policy::{Approval, ApprovalEntry};
 use crate::store::StoreError;
 
 /// Number of bytes between two progress reports.
@@ -83,6 +84,8 @@ pub struct ApplyOptions {
     pub accept: Vec<PackageSelector>,
     /// Maximum age by the manifest; none for no limit.
     pub max_age: Option<Duration>,
+    /// The treatment of the sender's notes.
+    pub notes: NotesPolicy,
 }
 
 impl Transfers {
@@ -172,6 +175,15 @@ impl Library {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
+        let approvals = match (&signature_status, options.notes) {
+            (SignatureStatus::SignedBy(_), NotesPolicy::Take) => self.take_notes(&manifest, clock.now()),
+            _ => Ok(Vec::new()),
+        };
+        let approvals = approvals.unwrap_or_else(|error| {
+            let reason = || format!("not all notes of the sender could be stored: {error}; {}", error.remedy());
+            ended.get_or_insert_with(reason);
+            Vec::new()
+        });
         let config = self.runtime.config();
         let waiting: Result<Vec<_>, _> =
             addresses.iter().map(|address| self.read_waiting_versions(address, &config)).collect();
@@ -199,6 +211,7 @@ impl Library {
             entries,
             sealed_platforms: config.required_platforms.platforms().cloned().collect(),
             waiting: waiting.into_iter().flatten().filter(is_brought).collect(),
+            approvals,
             kept: None,
         };
         let [applied, already, refused, not_reached] = receipt.counts();
@@ -214,6 +227,44 @@ impl Library {
             }
         }
         Ok(receipt)
+    }
+}
+
+impl Library {
+    /// Takes over the notes of a sender that is trusted: the moments from which ages count, and decisions about versions. Returns
+    /// the approvals that count here since now.
+    fn take_notes(&self, manifest: &Manifest, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
+        let config = self.runtime.config();
+        let mut approvals = Vec::new();
+        for AddressNotes { address, since, approvals: decisions } in &manifest.notes {
+            if config.upstreams.get(address.host()).is_none() {
+                continue;
+            }
+            let address = config.canonical(address);
+            if !since.is_empty() {
+                self.record_told_times(&address, since, now)?;
+            }
+            if decisions.is_empty() {
+                continue;
+            }
+            // A time in the future would win over what a person decides here.
+            let from_bundle = |decision: &ApprovalEntry| ApprovalEntry {
+                time: decision.time.min(now),
+                from_bundle: true,
+                ..decision.clone()
+            };
+            let decisions: Vec<_> = decisions.iter().map(from_bundle).collect();
+            match self.add_approvals(&address, &decisions)? {
+                Some(new) => {
+                    let is_new = |approval: &Approval| new.iter().any(|entry| entry.version == approval.version);
+                    approvals.extend(self.approvals_of(&address, now)?.into_iter().filter(is_new));
+                }
+                None => {
+                    tracing::error!(%address, "the record of its approvals is full; those of the bundle are ignored")
+                }
+            }
+        }
+        Ok(approvals)
     }
 }
 
