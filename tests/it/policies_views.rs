@@ -240,6 +240,7 @@ async fn play(upstream: &FakeUpstream, larder: &Larder, days: &[DayAtRegistry]) 
             let oldest: String = listed.remove(0);
             upstream.withdraw("acme", "null", &oldest);
         }
+        let before = listed.len();
         // A package without a version has no list.
         for _ in 0..if number == 0 { 1 } else { *added } {
             let version = format!("1.{next}.0");
@@ -248,7 +249,7 @@ async fn play(upstream: &FakeUpstream, larder: &Larder, days: &[DayAtRegistry]) 
             next += 1;
         }
         larder.versions("null").await.expect(200);
-        for version in &listed {
+        for version in &listed[before..] {
             larder.get(&larder.archive_path("null", version).await).await.expect(200);
         }
         history.push((larder.clock.now(), listed.clone()));
