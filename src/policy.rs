@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use derive_more::Display;
 
-pub use self::approvals::{Approval, ApprovalDecision, ApprovalEntry, Approvals, MAX_DECISIONS};
+pub use self::approvals::{Added, Approval, ApprovalDecision, ApprovalEntry, Approvals, MAX_DECISIONS};
 pub use self::judge::{Candidate, ClientLimits, Ground, Judge, Refusal, Verdict};
 use crate::address::{Address, AddressPattern, BadAddress, Constraint, ModuleConstraint, Version};
 

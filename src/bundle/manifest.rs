@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use derive_more::Display;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
 use url::Url;
 
 use super::stream::{END_BYTES, tar_bytes_of_file};
@@ -35,7 +37,7 @@ pub struct Manifest {
     /// The entries in the order of their files.
     pub entries: Vec<BundleEntry>,
     /// The sender's notes about the versions of addresses. They count only if a trusted key signed the manifest.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "read_notes")]
     pub notes: Vec<AddressNotes>,
     /// The SHA-256 of the manifest with zeros in this field.
     digest: Digest,
@@ -350,6 +352,8 @@ impl EntryFile {
 /// The size limit of a manifest, in bytes.
 pub const MAX_MANIFEST: u64 = 64 << 20;
 const MAX_ENTRIES: usize = 100_000;
+/// The size limit of all notes, in bytes.
+const MAX_NOTES_BYTES: usize = 8 << 20;
 /// The most versions of one address with notes.
 const MAX_VERSIONS: usize = 20_000;
 // The size limits per kind of document, in bytes: the same that apply to documents from an upstream.
@@ -433,6 +437,15 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Reads the notes of a manifest. Each takes far more memory than its text, so that has a limit of its own.
+fn read_notes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AddressNotes>, D::Error> {
+    let text = Box::<RawValue>::deserialize(deserializer)?;
+    if text.get().len() > MAX_NOTES_BYTES {
+        return Err(D::Error::custom(format!("its notes are longer than {} MiB", MAX_NOTES_BYTES >> 20)));
+    }
+    serde_json::from_str(text.get()).map_err(D::Error::custom)
 }
 
 impl Manifest {

@@ -29,8 +29,8 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(3600);
 const SCRUB_RETRY_PAUSE: Duration = Duration::from_secs(3600);
 const MAX_SCRUB_PAUSE: Duration = Duration::from_secs(24 * 3600);
 
-/// Completes the imports and the `h1` hashes that an earlier run did not finish, then removes leftover files every
-/// hour. Stops when dropped.
+/// Completes the imports and the `h1` hashes that an earlier run did not finish, then removes leftover files and notes the time
+/// every hour. Stops when dropped.
 pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
     if let Err(error) = mirror.transfers.complete_imports(clock.now()).await {
         tracing::error!(%error, "the imports of an earlier run could not be completed");
@@ -40,6 +40,7 @@ pub async fn run_housekeeping(mirror: Arc<Mirror>, clock: Clock) {
     }
     loop {
         tokio::time::sleep(HOUSEKEEPING_INTERVAL).await;
+        mirror.library.note_hour(clock.now()).await;
         if let Err(error) = mirror.library.sweep(clock.now()).await {
             tracing::error!(%error, "leftovers could not be swept");
         }

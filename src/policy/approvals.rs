@@ -28,9 +28,23 @@ pub struct ApprovalEntry {
     /// The name of the person, as given: nobody proves it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// True if the entry came with a bundle, from another larder.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub from_bundle: bool,
+    /// The time at which the entry came with a bundle, from another larder; `None` for a decision that was made here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received: Option<Timestamp>,
+}
+
+impl ApprovalEntry {
+    /// The time that counts between decisions: one from the future of a receiver counts from its arrival.
+    fn counts_from(&self) -> Timestamp {
+        self.received.map_or(self.time, |received| received.min(self.time))
+    }
+
+    /// Returns true if both are one decision, wherever they are from.
+    fn is_same_decision(&self, other: &Self) -> bool {
+        let Self { version, decision, time, until, reason, by, received: _ } = self;
+        (version, decision, time, until, reason, by)
+            == (&other.version, &other.decision, &other.time, &other.until, &other.reason, &other.by)
+    }
 }
 
 /// A decision about a version.
@@ -75,17 +89,11 @@ impl Approvals {
         &self.entries
     }
 
-    /// Returns true if the record has an entry, from wherever it came.
-    fn has(&self, entry: &ApprovalEntry) -> bool {
-        let from = |from_bundle| ApprovalEntry { from_bundle, ..entry.clone() };
-        self.entries.iter().any(|known| *known == from(true) || *known == from(false))
-    }
-
     /// The entry that counts for each version: the latest. Of two of one moment, which two larders made, the one behind.
     fn deciding(&self) -> BTreeMap<&Version, &ApprovalEntry> {
         let mut deciding = BTreeMap::<&Version, &ApprovalEntry>::new();
         for entry in &self.entries {
-            if deciding.get(&entry.version).is_none_or(|known| known.time <= entry.time) {
+            if deciding.get(&entry.version).is_none_or(|known| known.counts_from() <= entry.counts_from()) {
                 deciding.insert(&entry.version, entry);
             }
         }
@@ -117,32 +125,51 @@ impl Approvals {
             until: entry.until,
             reason: entry.reason.clone().unwrap_or_default(),
             by: entry.by.clone(),
-            from_bundle: entry.from_bundle,
+            from_bundle: entry.received.is_some(),
         };
         self.in_force(now).map(approval).collect()
     }
 
-    /// Adds decisions. Returns those that were not there; `None`, and nothing is added, if there is no room for them.
-    pub fn add(&mut self, decisions: &[ApprovalEntry]) -> Option<Vec<ApprovalEntry>> {
-        let known = self.entries.len();
+    /// Adds decisions that were not there. A full record still takes an approval back.
+    pub fn add(&mut self, decisions: &[ApprovalEntry]) -> Added {
+        let mut added = Added::default();
         for entry in decisions {
             let mut entry = entry.clone();
-            // Of two decisions within a second, and after a clock was set back, the second one is the later.
-            if !entry.from_bundle
-                && let Some(latest) = self.deciding().get(&entry.version)
-            {
-                entry.time = entry.time.max(Timestamp(latest.time.0.saturating_add(1)));
+            let deciding = if entry.received.is_none() || self.entries.len() >= MAX_DECISIONS {
+                self.deciding().get(&entry.version).map(|known| (known.decision, known.counts_from()))
+            } else {
+                None
+            };
+            if let (None, Some((_, latest))) = (entry.received, deciding) {
+                // Of two decisions within a second, and after a clock was set back, the second one is the later.
+                entry.time = entry.time.max(Timestamp(latest.0.saturating_add(1)));
+                while self.entries.iter().any(|known| known.is_same_decision(&entry)) {
+                    entry.time = Timestamp(entry.time.0.saturating_add(1));
+                }
             }
-            if !self.has(&entry) {
-                self.entries.push(entry);
+            if self.entries.iter().any(|known| known.is_same_decision(&entry)) {
+                continue;
             }
+            let ends_approval = entry.decision == ApprovalDecision::TakenBack
+                && deciding.is_some_and(|(decision, _)| decision == ApprovalDecision::Approved);
+            if self.entries.len() >= MAX_DECISIONS && !ends_approval {
+                added.left_out += 1;
+                continue;
+            }
+            self.entries.push(entry.clone());
+            added.new.push(entry);
         }
-        if self.entries.len() > MAX_DECISIONS {
-            self.entries.truncate(known);
-            return None;
-        }
-        Some(self.entries.get(known..).unwrap_or_default().to_vec())
+        added
     }
+}
+
+/// The outcome of adding decisions.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Added {
+    /// Those that were not there.
+    pub new: Vec<ApprovalEntry>,
+    /// The number of those for which the record has no room.
+    pub left_out: usize,
 }
 
 #[cfg(test)]
@@ -156,16 +183,16 @@ mod tests {
         decision: ApprovalDecision,
         time: u64,
         until: Option<u64>,
-        from_bundle: bool,
+        received: Option<u64>,
     ) -> ApprovalEntry {
         let version = Version::parse(&format!("1.0.{version}")).unwrap();
-        let until = until.map(Timestamp);
-        ApprovalEntry { version, decision, time: Timestamp(time), until, reason: None, by: None, from_bundle }
+        let [until, received] = [until, received].map(|time| time.map(Timestamp));
+        ApprovalEntry { version, decision, time: Timestamp(time), until, reason: None, by: None, received }
     }
 
     fn any_entry() -> impl Strategy<Value = ApprovalEntry> {
         let decision = prop_oneof![Just(ApprovalDecision::Approved), Just(ApprovalDecision::TakenBack)];
-        (0..3u8, decision, 0..20u64, prop::option::of(0..30u64), any::<bool>()).prop_map(
+        (0..3u8, decision, 0..20u64, prop::option::of(0..30u64), prop::option::of(0..20u64)).prop_map(
             |(version, decision, time, until, from_bundle)| entry(version, decision, time, until, from_bundle),
         )
     }
@@ -173,13 +200,13 @@ mod tests {
     proptest! {
         /// A bundle that is applied again, also an older one, changes nothing.
         #[test]
-        fn a_repeated_bundle_changes_nothing(own in prop::collection::vec(any_entry(), 0..8), sent in prop::collection::vec(any_entry(), 0..8)) {
-            let sent: Vec<_> = sent.into_iter().map(|entry| ApprovalEntry { from_bundle: true, ..entry }).collect();
+        fn a_repeated_bundle_changes_nothing(own in prop::collection::vec(any_entry(), 0..8), sent in prop::collection::vec(any_entry(), 0..8), first in 0..20u64, second in 0..40u64) {
+            let sent_at = |time| sent.iter().map(|entry| ApprovalEntry { received: Some(Timestamp(time)), ..entry.clone() }).collect::<Vec<_>>();
             let mut approvals = Approvals::default();
-            approvals.add(&sent).unwrap();
-            approvals.add(&own).unwrap();
+            approvals.add(&sent_at(first));
+            approvals.add(&own);
             let before = approvals.clone();
-            prop_assert_eq!(approvals.add(&sent), Some(Vec::new()));
+            prop_assert_eq!(approvals.add(&sent_at(second)), Added::default());
             prop_assert_eq!(approvals, before);
         }
 
@@ -187,9 +214,9 @@ mod tests {
         #[test]
         fn the_last_decision_counts(before in prop::collection::vec(any_entry(), 0..8), last in any_entry()) {
             let mut approvals = Approvals::default();
-            approvals.add(&before).unwrap();
-            let last = ApprovalEntry { from_bundle: false, until: None, ..last };
-            prop_assert_eq!(approvals.add(std::slice::from_ref(&last)).unwrap().len(), 1);
+            approvals.add(&before);
+            let last = ApprovalEntry { received: None, until: None, ..last };
+            prop_assert_eq!(approvals.add(std::slice::from_ref(&last)).new.len(), 1);
             let is_approved = approvals.ends(Timestamp(1_000)).contains_key(&last.version);
             prop_assert_eq!(is_approved, last.decision == ApprovalDecision::Approved);
         }
@@ -198,19 +225,22 @@ mod tests {
     #[test]
     fn an_approval_counts_until_its_last_moment() {
         let mut approvals = Approvals::default();
-        approvals.add(&[entry(1, ApprovalDecision::Approved, 5, Some(9), false)]).unwrap();
+        approvals.add(&[entry(1, ApprovalDecision::Approved, 5, Some(9), None)]);
         assert_eq!(approvals.ends(Timestamp(9)).into_values().collect::<Vec<_>>(), [Timestamp(10)]);
         assert!(approvals.ends(Timestamp(10)).is_empty());
     }
 
     #[test]
-    fn a_full_record_takes_nothing_more() {
+    fn a_full_record_still_takes_an_approval_back() {
+        let (approved, taken_back) = (ApprovalDecision::Approved, ApprovalDecision::TakenBack);
         let mut approvals = Approvals::default();
-        let many: Vec<_> =
-            (0..MAX_DECISIONS as u64).map(|time| entry(1, ApprovalDecision::Approved, time, None, false)).collect();
-        approvals.add(&many).unwrap();
-        let before = approvals.clone();
-        assert_eq!(approvals.add(&[entry(2, ApprovalDecision::Approved, 1, None, false)]), None);
-        assert_eq!(approvals, before);
+        let many: Vec<_> = (0..MAX_DECISIONS as u64).map(|time| entry(1, approved, time, None, Some(time))).collect();
+        approvals.add(&many);
+        for received in [None, Some(3)] {
+            let further = [entry(2, approved, 1, None, received), entry(2, taken_back, 2, None, received)];
+            assert_eq!(approvals.add(&further), Added { new: Vec::new(), left_out: 2 });
+        }
+        assert_eq!(approvals.add(&[entry(1, taken_back, 9_999, None, Some(9_999))]).new.len(), 1);
+        assert!(approvals.ends(Timestamp(10_000)).is_empty());
     }
 }

@@ -367,7 +367,8 @@ impl Protocols {
         // From before: what the ages change meanwhile makes a rendering of another generation.
         let generation = self.mirror.library.generation_of_address(&call.canonical(address));
         let access = self.mirror.documents.access_to(address, call).await?;
-        let ages = access.needs_ages().then(|| AgesBasis::new(call, generation));
+        let basis = || AgesBasis::new(call, generation, access.first_end_of_approval());
+        let ages = access.needs_ages().then(basis);
         let (document, address) = (Arc::clone(&list.value), address.clone());
         let rendering = async move {
             let list = document

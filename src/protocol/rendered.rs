@@ -204,6 +204,8 @@ type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
 pub(super) struct AgesBasis {
     minute: u64,
     generation: u64,
+    /// The end of the approval that ends first.
+    approvals_end: Option<Timestamp>,
     limits: ClientLimits,
 }
 
@@ -211,8 +213,8 @@ impl AgesBasis {
     /// The longest time for which such an answer is fresh.
     pub(super) const LIFETIME: Duration = Duration::from_secs(60);
 
-    pub(super) fn new(call: &RequestContext, generation: u64) -> Self {
-        Self { minute: call.now.0 / Self::LIFETIME.as_secs(), generation, limits: call.limits().clone() }
+    pub(super) fn new(call: &RequestContext, generation: u64, approvals_end: Option<Timestamp>) -> Self {
+        Self { minute: call.now.0 / Self::LIFETIME.as_secs(), generation, approvals_end, limits: call.limits().clone() }
     }
 }
 

@@ -297,9 +297,11 @@ impl Key {
     }
 
     /// Returns true if a damaged record stays in place until it is replaced. If it were quarantined, the provider or module
-    /// would count as never seen, its versions as old, and the store as one that no service had.
+    /// would count as never seen, its versions as old, and the store as one that no service had; an approval that was taken back
+    /// would come again with a bundle.
     pub(super) fn matters_when_damaged(&self) -> bool {
-        self.is_first_seen() || matches!(self, Self::SigningKeyLog(_) | Self::FirstListed(_) | Self::Usage)
+        self.is_first_seen()
+            || matches!(self, Self::SigningKeyLog(_) | Self::FirstListed(_) | Self::Approvals(_) | Self::Usage)
     }
 
     /// The folder of a registry's pages.

@@ -123,9 +123,18 @@ async fn an_approval_ends_by_itself() {
     larder.clock.advance(Duration::from_secs(1));
     let refused = larder.document("null", "1.1.0").await.expect(421).text();
     assert!(refused.contains("holds it back until"), "{refused}");
-    larder.clock.advance(Duration::from_secs(60));
-    assert_eq!(listed(&larder).await, ["1.0.0"]);
+    assert_eq!(listed(&larder).await, ["1.0.0"], "the list ends with the document");
     assert_eq!(read(&larder, "/admin/v1/status").await["approvals"], json!([]));
+    // The latest time is written with a list, at most every hour.
+    larder.clock.advance(2 * Duration::from_secs(3600));
+    publish(&upstream, "1.2.0");
+    larder.versions("null").await.expect(200);
+    larder.stop().await;
+    let set_back = mirror(&upstream, &folder).clock(&Clock::frozen()).start().await;
+    set_back.document("null", "1.1.0").await.expect(421);
+    let body = json!({ "what": ["acme/null@1.1.0"], "reason": "late", "until": end.date_time() });
+    let late = post(&set_back, "approve", body).await.expect(200).json();
+    assert!(late["ok"] == false && late["errors"][0].as_str().unwrap().contains("it would have ended"), "{late}");
 }
 
 /// An approval lifts an age and nothing else: what is denied stays denied, a stricter view stays strict, and what nobody lists is
@@ -142,7 +151,14 @@ async fn an_approval_lifts_only_the_age_of_the_rules() {
     let of_view = format!("/age/7d{}", index());
     assert!(!larder.get(&of_view).await.expect(200).text().contains("1.1.0"));
     let unlisted = approve(&larder, "acme/null@9.9.9").await;
-    assert_eq!(unlisted["items"][0]["unlisted"], json!(true), "{unlisted}");
+    assert_eq!((&unlisted["ok"], &unlisted["items"][0]["outcome"]), (&json!(false), &json!("unlisted")), "{unlisted}");
+    let body = json!({ "what": ["acme/null@9.9.9"], "reason": "comes tonight", "until": "2099-12-31" });
+    let ahead = decide(&larder, "approve", body).await;
+    assert_eq!(
+        (&ahead["items"][0]["outcome"], &ahead["items"][0]["unlisted"]),
+        (&json!("approved"), &json!(true)),
+        "{ahead}"
+    );
     let old = approve(&larder, "acme/null@1.0.0").await;
     assert_eq!(old["items"][0]["lifted"], Value::Null, "{old}");
     let other = decide(&larder, "unapprove", json!({ "what": ["acme/null@1.0.1"] })).await;

@@ -27,12 +27,14 @@ impl Admin {
         let read = self.read_transfer_request(request, MAX_BUNDLE_REQUEST_BYTES, BundleRequest::read).await;
         let ((request, id), permit) = read?;
         let stored = self.archives_to_export(id, request.partial, "bundle")?;
-        let (mirror, created) = (Arc::clone(&self.mirror), request.created.unwrap_or_else(|| self.clock.now()));
+        let (mirror, now) = (Arc::clone(&self.mirror), self.clock.now());
+        let created = request.created.unwrap_or(now);
         let signature =
             if self.bundles.signing.is_some() { PlannedSignature::Signed } else { PlannedSignature::Unsigned };
         // The task holds the transfer permit while it works, even after the client has disconnected.
         let gathering = self.mirror.runtime.spawn_blocking(move || {
-            let gathered = mirror.transfers.gather(stored, request.since.as_ref(), request.partial, created, signature);
+            let gathered =
+                mirror.transfers.gather(stored, request.since.as_ref(), request.partial, created, now, signature);
             gathered.map(|gathered| (gathered, permit))
         });
         match gathering.await {

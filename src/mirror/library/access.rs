@@ -219,6 +219,11 @@ impl AddressAccess {
         self.judge.needs_age()
     }
 
+    /// The first moment at which an approval no longer counts.
+    pub fn first_end_of_approval(&self) -> Option<Timestamp> {
+        self.ages.first_end_of_approval()
+    }
+
     /// True if a version of the stored list has no date, and a verdict depends on it.
     pub fn lacks_a_date(&self) -> bool {
         self.judge.needs_age() && self.ages.lacks_a_date()

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::address::Address;
 use crate::clock::Timestamp;
 use crate::mirror::Library;
-use crate::policy::{Approval, ApprovalEntry, Approvals};
+use crate::policy::{Added, Approval, ApprovalEntry, Approvals};
 use crate::store::{Durability, Key, ReadOutcome, StoreError};
 
 /// The most approvals in a status.
@@ -25,23 +25,27 @@ impl Library {
         })
     }
 
-    /// Adds decisions about versions of an address in its canonical spelling. Returns those that its record did not have; `None`
-    /// if it has no room for them. Blocks.
-    pub fn add_approvals(
-        &self,
-        address: &Address,
-        decisions: &[ApprovalEntry],
-    ) -> Result<Option<Vec<ApprovalEntry>>, StoreError> {
+    /// Adds decisions about versions of an address in its canonical spelling. A damaged record begins anew with a decision that was
+    /// made here; one that came with a bundle is left out, because the lost record may have taken it back. Blocks.
+    pub fn add_approvals(&self, address: &Address, decisions: &[ApprovalEntry]) -> Result<Added, StoreError> {
         let key = Key::Approvals(address.clone());
         self.store.records.change(&key, |step| {
-            let parse = |record: Vec<u8>| serde_json::from_slice::<Approvals>(&record).ok();
-            let mut approvals = step.read_as(&key, parse)?.intact().unwrap_or_default();
-            let new = approvals.add(decisions);
-            if new.as_ref().is_some_and(|new| !new.is_empty()) {
+            let read = step.read(&key)?.json::<Approvals>();
+            if matches!(read, ReadOutcome::Damaged) && decisions.iter().any(|entry| entry.received.is_some()) {
+                return Ok(Added { new: Vec::new(), left_out: decisions.len() });
+            }
+            let mut approvals = read.intact().unwrap_or_default();
+            let added = approvals.add(decisions);
+            if !added.new.is_empty() {
                 step.put_json(&key, &approvals, Durability::Synced);
             }
-            Ok(new)
+            Ok(added)
         })
+    }
+
+    /// The latest time that this larder has seen: approvals end by it.
+    pub fn latest_time(&self, now: Timestamp) -> Timestamp {
+        self.latest_time.at(now)
     }
 
     /// The approvals of an address in its canonical spelling that count now. Blocks.

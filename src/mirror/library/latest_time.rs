@@ -1,6 +1,7 @@
 //! The latest time that this larder has seen, written hourly. While the clock is behind it, new versions count from that time: a
 //! clock that was set back must not make them look older than they are.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::clock::{CLOCK_SLACK, Timestamp};
@@ -55,6 +56,17 @@ impl LatestTime {
 }
 
 impl Library {
+    /// Notes the time of an hour in which perhaps nothing else did.
+    pub async fn note_hour(self: &Arc<Self>, now: Timestamp) {
+        let noting = self.on_disk(move |library| {
+            library.note_time(now);
+            Ok(())
+        });
+        if let Err(error) = noting.await {
+            tracing::warn!(%error, "the latest time could not be noted");
+        }
+    }
+
     /// Notes a time, and writes it if the written one is an hour older. A failed write is only logged.
     pub fn note_time(&self, now: Timestamp) {
         let LatestTime { seen, written, .. } = &self.latest_time;

@@ -85,6 +85,11 @@ impl VersionAges {
         self.approved.get(version).copied()
     }
 
+    /// The first moment at which one of the approvals no longer counts.
+    pub fn first_end_of_approval(&self) -> Option<Timestamp> {
+        self.approved.values().min().copied()
+    }
+
     /// True if a version of the stored list has no date.
     pub fn lacks_a_date(&self) -> bool {
         !self.listed.iter().all(|version| self.published.contains_key(version))

@@ -74,6 +74,9 @@ pub enum ApprovalOutcome {
         /// True if upstream's list does not name it.
         unlisted: bool,
     },
+    /// Upstream's list does not name the version. Nothing is approved: without an end, whatever is published under this version
+    /// one day could be used at once.
+    Unlisted,
     /// A rule denies the version, and an approval lifts only its age. Nothing is approved.
     Denied {
         /// The rule.
@@ -146,6 +149,17 @@ impl Operations {
         words: &ApprovalWords,
         call: &RequestContext,
     ) -> Result<ApprovalOutcome, Error> {
+        let latest = self.library.latest_time(call.now);
+        if words.until.is_some_and(|until| until < latest) {
+            return Err(Error::BeyondLimit {
+                subject: format!("the approval of {}", decided.selector),
+                cause: format!(
+                    "it would have ended: the latest time that this larder has seen is {}",
+                    latest.date_time()
+                ),
+                remedy: "correct the clock (larder doctor)",
+            });
+        }
         let verdicts = self.policy_verdicts(&decided.selector, call).await?;
         let is_list_known = verdicts.no_list.is_none();
         let judged = verdicts.versions.into_iter().find(|judged| judged.version == decided.version);
@@ -155,6 +169,7 @@ impl Operations {
         };
         Ok(match kind {
             VerdictKind::Denied => ApprovalOutcome::Denied { reason: rule.unwrap_or_default() },
+            VerdictKind::Allowed | VerdictKind::Held if unlisted && words.until.is_none() => ApprovalOutcome::Unlisted,
             VerdictKind::Allowed | VerdictKind::Held => {
                 self.record(decided, ApprovalDecision::Approved, words, call).await?;
                 ApprovalOutcome::Approved { until: words.until, lifted: rule, unlisted }
@@ -171,7 +186,8 @@ impl Operations {
         let (address, now) = (call.config.canonical(&decided.selector.address()), call.now);
         let version = decided.version.clone();
         let of_address = address.clone();
-        let approved = self.library.on_disk(move |library| Ok(library.read_approvals(&of_address)?.ends(now))).await?;
+        let read = move |library: &Library| Ok(library.read_approvals(&of_address)?.ends(library.latest_time(now)));
+        let approved = self.library.on_disk(read).await?;
         if !approved.contains_key(&version) {
             return Ok(ApprovalOutcome::NotApproved);
         }
@@ -194,10 +210,13 @@ impl Operations {
         let (address, version) = (call.config.canonical(&decided.selector.address()), decided.version.clone());
         let ApprovalWords { reason, by, until } = words.clone();
         tracing::info!(%address, %version, ?decision, reason, by, until = until.map(Timestamp::date_time), "an operator decides about a version");
-        let entry = ApprovalEntry { version, decision, time: call.now, until, reason, by, from_bundle: false };
+        let entry = ApprovalEntry { version, decision, time: call.now, until, reason, by, received: None };
         let of_address = address.clone();
         let added = self.library.on_disk(move |library| library.add_approvals(&of_address, &[entry])).await?;
-        added.map(drop).ok_or_else(|| Error::BeyondLimit {
+        if added.left_out == 0 {
+            return Ok(());
+        }
+        Err(Error::BeyondLimit {
             subject: format!("the approvals of {address}"),
             cause: format!("there are {MAX_DECISIONS} decisions about its versions, and none is ever removed"),
             remedy: "lower the age by a rule for these versions",
@@ -209,6 +228,8 @@ impl Operations {
     /// # Errors
     /// The disk failed.
     pub async fn held(&self, after: Option<Address>, now: Timestamp) -> Result<HeldPage, Error> {
+        // Each page reads the names of all addresses.
+        let _one = self.held_lock.lock().await;
         self.library.on_disk(move |library| library.held_after(after.as_ref(), now)).await
     }
 }

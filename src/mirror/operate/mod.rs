@@ -30,6 +30,8 @@ pub struct Operations {
     pub(in crate::mirror) modules: Arc<Modules>,
     pub(in crate::mirror) offline: Arc<Offline>,
     verify_lock: Arc<tokio::sync::Mutex<()>>,
+    /// Held while the held versions are listed.
+    held_lock: tokio::sync::Mutex<()>,
 }
 
 impl Operations {
@@ -43,6 +45,7 @@ impl Operations {
             modules,
             offline,
             verify_lock: Arc::default(),
+            held_lock: tokio::sync::Mutex::default(),
         })
     }
 

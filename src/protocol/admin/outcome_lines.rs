@@ -92,6 +92,12 @@ pub(crate) fn decided_lines(items: &[ApprovalResult], host: &Hostname) -> Vec<St
                     lines.push("  upstream's list does not name this version: is it spelled right?".to_owned());
                 }
             }
+            ApprovalOutcome::Unlisted => {
+                lines.push(format!("{subject}: NOT approved: upstream's list does not name this version"));
+                lines.push(
+                    "  is it spelled right? With an end (--until) it can be approved before it is listed".to_owned(),
+                );
+            }
             ApprovalOutcome::Denied { reason } => {
                 lines.push(format!("{subject}: NOT approved: {}", escape_invisible(reason)));
                 lines.push("  an approval lifts only the age that a rule demands".to_owned());

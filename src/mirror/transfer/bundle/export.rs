@@ -20,6 +20,7 @@ use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::{StoredArchive, module_history};
 use crate::mirror::transfer::{Spool, set_of};
 use crate::mirror::{Library, RuntimeConfig, Transfers, proof_sets};
+use crate::policy::ApprovalEntry;
 use crate::store::{DocumentKey, Key, StoreError};
 use crate::verify::{PackedTree, ProofBasis};
 
@@ -67,7 +68,8 @@ impl DeltaBase<'_> {
 
 impl Transfers {
     /// Gathers everything that `init` needs for these archives. Packages and archives in the inventory are left out.
-    /// The order is sorted, so the same store gives the same manifest. A bundle that will be signed has notes about the versions.
+    /// The order is sorted, so the same store gives the same manifest. `created` is the time in it; the policies are asked for
+    /// `now`. A bundle that will be signed has notes about the versions.
     ///
     /// # Errors
     /// [`GatherError::Missing`] if a package cannot be exported, unless `may_be_partial`.
@@ -77,6 +79,7 @@ impl Transfers {
         since: Option<&Inventory>,
         may_be_partial: bool,
         created: Timestamp,
+        now: Timestamp,
         signature: PlannedSignature,
     ) -> Result<GatheredBundle, GatherError> {
         let mut small_files = Spool::new(&self.library)?;
@@ -95,7 +98,7 @@ impl Transfers {
         let requested: BTreeMap<Artifact, Digest> =
             requested.into_iter().map(|(artifact, digest)| (self.runtime.canonical(artifact), digest)).collect();
         let config = self.runtime.config();
-        let access = config.access(created);
+        let access = config.access(now);
         for (artifact, digest) in &requested {
             let of_address = self.library.read_access(&artifact.into(), &access, &config)?;
             let entry = unless_missing(match (of_address.permit(artifact.version()), artifact) {
@@ -116,7 +119,7 @@ impl Transfers {
         }
         documents.append(&mut packages);
         let notes = match signature {
-            PlannedSignature::Signed => self.library.notes_about(requested.keys(), &config, created)?,
+            PlannedSignature::Signed => self.library.notes_about(requested.keys(), &config, now)?,
             PlannedSignature::Unsigned => Vec::new(),
         };
         let manifest = Manifest::new(created, since.map(Inventory::digest), documents, notes);
@@ -198,7 +201,8 @@ impl Library {
             let ages = self.read_ages(&address, config, now)?;
             let since = |version: &Version| Some((version.clone(), ages.proven_since(version, now)?));
             let since: BTreeMap<_, _> = versions.into_iter().filter_map(since).collect();
-            let approvals = self.read_approvals(&address)?.entries().to_vec();
+            let of_sender = |entry: &ApprovalEntry| ApprovalEntry { received: None, ..entry.clone() };
+            let approvals: Vec<_> = self.read_approvals(&address)?.entries().iter().map(of_sender).collect();
             if !since.is_empty() || !approvals.is_empty() {
                 notes.push(AddressNotes { address, since, approvals });
             }

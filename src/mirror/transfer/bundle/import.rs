@@ -23,6 +23,7 @@ use crate::mirror::transfer::{EVENT_QUEUE, Spool, TransferStage};
 use crate::mirror::{Connectivity, Library, Transfers};
 use crate::policy::{Approval, ApprovalEntry};
 use crate::store::StoreError;
+use crate::wording::plural;
 
 /// Number of bytes between two progress reports.
 const PROGRESS_BYTES: u64 = 8 << 20;
@@ -175,15 +176,17 @@ impl Library {
             let reason = || format!("not all imported entries could be listed: {error}; {}", error.remedy());
             ended.get_or_insert_with(reason);
         }
-        let approvals = match (&signature_status, options.notes) {
+        let notes = match (&signature_status, options.notes) {
             (SignatureStatus::SignedBy(_), NotesPolicy::Take) => self.take_notes(&manifest, clock.now()),
-            _ => Ok(Vec::new()),
+            _ => Ok(TakenNotes::default()),
         };
-        let approvals = approvals.unwrap_or_else(|error| {
-            let reason = || format!("not all notes of the sender could be stored: {error}; {}", error.remedy());
-            ended.get_or_insert_with(reason);
-            Vec::new()
+        let TakenNotes { approvals, problem } = notes.unwrap_or_else(|error| {
+            let problem = format!("not all notes of the sender could be stored: {error}; {}", error.remedy());
+            TakenNotes { approvals: Vec::new(), problem: Some(problem) }
         });
+        if let Some(problem) = problem {
+            ended.get_or_insert(problem);
+        }
         let config = self.runtime.config();
         let waiting: Result<Vec<_>, _> =
             addresses.iter().map(|address| self.read_waiting_versions(address, &config)).collect();
@@ -230,12 +233,20 @@ impl Library {
     }
 }
 
+/// What became of the notes of a sender.
+#[derive(Debug, Default)]
+struct TakenNotes {
+    /// The approvals that count here since now.
+    approvals: Vec<Approval>,
+    /// Why some do not count.
+    problem: Option<String>,
+}
+
 impl Library {
-    /// Takes over the notes of a sender that is trusted: the moments from which ages count, and decisions about versions. Returns
-    /// the approvals that count here since now.
-    fn take_notes(&self, manifest: &Manifest, now: Timestamp) -> Result<Vec<Approval>, StoreError> {
+    /// Takes over the notes of a sender that is trusted: the moments from which ages count, and decisions about versions.
+    fn take_notes(&self, manifest: &Manifest, now: Timestamp) -> Result<TakenNotes, StoreError> {
         let config = self.runtime.config();
-        let mut approvals = Vec::new();
+        let mut notes = TakenNotes::default();
         for AddressNotes { address, since, approvals: decisions } in &manifest.notes {
             if config.upstreams.get(address.host()).is_none() {
                 continue;
@@ -247,24 +258,18 @@ impl Library {
             if decisions.is_empty() {
                 continue;
             }
-            // A time in the future would win over what a person decides here.
-            let from_bundle = |decision: &ApprovalEntry| ApprovalEntry {
-                time: decision.time.min(now),
-                from_bundle: true,
-                ..decision.clone()
-            };
-            let decisions: Vec<_> = decisions.iter().map(from_bundle).collect();
-            match self.add_approvals(&address, &decisions)? {
-                Some(new) => {
-                    let is_new = |approval: &Approval| new.iter().any(|entry| entry.version == approval.version);
-                    approvals.extend(self.approvals_of(&address, now)?.into_iter().filter(is_new));
-                }
-                None => {
-                    tracing::error!(%address, "the record of its approvals is full; those of the bundle are ignored")
-                }
+            let received = |decision: &ApprovalEntry| ApprovalEntry { received: Some(now), ..decision.clone() };
+            let added = self.add_approvals(&address, &decisions.iter().map(received).collect::<Vec<_>>())?;
+            let is_new = |approval: &Approval| added.new.iter().any(|entry| entry.version == approval.version);
+            notes.approvals.extend(self.approvals_of(&address, now)?.into_iter().filter(is_new));
+            if added.left_out > 0 {
+                notes.problem.get_or_insert(format!(
+                    "{} about {address} do not count here: the record of its approvals is full or damaged",
+                    plural(added.left_out as u64, "decision of the sender")
+                ));
             }
         }
-        Ok(approvals)
+        Ok(notes)
     }
 }
 
