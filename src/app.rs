@@ -16,7 +16,7 @@ use futures_util::FutureExt as _;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -29,6 +29,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::http::admin_client::AdminClient;
 use crate::http::admin_tls;
+use crate::http::client_tokens::ClientTokens;
 use crate::http::clients::Clients;
 use crate::http::connection_slots::{ConnectionSlots, PeerClass};
 use crate::http::listener::{self, Transport, serve};
@@ -43,6 +44,7 @@ use crate::mirror::{Counters, Limits, Mirror, MirrorGauges, Outcome, RuntimeConf
 use crate::protocol::Protocols;
 use crate::protocol::admin::{Access, ReadAccess};
 use crate::protocol::client_config::{ClientConfig, ClientRoute};
+use crate::protocol::rights::ArchiveUrls;
 use crate::protocol::route::{Mount, RouteContext};
 use crate::protocol::run::RunIds;
 use crate::store::{ListenerNote, Store, StoreError};
@@ -107,6 +109,8 @@ struct SharedParts {
     store: Arc<Store>,
     /// The generated admin token. Cached at its first read, because the store's folder may be replaced later.
     made_token: OnceLock<SecretString>,
+    /// The key of signed archive URLs, cached in the same way.
+    archive_url_key: OnceLock<SecretString>,
     started: Timestamp,
     requests: RequestMetrics,
     runs: Runs,
@@ -196,6 +200,7 @@ impl App {
             mirror,
             store,
             made_token: OnceLock::new(),
+            archive_url_key: OnceLock::new(),
             clock: settings.clock,
             main_address,
             admin_address,
@@ -400,7 +405,13 @@ impl SharedParts {
     /// Builds the request handlers for a configuration. Counters and request numbers continue.
     fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StartError> {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
-        let protocols = protocols_of(config, self.main_address, Arc::clone(&self.mirror), runtime_config);
+        let tokens = Arc::new(ClientTokens::new(&config.clients));
+        let archive_urls = match tokens.is_empty() {
+            true => None,
+            false => Some(Arc::new(ArchiveUrls::new(self.archive_url_key()?.as_bytes(), tokens.classes()))),
+        };
+        let mirror = Arc::clone(&self.mirror);
+        let protocols = protocols_of(config, self.main_address, mirror, runtime_config, archive_urls);
         let reads = if self.run_ids.is_some() { ReadAccess::Token } else { ReadAccess::Open };
         let clients = Clients {
             allowed: config.server.clients.clone(),
@@ -411,6 +422,7 @@ impl SharedParts {
             Arc::clone(&protocols),
             self.requests.clone(),
             clients,
+            tokens,
             self.runs.clone(),
             self.clock.clone(),
         );
@@ -443,8 +455,17 @@ impl SharedParts {
             store_named_by: config.store.named_by,
             default_host: config.default_host(),
             bundles: config.bundle.clone(),
+            clients_authenticate: !config.clients.is_empty(),
         });
         Ok(Handlers { main, admin, admin_tls })
+    }
+
+    fn archive_url_key(&self) -> Result<&str, StoreError> {
+        if let Some(key) = self.archive_url_key.get() {
+            return Ok(key.expose_secret());
+        }
+        let key = SecretString::from(self.store.local.archive_url_key()?);
+        Ok(self.archive_url_key.get_or_init(|| key).expose_secret())
     }
 
     fn generated_token(&self) -> Result<SecretString, StoreError> {
@@ -469,7 +490,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     Ok(Arc::new(Admin {
         process: AdminProcess::Command { warm_ups: Recurring::states_from_store(store, &clock, config).await },
         requests: metrics.requests.clone(),
-        protocols: protocols_of(config, config.server.listen, Arc::clone(&mirror), mirror.runtime.config()),
+        protocols: protocols_of(config, config.server.listen, Arc::clone(&mirror), mirror.runtime.config(), None),
         registry: metrics.registry(Arc::clone(&mirror), &jobs, clock.now(), clock.clone()),
         jobs,
         mirror,
@@ -480,6 +501,7 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
         store_named_by: config.store.named_by,
         default_host: config.default_host(),
         bundles: config.bundle.clone(),
+        clients_authenticate: !config.clients.is_empty(),
     }))
 }
 
@@ -489,13 +511,14 @@ fn protocols_of(
     bound: SocketAddr,
     mirror: Arc<Mirror>,
     runtime_config: Arc<RuntimeConfig>,
+    archive_urls: Option<Arc<ArchiveUrls>>,
 ) -> Arc<Protocols> {
     let route_context = RouteContext {
         upstreams: config.upstreams.iter().map(|upstream| upstream.host.clone()).collect(),
         default_upstream: config.server.default_upstream.clone(),
     };
     let mount = Mount::new(config.server.public_url.as_ref()).listening_at(base_url_of(config, bound));
-    Arc::new(Protocols::new(mirror, runtime_config, mount, route_context, config.store.memory.as_u64()))
+    Arc::new(Protocols::new(mirror, runtime_config, mount, route_context, archive_urls, config.store.memory.as_u64()))
 }
 
 /// Makes the socket for the commands of this machine. Without it they use the admin listener.

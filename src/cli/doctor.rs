@@ -15,7 +15,9 @@ use super::{BAD_CONFIGURATION, CommonOptions, block_on, print_error, print_json,
 use crate::app;
 use crate::app::running_larder::NotReached;
 use crate::doctor::{self, Check, CheckResult};
-use crate::protocol::client_config::{self, ClientConfigRequest, ClientRoute, own_host_name};
+use crate::protocol::client_config::{
+    self, ClientConfigRequest, ClientRoute, credentials_block, hosts_of_credentials, own_host_name,
+};
 use crate::protocol::view::View;
 use crate::store::Store;
 
@@ -132,7 +134,17 @@ impl ClientConfig {
         if self.own_name {
             let server = &config.server;
             let paste = own_host_name(server.public_url.as_ref(), server.default_upstream.as_ref());
-            let paste = paste.map_err(anyhow::Error::msg)?;
+            let mut paste = paste.map_err(anyhow::Error::msg)?;
+            if !config.clients.is_empty() {
+                let base = app::base_url_of(&config, config.server.listen);
+                let hosts = hosts_of_credentials(&[], &base, ClientRoute::NetworkMirror);
+                paste.push_str("# In the CLI configuration (~/.terraformrc), with the token of this client:\n");
+                paste.extend(
+                    hosts.iter().map(|host| {
+                        format!("# {}\n", credentials_block(host, "TOKEN").trim_end().replace('\n', "\n# "))
+                    }),
+                );
+            }
             match common.json {
                 true => print_json(&serde_json::json!({ "client_config": paste })),
                 false => print_line(paste.trim_end()),
@@ -156,9 +168,12 @@ impl ClientConfig {
             };
             if !is_known {
                 let hosts: Vec<_> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
-                return anyhow::Ok(
-                    client_config::ClientConfig::for_hosts(&hosts, &asked.base(&base), client_route).await?,
-                );
+                let paste = client_config::ClientConfig::for_hosts(&hosts, &asked.base(&base), client_route).await?;
+                if config.clients.is_empty() {
+                    return anyhow::Ok(paste);
+                }
+                let registries: Vec<_> = config.upstreams.iter().map(|upstream| upstream.host.clone()).collect();
+                return Ok(paste.with_credentials(&hosts_of_credentials(&registries, &base, client_route)));
             }
             let answer =
                 with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_text(&asked.path()).await?))

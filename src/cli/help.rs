@@ -12,7 +12,7 @@ use super::terminal::shell_word;
 /// Commands by group, in the order of the help text.
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Run", &["run", "serve", "check", "status", "version"]),
-    ("Client", &["client-config", "doctor"]),
+    ("Client", &["client-config", "token", "doctor"]),
     (
         "Content",
         &[
@@ -75,6 +75,7 @@ const EXAMPLES_OF_COMMANDS: &[(&str, &str)] = &[
     ("larder client-config --age 7d", "for clients that see only versions of at least seven days"),
     ("larder client-config --as-of 2026-08-01", "for clients that see what was listed until the end of that day"),
     ("larder client-config --own-name", "source addresses with larder's own host name, over https"),
+    ("larder token new --name ci", "prints the token once, and the lines for both sides"),
     ("larder doctor", "when init does not behave as expected"),
     ("larder plan . --platform linux_amd64", "exit status 3 if anything is missing"),
     ("larder plan 'hashicorp/aws@~> 5.0'", "one provider, quoted for the shell"),

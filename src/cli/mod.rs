@@ -19,6 +19,7 @@ mod run;
 mod serve;
 mod status;
 mod terminal;
+mod token;
 mod trees;
 mod warm;
 
@@ -93,6 +94,9 @@ enum Command {
     Check,
     /// Print the CLI configuration to paste
     ClientConfig(doctor::ClientConfig),
+    /// Make the token of a client
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Check store, disk, clock, upstreams and this machine's clients
     Doctor,
     /// Show what is stored and served, and the traffic saved
@@ -267,6 +271,7 @@ impl Command {
             Command::Serve(serve) => serve.run(common).map(|()| true),
             Command::Check => return doctor::check(common),
             Command::ClientConfig(client_config) => client_config.run(common).map(|()| true),
+            Command::Token(token) => token.run(common).map(|()| true),
             Command::Doctor => doctor::run(common),
             Command::Status => status::run(common).map(|()| true),
             Command::List(list) => list.run(common).map(|()| true),

@@ -172,36 +172,39 @@ impl Section<'_, '_, '_> {
             );
             return None;
         }
-        let secret = self.optional_table(key, example, |section| {
-            let variable = section.text("env", "REGISTRY_TOKEN", variable_name);
-            let file = section.path("file", "/run/secrets/registry-token");
-            section.at_most_one(&["env", "file"]);
-            if !section.has("env") && !section.has("file") {
-                section.problem("", format!("names no secret; write for example {key} = {example}"));
+        self.optional_table(key, example, |section| section.secret_source(example, key)).flatten()
+    }
+
+    /// Reads a secret from the environment variable or the file that this table names, without final line breaks. `key` is that
+    /// of the table.
+    pub(super) fn secret_source(&mut self, example: &str, key: &str) -> Option<SecretString> {
+        let variable = self.text("env", "REGISTRY_TOKEN", variable_name);
+        let file = self.path("file", "/run/secrets/registry-token");
+        self.at_most_one(&["env", "file"]);
+        if !self.has("env") && !self.has("file") {
+            self.problem("", format!("names no secret; write for example {key} = {example}"));
+        }
+        let (key, source, secret) = match (variable, file) {
+            (Some(name), _) => {
+                let secret = self.variable(&name).ok_or_else(|| "is not set, or is not text".to_owned());
+                ("env", format!("the environment variable {name}"), secret)
             }
-            let (key, source, secret) = match (variable, file) {
-                (Some(name), _) => {
-                    let secret = section.variable(&name).ok_or_else(|| "is not set, or is not text".to_owned());
-                    ("env", format!("the environment variable {name}"), secret)
+            (None, Some(path)) => {
+                let secret = os::text(&path, SECRET_LIMIT_BYTES);
+                let path_text = path.display().to_string();
+                if secret.is_ok() && os::others_may_read(&path) {
+                    let text = format!("every user of this machine may read {path_text}; chmod o-rwx {path_text}");
+                    self.warning("file", text);
                 }
-                (None, Some(path)) => {
-                    let secret = os::text(&path, SECRET_LIMIT_BYTES);
-                    let path_text = path.display().to_string();
-                    if secret.is_ok() && os::others_may_read(&path) {
-                        let text = format!("every user of this machine may read {path_text}; chmod o-rwx {path_text}");
-                        section.warning("file", text);
-                    }
-                    ("file", path_text, secret.map_err(|cause| format!("cannot be read: {cause}")))
-                }
-                (None, None) => return None,
-            };
-            let secret = secret.and_then(|mut secret| {
-                secret.truncate(secret.trim_end_matches(['\r', '\n']).len());
-                if secret.is_empty() { Err("is empty".to_owned()) } else { Ok(SecretString::from(secret)) }
-            });
-            secret.map_err(|problem| section.problem(key, format!("{source} {problem}"))).ok()
+                ("file", path_text, secret.map_err(|cause| format!("cannot be read: {cause}")))
+            }
+            (None, None) => return None,
+        };
+        let secret = secret.and_then(|mut secret| {
+            secret.truncate(secret.trim_end_matches(['\r', '\n']).len());
+            if secret.is_empty() { Err("is empty".to_owned()) } else { Ok(SecretString::from(secret)) }
         });
-        secret.flatten()
+        secret.map_err(|problem| self.problem(key, format!("{source} {problem}"))).ok()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The configuration: turns `mirror.toml` into checked types and reports all problems together. Environment variables
 //! and files that it names are read only here. Each part of larder receives only its own section.
 
+mod client;
 mod credential;
 mod os;
 mod policy;
@@ -28,6 +29,7 @@ use crate::policy::Policy;
 use crate::store::SizeLimit;
 
 pub use bytesize::ByteSize;
+pub use client::{Client, parse_name as parse_client_name};
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub(crate) use os::{environment, text};
 pub use section::{Diagnostic, Problems};
@@ -57,6 +59,8 @@ pub struct Config {
     pub credentials: Vec<Credential>,
     /// The rules about the versions that may be used.
     pub policy: Arc<Policy>,
+    /// The clients that authenticate. With any, the routes of registries need a token.
+    pub clients: Vec<Client>,
     /// Signing key and trusted keys of bundles.
     pub bundle: BundleKeys,
     /// Recurring warm-ups.
@@ -139,7 +143,10 @@ impl Config {
     /// Returns the reason not to start, and the lines to add. A larder with a credential that other machines can reach
     /// starts only if the configuration says which clients are allowed (promise 8).
     pub fn refusal(&self) -> Option<String> {
-        if self.server.clients.is_some() || self.server.open {
+        if let Some(refusal) = self.refusal_of_plain_tokens() {
+            return Some(refusal);
+        }
+        if self.server.clients.is_some() || self.server.open || !self.clients.is_empty() {
             return None;
         }
         let credential_holders = self.credential_holders();
@@ -149,11 +156,23 @@ impl Config {
         }
         Some(format!(
             "larder has credentials ({}) and is reachable from other machines ({}), so every client could use those \
-             credentials; list the allowed clients in [server], for example clients = [\"10.0.0.0/8\"], or set open = \
-             true to allow every client",
+             credentials; list the allowed clients in [server], for example clients = [\"10.0.0.0/8\"], give them tokens \
+             ([[client]]), or set open = true to allow every client",
             credential_holders.join(", "),
             reachable.join(", "),
         ))
+    }
+
+    /// Tokens that cross a network in plain text are everybody's.
+    fn refusal_of_plain_tokens(&self) -> Option<String> {
+        let Server { listen, tls, trusted_proxies, .. } = &self.server;
+        let is_plain = tls.is_none() && trusted_proxies.is_empty() && !listen.ip().to_canonical().is_loopback();
+        (is_plain && !self.clients.is_empty()).then(|| {
+            format!(
+                "[[client]] has tokens, and larder listens at {listen} without TLS: everybody on the way could read them; set [server] \
+                 tls, or let a proxy end TLS and list it in [server] trusted_proxies"
+            )
+        })
     }
 
     /// The absolute path of the file that this was read from; `None` for built-in defaults.

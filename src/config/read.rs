@@ -16,8 +16,8 @@ use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
 use super::{
-    Admin, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, credential, os, policy, upstream, values,
-    warm,
+    Admin, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, client, credential, os, policy, upstream,
+    values, warm,
 };
 
 /// Reads the whole text of one file, even if it has problems. The configuration is valid only if the reader has none.
@@ -60,6 +60,7 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
     let credentials = credentials.unwrap_or_default();
     let rules = root.tables("policy", policy::read).unwrap_or_default();
+    let clients = root.tables("client", client::read).unwrap_or_default();
     let warm: Vec<_> = root.tables("warm", warm::read).unwrap_or_default().into_iter().flatten().collect();
     if network.offline && !warm.is_empty() {
         root.warning(
@@ -84,8 +85,9 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
         check_host_references(root, &upstreams, default_upstream.chain(of_credentials));
     }
     let policy = Arc::new(policy::policy(root, rules, &upstreams));
+    let clients = client::distinct(root, clients, &upstreams);
     let credentials = credentials.into_iter().filter_map(|(_, (_, credential))| credential).collect();
-    Config { source: None, server, admin, store, network, upstreams, credentials, policy, bundle, warm }
+    Config { source: None, server, admin, store, network, upstreams, credentials, policy, clients, bundle, warm }
 }
 
 fn on_loopback(port: u16) -> SocketAddr {

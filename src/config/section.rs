@@ -246,6 +246,12 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         value.is_some_and(|value| matches!(value.get_ref(), DeValue::Array(items) if items.is_empty()))
     }
 
+    /// True for a key with a text.
+    pub(super) fn is_text(&self, key: &str) -> bool {
+        let value = self.table.and_then(|table| table.get(key));
+        value.is_some_and(|value| matches!(value.get_ref(), DeValue::String(_)))
+    }
+
     /// Reads the path of a file that is opened later. The file must be readable now.
     pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let path = self.path(key, example)?;

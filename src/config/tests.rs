@@ -334,7 +334,7 @@ fn collect_keys(table: &DeTable<'_>, path: &str, found: &mut BTreeSet<String>) {
 /// A secret has two possible sources; the sample shows one of them.
 fn one_source(keys: &BTreeSet<String>) -> BTreeSet<String> {
     let source = |key: &String| match key.rsplit_once('.') {
-        Some((secret, "env" | "file")) => format!("{secret}.source"),
+        Some((secret, "env" | "file" | "sha256")) => format!("{secret}.source"),
         _ => key.clone(),
     };
     keys.iter().map(source).collect()
@@ -356,6 +356,7 @@ fn the_sample_file_shows_every_option() {
     {
         std::fs::write(folder.path().join(name), "x").unwrap();
     }
+    std::fs::write(folder.path().join("ci.token"), "a-token-that-is-long-enough\n").unwrap();
     let key = crate::bundle::SigningKey::generate().unwrap().text();
     std::fs::write(folder.path().join("bundle.key"), key.expose_secret()).unwrap();
     let text = uncommented();
@@ -364,6 +365,7 @@ fn the_sample_file_shows_every_option() {
     assert!(reader.problems.is_empty(), "{}", Problems::new(reader.problems));
     assert_eq!(config.upstreams.len(), 5);
     assert_eq!(config.credentials.len(), 4);
+    assert_eq!(config.clients[0].tokens, [crate::digest::Digest::of(b"a-token-that-is-long-enough")]);
 
     let mut shown = BTreeSet::new();
     collect_keys(DeTable::parse(&text).unwrap().get_ref(), "", &mut shown);

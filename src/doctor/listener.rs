@@ -3,6 +3,7 @@
 //! serves the service, returns 404 where it does not, and asks no upstream in either case.
 
 use http::StatusCode;
+use secrecy::SecretString;
 use serde::Deserialize;
 use url::{Host, Url};
 
@@ -62,7 +63,7 @@ pub(super) async fn check_listener(
     let host = &upstream.host;
     let Ok(url) = base.join(providers_base(host).trim_start_matches('/')) else { return Vec::new() };
     let shown = base.as_str().trim_end_matches('/');
-    match identify_server(&url, ProbedService::Providers, host, client_roots).await {
+    match identify_server(&url, ProbedService::Providers, host, client_roots, None).await {
         Ok(identified) => {
             // The Date header of this machine is not an independent time source.
             times.record(shown, identified.date.filter(|_| config.server.public_url.is_some()));
@@ -76,6 +77,9 @@ pub(super) async fn check_listener(
 fn checks_of_answer(identified: &Identified, base: &Url, shown: &str) -> Vec<Check> {
     let listener = match &identified.kind {
         ServerKind::Larder => Check::passed(LISTENER, format!("larder answers at {shown}")),
+        ServerKind::LarderNeedsToken(_) => {
+            Check::passed(LISTENER, format!("larder answers at {shown}, and asks its clients for a token"))
+        }
         ServerKind::LarderWithoutService => {
             Check::fail(LISTENER, format!("larder answers at {shown}, but has no registry below it"))
                 .advise("set [server] public_url to exactly the URL that the proxy in front of larder forwards")
@@ -202,6 +206,8 @@ pub(super) enum ServerKind {
     LarderWithoutHost(Hostname),
     /// A larder that refuses this machine, with its message.
     LarderRefusing(String),
+    /// A larder that asks for a token, or does not know the one that it was sent.
+    LarderNeedsToken(String),
     /// Another program, with this status.
     OtherServer(StatusCode),
 }
@@ -212,10 +218,11 @@ pub(super) async fn identify_server(
     service: ProbedService,
     host: &Hostname,
     client_roots: &ClientRoots,
+    token: Option<&SecretString>,
 ) -> Result<Identified, ProbeError> {
     let mut url = base.clone();
     url.set_path(&format!("{}{}", base.path(), service.probe_path(host)));
-    let answer = probe(&url, client_roots, PROBE_TIMEOUT).await?;
+    let answer = probe(&url, client_roots, PROBE_TIMEOUT, token).await?;
     Ok(Identified { kind: classify(&answer, host), ends_soon: answer.ends_soon, date: server_time(&answer.headers) })
 }
 
@@ -235,6 +242,7 @@ fn classify(answer: &ProbeAnswer, host: &Hostname) -> ServerKind {
         _ if errors.iter().any(|error| error.contains(NOT_AMONG_CLIENTS)) => {
             ServerKind::LarderRefusing(errors.join("; "))
         }
+        StatusCode::UNAUTHORIZED => ServerKind::LarderNeedsToken(errors.join("; ")),
         _ if errors.contains(&Error::UnknownHost(host.clone()).to_string()) => {
             ServerKind::LarderWithoutHost(host.clone())
         }

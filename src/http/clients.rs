@@ -47,6 +47,21 @@ pub enum NotAClient {
     NoRun,
 }
 
+impl RequestClient {
+    /// Returns true if its address is known, and within one of these networks.
+    pub(super) fn is_within(&self, networks: &[IpNet]) -> bool {
+        self.invalid_entry.is_none() && any_contains(networks, self.address)
+    }
+
+    /// The client in a refusal.
+    pub(super) fn shown(&self) -> String {
+        match &self.invalid_entry {
+            Some(entry) => format!("{entry:?} in X-Forwarded-For"),
+            None => self.address.to_string(),
+        }
+    }
+}
+
 impl Clients {
     /// Checks that this client, of this run, is allowed.
     ///
@@ -58,11 +73,9 @@ impl Clients {
         {
             return Err(NotAClient::NoRun);
         }
-        match (&self.allowed, &client.invalid_entry) {
-            (None, _) => Ok(()),
-            (Some(_), Some(entry)) => Err(NotAClient::Address(format!("{entry:?} in X-Forwarded-For"))),
-            (Some(allowed), None) if any_contains(allowed, client.address) => Ok(()),
-            (Some(_), None) => Err(NotAClient::Address(client.address.to_string())),
+        match &self.allowed {
+            Some(allowed) if !client.is_within(allowed) => Err(NotAClient::Address(client.shown())),
+            _ => Ok(()),
         }
     }
 

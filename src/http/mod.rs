@@ -6,6 +6,7 @@ mod admin;
 pub mod admin_client;
 pub mod admin_tls;
 mod body;
+pub mod client_tokens;
 pub mod clients;
 pub mod connection_slots;
 mod failures;
@@ -23,7 +24,7 @@ pub mod watchdog;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::header;
+use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -33,6 +34,7 @@ pub use self::body::Body;
 pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;
 
+use self::client_tokens::{ClientTokens, NotAuthenticated};
 use self::clients::{Clients, RequestClient, origin, origin_of_browser};
 use self::listener::Peer;
 use self::requests::{Content, Refusal, RequestOutcome};
@@ -40,9 +42,13 @@ use self::runs::{RunContent, RunRequest};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::{Clock, Timestamp};
 use crate::error::Error;
-use crate::protocol::route::{Api, Route, RouteKind, is_probe};
+use crate::protocol::rights::{Rights, without_url_token};
+use crate::protocol::route::{Api, Route, RouteError, RouteKind, is_probe};
 use crate::protocol::run::RunId;
-use crate::protocol::{self, Protocols, RequestFailure};
+use crate::protocol::{self, Protocols, RequestFailure, VariesBy};
+
+/// The challenge of a request without the token of a client (RFC 6750).
+const CHALLENGE: HeaderValue = HeaderValue::from_static("Bearer realm=\"larder\"");
 
 /// The main listener: access, routes, metrics and the access log.
 #[derive(Debug)]
@@ -51,6 +57,8 @@ pub struct MainListener {
     requests: RequestMetrics,
     /// The clients that are answered.
     pub clients: Clients,
+    /// Those that authenticate.
+    tokens: Arc<ClientTokens>,
     runs: Runs,
     clock: Clock,
 }
@@ -61,10 +69,11 @@ impl MainListener {
         protocols: Arc<Protocols>,
         requests: RequestMetrics,
         clients: Clients,
+        tokens: Arc<ClientTokens>,
         runs: Runs,
         clock: Clock,
     ) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clients, runs, clock })
+        Arc::new(Self { protocols, requests, clients, tokens, runs, clock })
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
@@ -82,6 +91,7 @@ impl MainListener {
             start,
             route: RouteKind::NoRoute,
             run: None,
+            is_quiet: false,
             answer: None,
             sent: (0, false),
             now: self.clock.now(),
@@ -116,6 +126,8 @@ impl MainListener {
             path,
             run,
             view: None,
+            url_token: None,
+            rights: Rights::All,
             query: request.uri().query(),
             host,
             cdn_loop: CdnLoop::received(cdn_loop.filter_map(|value| value.to_str().ok())),
@@ -132,6 +144,10 @@ impl MainListener {
             && let Err(refusal) = self.clients.admit(client, run)
         {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
+        }
+        match self.rights(&route, &parsed_request, request.headers(), client) {
+            Ok(rights) => parsed_request.rights = rights,
+            Err(refusal) => return self.refuse_unauthenticated(&refusal, api, client, log),
         }
         log.run = run.map(|run| self.runs.begin(run));
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -169,7 +185,10 @@ impl MainListener {
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
                 let mut response = response::reply(reply, &route, request, &peer.memory);
                 let may_know_origin = peer.tls.is_some() || !self.clients.trusted_proxies.is_empty();
-                let varies_by = self.protocols.varies_by(&route, &parsed_request, may_know_origin);
+                let varies_by = match &parsed_request.rights {
+                    Rights::All => self.protocols.varies_by(&route, &parsed_request, may_know_origin),
+                    Rights::Of(_) => VariesBy::Client,
+                };
                 response::set_vary(response.headers_mut(), varies_by);
                 if let Some(age) = age {
                     self.requests.record_document_age(route.kind(), age);
@@ -182,7 +201,7 @@ impl MainListener {
                 }
                 // A path with a query is one of many pages.
                 if parsed_request.query.is_none() {
-                    self.requests.failures().note_answered(path);
+                    self.requests.failures().note_answered(&without_url_token(path));
                 }
                 (response, outcome)
             }
@@ -190,14 +209,57 @@ impl MainListener {
                 log_failure(request_number, &failure);
                 let (status, now) = (response::failure_status(&failure, api), parsed_request.now);
                 if parsed_request.query.is_none() {
-                    self.requests.failures().record(path, &failure, status, client.address, now);
+                    self.requests.failures().record(&without_url_token(path), &failure, status, client.address, now);
                 }
                 if let Some(run) = &mut log.run {
-                    run.failed_with(path, &failure);
+                    run.failed_with(&without_url_token(path), &failure);
                 }
                 (response::failure(&failure, api), self.record_failure(&failure, api))
             }
         }
+    }
+
+    /// The rights of a request. The probes and the page for browsers are open to all.
+    ///
+    /// # Errors
+    /// It is not that of a client.
+    fn rights(
+        &self,
+        route: &Result<Route, RouteError>,
+        request: &protocol::Request<'_>,
+        headers: &HeaderMap,
+        client: &RequestClient,
+    ) -> Result<Rights, NotAuthenticated> {
+        let is_open = self.tokens.is_empty() || matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
+        // A larder of a run answers its runs alone.
+        let is_trusted_run = request.run.is_some_and(|run| self.clients.runs.is_some() || self.runs.is_trusted(run));
+        if is_open || is_trusted_run {
+            return Ok(Rights::All);
+        }
+        let of_url = route.as_ref().ok().and_then(|route| self.protocols.rights_of_url(route, request));
+        match of_url {
+            Some(rights) => Ok(rights?),
+            None => self.tokens.class_of(headers, client).map(|class| Rights::Of(Arc::clone(class))),
+        }
+    }
+
+    /// Answers a request that is not that of a client. Clients print a text of their own for 401, which is about credentials.
+    fn refuse_unauthenticated(
+        &self,
+        refusal: &NotAuthenticated,
+        api: Api,
+        client: &RequestClient,
+        log: &mut RequestLog,
+    ) -> (Response<Body>, RequestOutcome) {
+        if let NotAuthenticated::WrongNetwork(..) = refusal {
+            return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
+        }
+        if *refusal == NotAuthenticated::WrongToken {
+            log.is_quiet = self.requests.wrong_tokens().exceeds(client.address);
+        }
+        let (mut response, outcome) = self.refuse(Refusal::Token, StatusCode::UNAUTHORIZED, refusal.to_string());
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, CHALLENGE);
+        (response, outcome)
     }
 
     fn refuse(&self, refusal: Refusal, status: StatusCode, reason: String) -> (Response<Body>, RequestOutcome) {
@@ -287,6 +349,8 @@ struct RequestLog {
     route: RouteKind,
     /// The request's part in the counts of its run.
     run: Option<RunRequest>,
+    /// True for one of too many wrong tokens: it is counted, and not logged.
+    is_quiet: bool,
     /// The status of the answer, and the outcome of the request.
     answer: Option<(StatusCode, RequestOutcome)>,
     /// The body bytes sent, and true if larder truncated the body itself.
@@ -307,14 +371,18 @@ impl Drop for RequestLog {
         let end = if *is_truncated { RequestOutcome::Error } else { outcome };
         if let (true, Some((status, _))) = (*is_truncated, self.answer) {
             let (_, path) = RunId::split(uri.path());
-            self.requests.failures().record_broken_off(path, status, *client, self.now);
+            let path = without_url_token(path);
+            self.requests.failures().record_broken_off(&path, status, *client, self.now);
             if let Some(run) = &mut self.run {
-                run.broke_off(path);
+                run.broke_off(&path);
             }
         }
         self.requests.record_end(*route, end, outcome.body_source(), *bytes);
         if let Some(run) = &mut self.run {
             run.end(end, *bytes);
+        }
+        if self.is_quiet {
+            return;
         }
         tracing::info!(
             target: "larder::request",
@@ -326,8 +394,8 @@ impl Drop for RequestLog {
             bytes = *bytes,
             ms = self.start.elapsed().as_millis() as u64,
             "{method} {}",
-            // The id of a run opens its larder, and logs are read by others.
-            RunId::without_id(uri.path()),
+            // The id of a run opens its larder, the proof in a URL its archive, and logs are read by others.
+            without_url_token(RunId::without_id(uri.path())),
         );
     }
 }

@@ -23,6 +23,7 @@ use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName, TrustAnchor, UnixTime};
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -105,19 +106,30 @@ fn day(time: &Option<Timestamp>) -> String {
     time.map_or_else(String::new, |time| format!(" ({})", time.day()))
 }
 
-/// Requests `url` without a proxy and within a deadline. Follows redirects as the clients do.
+/// Requests `url` without a proxy and within a deadline. Follows redirects as the clients do; the token goes to the first host
+/// alone.
 ///
 /// # Errors
 /// [`ProbeError`], with the cause.
-pub async fn probe(url: &Url, roots: &ClientRoots, limit: Duration) -> Result<ProbeAnswer, ProbeError> {
-    timeout(limit, probe_with_redirects(url, roots)).await.unwrap_or(Err(ProbeError::Slow(limit)))
+pub async fn probe(
+    url: &Url,
+    roots: &ClientRoots,
+    limit: Duration,
+    token: Option<&SecretString>,
+) -> Result<ProbeAnswer, ProbeError> {
+    timeout(limit, probe_with_redirects(url, roots, token)).await.unwrap_or(Err(ProbeError::Slow(limit)))
 }
 
-async fn probe_with_redirects(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
+async fn probe_with_redirects(
+    url: &Url,
+    roots: &ClientRoots,
+    token: Option<&SecretString>,
+) -> Result<ProbeAnswer, ProbeError> {
+    let first = url.origin();
     let mut url = url.clone();
     let mut redirects = 0..MAX_REDIRECTS;
     loop {
-        let answer = probe_once(&url, roots).await?;
+        let answer = probe_once(&url, roots, token.filter(|_| url.origin() == first)).await?;
         let is_redirect = matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         let location = answer.headers.get(header::LOCATION).and_then(|value| value.to_str().ok());
         let next = location.filter(|_| is_redirect).and_then(|location| url.join(location).ok());
@@ -128,7 +140,7 @@ async fn probe_with_redirects(url: &Url, roots: &ClientRoots) -> Result<ProbeAns
     }
 }
 
-async fn probe_once(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, ProbeError> {
+async fn probe_once(url: &Url, roots: &ClientRoots, token: Option<&SecretString>) -> Result<ProbeAnswer, ProbeError> {
     let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { return Err(ProbeError::NoUrl) };
     let name = host.trim_start_matches('[').trim_end_matches(']');
     let resolved = tokio::net::lookup_host((name, port)).await;
@@ -140,7 +152,7 @@ async fn probe_once(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, Probe
     let connected = first_connection(&addresses, TcpStream::connect::<SocketAddr>).await;
     let stream = connected.map_err(|e| ProbeError::Unreachable(e.to_string()))?;
     match url.scheme() {
-        "http" => send_probe(stream, url, None).await,
+        "http" => send_probe(stream, url, None, token).await,
         "https" => {
             let verifier = Verifier::new(roots)?;
             let ends_soon = Arc::clone(&verifier.ends_soon);
@@ -148,7 +160,7 @@ async fn probe_once(url: &Url, roots: &ClientRoots) -> Result<ProbeAnswer, Probe
             let connector = TlsConnector::from(Arc::new(config(verifier)?));
             let stream = connector.connect(name, stream).await.map_err(|e| handshake_error(&e))?;
             let ends_soon = *ends_soon.lock();
-            send_probe(stream, url, ends_soon).await
+            send_probe(stream, url, ends_soon, token).await
         }
         _ => Err(ProbeError::NoUrl),
     }
@@ -158,12 +170,22 @@ async fn send_probe(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     url: &Url,
     ends_soon: Option<Timestamp>,
+    token: Option<&SecretString>,
 ) -> Result<ProbeAnswer, ProbeError> {
     let failed = |e: hyper::Error| ProbeError::NoHttp(e.to_string());
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
     let connection = tokio::spawn(connection);
     let authority = url.authority().rsplit('@').next().unwrap_or_default();
-    let request = Request::get(url.path())
+    let bearer = token.map(|token| {
+        let mut value = header::HeaderValue::from_str(&format!("Bearer {}", token.expose_secret()))?;
+        value.set_sensitive(true);
+        Ok::<_, header::InvalidHeaderValue>(value)
+    });
+    let mut request = Request::get(url.path());
+    if let Some(Ok(bearer)) = bearer {
+        request = request.header(header::AUTHORIZATION, bearer);
+    }
+    let request = request
         .header(header::HOST, authority)
         .header(header::USER_AGENT, concat!("larder/", env!("CARGO_PKG_VERSION"), " (doctor)"))
         .body(Empty::<Bytes>::new())

@@ -12,6 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::client_tokens::WrongTokens;
 use super::failures::RecentFailures;
 use crate::error::Error;
 use crate::jobs::{Traffic, TrafficCount, TrafficSource};
@@ -58,6 +59,8 @@ labelled_enum! {
     pub(super) Refusal {
         /// The client is not among `clients`.
         Client "client",
+        /// The token of a client is missing or wrong, or the proof in the URL of an archive.
+        Token "token",
         /// Neither GET nor HEAD; on the admin listener, not the method of the path.
         Method "method",
         /// The path is invalid, or the Host is missing or ambiguous.
@@ -178,6 +181,7 @@ struct RequestCounters {
     hit: [Histogram; Content::ALL.len()],
     ages: [Histogram; RouteKind::DOCUMENTS],
     failures: RecentFailures,
+    wrong_tokens: WrongTokens,
 }
 
 /// Metrics that are not exposed.
@@ -219,12 +223,18 @@ impl RequestMetrics {
             hit: Content::ALL.map(|content| hit.get_or_create_owned(&[("content", content.label())])),
             ages: array::from_fn(|index| ages.get_or_create_owned(&[("route", RouteKind::ALL[index].label())])),
             failures: RecentFailures::default(),
+            wrong_tokens: WrongTokens::default(),
         }))
     }
 
     /// The failures of the last day, for people.
     pub(super) fn failures(&self) -> &RecentFailures {
         &self.0.failures
+    }
+
+    /// The wrong tokens of the last minute.
+    pub(super) fn wrong_tokens(&self) -> &WrongTokens {
+        &self.0.wrong_tokens
     }
 
     /// Returns the number of the next request, for the log.

@@ -25,6 +25,7 @@ use crate::store::ReadShare;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
+const PRIVATE_IMMUTABLE: HeaderValue = HeaderValue::from_static("private, max-age=31536000, immutable");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 const PRIVATE: HeaderValue = HeaderValue::from_static("private, no-cache");
@@ -62,6 +63,12 @@ pub(super) fn set_vary(headers: &mut HeaderMap, varies_by: VariesBy) {
     let offers_gzip = headers.contains_key(header::VARY);
     let names = match (varies_by, offers_gzip) {
         (VariesBy::Nothing, _) => return,
+        (VariesBy::Client, _) => {
+            let of_all = headers.get(header::CACHE_CONTROL);
+            let of_one = if of_all == Some(&IMMUTABLE) { PRIVATE_IMMUTABLE } else { PRIVATE };
+            headers.insert(header::CACHE_CONTROL, of_one);
+            return;
+        }
         // Any header that a proxy adds may count, so no list of names is complete.
         (VariesBy::Origin, _) => {
             if headers.get(header::CACHE_CONTROL) == Some(&NO_CACHE) {

@@ -109,6 +109,15 @@ impl ClientConfig {
         client_config(hosts.to_vec(), None, base, client_route).await
     }
 
+    /// Adds a block for the token of the client at each of these hosts, which names the place of the token.
+    #[must_use]
+    pub fn with_credentials(mut self, hosts: &[String]) -> Self {
+        self.remarks
+            .push("larder asks its clients for a token: write that of this client in place of TOKEN".to_owned());
+        self.lines.extend(hosts.iter().map(|host| credentials_block(host, TOKEN_PLACE)));
+        self
+    }
+
     /// Reads the text of another larder.
     pub fn read(text: &str) -> Self {
         let (mut remarks, mut lines) = (Vec::new(), text);
@@ -117,6 +126,26 @@ impl ClientConfig {
             lines = rest;
         }
         Self { remarks, lines: lines.to_owned() }
+    }
+}
+
+/// Stands for the token of a client.
+const TOKEN_PLACE: &str = "TOKEN";
+
+/// The block of a CLI configuration with the token for a host.
+pub fn credentials_block(host: &str, token: &str) -> String {
+    format!("credentials {} {{\n  token = {}\n}}\n", quoted(host), quoted(token))
+}
+
+/// The hosts whose credentials clients send to larder: by an override those of the registries, by a network mirror that of
+/// larder's URL.
+pub fn hosts_of_credentials(registries: &[Hostname], base: &str, client_route: ClientRoute) -> Vec<String> {
+    match client_route {
+        ClientRoute::HostOverride => registries.iter().map(Hostname::to_unicode).map(|host| host.to_string()).collect(),
+        ClientRoute::NetworkMirror => {
+            let authority = base.split_once("://").map_or(base, |(_, rest)| rest).split('/').next();
+            authority.into_iter().map(str::to_owned).collect()
+        }
     }
 }
 

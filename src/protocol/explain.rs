@@ -424,7 +424,7 @@ impl ExplainContext<'_> {
         let view = self.view.filter(|_| View::may_begin(&path));
         let url = Some(format!("{}{}{path}", self.base, view.map(|view| view.to_string()).unwrap_or_default()));
         let is_offline = mirror.runtime.connectivity() == Connectivity::Offline;
-        let links = Links { mount: &self.protocols.mount, base: "", view: self.view };
+        let links = Links { mount: &self.protocols.mount, base: "", view: self.view, proofs: None, now: self.call.now };
         let (answer, rule) = match self.protocols.answer_from_services(&route, self.call, links).await {
             Ok(answer) => {
                 let is_listed = self.names_subject(kind, &answer.value, subject).await;

@@ -8,6 +8,7 @@ mod network_mirror;
 pub mod pages;
 pub mod registry;
 pub mod rendered;
+pub mod rights;
 pub mod route;
 pub mod run;
 pub mod view;
@@ -20,6 +21,7 @@ pub use self::home::HomeConfig;
 use self::rendered::{
     AgesBasis, AnswerBasis, FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings,
 };
+use self::rights::{ArchiveUrls, BadArchiveUrl, Rights, RightsClass, split_url_token};
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
 use self::run::RunId;
 use self::view::View;
@@ -44,6 +46,10 @@ pub struct Request<'a> {
     pub run: Option<RunId>,
     /// The view that the path names.
     pub view: Option<View>,
+    /// The proof in the URL of an archive.
+    pub url_token: Option<&'a str>,
+    /// The rights of the client.
+    pub rights: Rights,
     /// The query as received, without its question mark.
     pub query: Option<&'a str>,
     /// The Host header, or the authority.
@@ -92,6 +98,8 @@ pub enum VariesBy {
     Proxies,
     /// The origin at which the client sees larder: the host that it addressed, or what proxies say.
     Origin,
+    /// The client, who authenticated: its answers are for no other.
+    Client,
 }
 
 /// Content of a reply.
@@ -172,6 +180,8 @@ pub struct Protocols {
     runtime_config: Arc<RuntimeConfig>,
     mount: Mount,
     route_context: RouteContext,
+    /// The URLs of archives for clients that authenticate; `None` where none needs to.
+    archive_urls: Option<Arc<ArchiveUrls>>,
     answers: RenderedAnswers,
     shared_renderings: Renderings,
 }
@@ -187,17 +197,23 @@ impl Protocols {
         runtime_config: Arc<RuntimeConfig>,
         mount: Mount,
         route_context: RouteContext,
+        archive_urls: Option<Arc<ArchiveUrls>>,
         memory_bytes: u64,
     ) -> Self {
         // Both share the bytes of a document that is in both, so the second budget is only for stale ones.
         let (answers, shared_renderings) =
             (RenderedAnswers::up_to(memory_bytes), Renderings::up_to(memory_bytes / STALE_SHARE));
-        Self { mirror, runtime_config, mount, route_context, answers, shared_renderings }
+        Self { mirror, runtime_config, mount, route_context, archive_urls, answers, shared_renderings }
     }
 
-    /// Parses a request line, and notes its view. Returns the protocol of its path even without a route.
-    pub fn route(&self, request: &mut Request<'_>) -> (Result<Route, RouteError>, Api) {
-        let path = self.mount.without_prefix(request.path);
+    /// Parses a request line, and notes its view and the proof in its path. Returns the protocol of its path even without a
+    /// route.
+    pub fn route<'a>(&self, request: &mut Request<'a>) -> (Result<Route, RouteError>, Api) {
+        let path: &'a str = request.path;
+        let path = self.mount.without_prefix(path);
+        let (url_token, path) = split_url_token(path);
+        request.url_token = url_token;
+        let path = &*path;
         let path = match View::split(path) {
             Ok((view, below)) => {
                 request.view = view;
@@ -210,6 +226,16 @@ impl Protocols {
             route => route,
         };
         (route, Api::of_path(path))
+    }
+
+    /// The rights that the proof in the URL of an archive gives to whoever has it. `None` for a request without one, or where
+    /// no client needs to authenticate.
+    ///
+    /// # Errors
+    /// The proof does not count.
+    pub fn rights_of_url(&self, route: &Route, request: &Request<'_>) -> Option<Result<Rights, BadArchiveUrl>> {
+        let (urls, token) = (self.archive_urls.as_ref()?, request.url_token?);
+        Some(urls.check(token, &route.path(), request.now).map(Rights::Of))
     }
 
     /// Returns true if a Host is an upstream's name under which larder answers (take-over).
@@ -250,10 +276,14 @@ impl Protocols {
             None => 0,
         };
         let basis = AnswerBasis { generation, closings: self.runtime_config.outbound.backoff.closings() };
-        let key = match request.view {
-            // A view counts as a base of its own: so the number of views in memory has a limit, too.
-            Some(view) => Cow::Owned(format!("{base}{view}")),
-            None => Cow::Borrowed(base),
+        // A view and a class of rights count as a base of their own: so their number in memory has a limit, too.
+        let key = match (request.view, request.rights.class()) {
+            (None, None) => Cow::Borrowed(base),
+            (None, Some(class)) if base.is_empty() => Cow::Borrowed(class.tag()),
+            (view, class) => {
+                let view = view.map(|view| view.to_string()).unwrap_or_default();
+                Cow::Owned([base, &view, class.map(RightsClass::tag).unwrap_or_default()].concat())
+            }
         };
         if let Some(answer) = self.answers.fresh(route, &key, basis, request.now) {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
@@ -273,8 +303,9 @@ impl Protocols {
         let Request { now, takes_unknown_length, client, .. } = *request;
         let (mirror, config, cdn_loop) = (&self.mirror, Arc::clone(&self.runtime_config), request.cdn_loop.clone());
         let call = mirror.runtime.request_context(now, config, cdn_loop, Some(client), takes_unknown_length);
-        let call = call.limited_to(View::limits_of(request.view));
-        let links = Links { mount: &self.mount, base, view: request.view };
+        let call = call.limited_to(request.rights.limit(View::limits_of(request.view)));
+        let proofs = self.archive_urls.as_deref().zip(request.rights.class());
+        let links = Links { mount: &self.mount, base, view: request.view, proofs, now };
         let answer = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(Box::pin(admin::readiness(mirror)).await),
@@ -291,7 +322,9 @@ impl Protocols {
                 Some(address) => mirror.documents.first_end_of_approval(&address, &call).await?,
                 None => None,
             };
-            let fresh_until = end.map_or(answer.fresh_until, |end| end.min(answer.fresh_until));
+            let end_of_urls = proofs.map(|_| ArchiveUrls::fresh_until(now));
+            let ends = end.into_iter().chain(end_of_urls);
+            let fresh_until = ends.fold(answer.fresh_until, Timestamp::min);
             let answer = Answer { value, outcome: outcome.when_reused(), fresh_until, checked };
             self.answers.insert(route, key, RenderedAnswer { answer, made: now, basis });
         }
@@ -409,9 +442,21 @@ struct Links<'a> {
     base: &'a str,
     /// The view of the client, which it keeps on registry and mirror routes.
     view: Option<View>,
+    /// The proofs in the URLs of archives, for clients of a class of rights.
+    proofs: Option<(&'a ArchiveUrls, &'a RightsClass)>,
+    now: Timestamp,
 }
 
 impl Links<'_> {
+    /// The URL of an archive.
+    fn archive(&self, route: &Route) -> String {
+        let path = route.path();
+        match self.proofs {
+            Some((urls, class)) => self.url(&urls.signed(class, &path, self.now)),
+            None => self.url(&path),
+        }
+    }
+
     fn url(&self, path: &str) -> String {
         url_in_view(self.mount, self.base, self.view, path)
     }

@@ -88,7 +88,7 @@ pub(super) async fn version(
         let hashes = zh.into_iter().chain(h1).collect();
         let key = package.platform.to_string();
         let reference = ArchiveRef { package, digest: archive.digest.prefix(), filename: archive.filename };
-        entries.insert(key, ArchiveEntry { url: links.url(&Route::ProviderFile(reference).path()), hashes });
+        entries.insert(key, ArchiveEntry { url: links.archive(&Route::ProviderFile(reference)), hashes });
     }
     let body = serde_json::to_vec(&BTreeMap::from([("archives", entries)]));
     let body = body.map_err(|e| Error::unreadable_list(address, e))?;

@@ -164,7 +164,7 @@ pub(super) async fn provider_download(
     let answer = mirror.proof_sets.proof_set(package, call).await?;
     let ProofSetRefs { archive, sums, signature } = answer.value.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
-        .map(|route| links.url(&route.path()));
+        .map(|route| links.archive(&route));
     let body = answer.value.document.with_urls(urls);
     let body = body.map_err(|e| Error::unreadable_download_document(package, e))?;
     Ok(answer.map(|_| body))
@@ -183,7 +183,7 @@ pub(super) async fn module_location(
     let answer = answer.map(|location| match location {
         ModuleLocation::External(text) => text,
         ModuleLocation::Local { archive, checksum, subdir } => {
-            let mut text = links.url(&Route::ModuleArchive(archive).path());
+            let mut text = links.archive(&Route::ModuleArchive(archive));
             text.extend(subdir.map(|subdir| format!("//{subdir}")));
             match checksum {
                 Some(checksum) => text.push_str(&format!("?checksum=sha256:{checksum}")),

@@ -247,7 +247,6 @@ impl Route {
                 )),
                 Err(_) => RouteError::nothing_at(path),
             }),
-            ["archive", reserved, ..] if reserved.starts_with('~') => Err(RouteError::nothing_at(path)),
             ["archive", host, "providers", namespace, type_, version, platform, digest, filename] => {
                 let package = Package {
                     provider: provider(context.host(host)?, namespace, type_)?,

@@ -1,6 +1,6 @@
 //! A client's CLI configuration, as far as it decides where providers and modules come from: where the client looks for
-//! it, and what it says (`host` blocks, CLI configuration). Secrets, such as the tokens of `credentials` blocks, are
-//! dropped, except from a [`CliConfigCopy`], which is for the client alone.
+//! it, and what it says (`host` blocks, CLI configuration). Tokens are never printed; other secrets are dropped, except from a
+//! [`CliConfigCopy`], which is for the client alone.
 
 mod copy;
 #[cfg(test)]
@@ -8,6 +8,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+use secrecy::{ExposeSecret as _, SecretString};
 
 pub use self::copy::CliConfigCopy;
 use super::ClientKind;
@@ -21,12 +23,42 @@ pub struct CliConfig {
     pub hosts: BTreeMap<Hostname, Services>,
     /// The installation methods in order; `None` without a `provider_installation` block, which means direct.
     pub installation: Option<Vec<Method>>,
-    /// The hosts for which the client has a token.
-    pub credentials: Vec<Hostname>,
+    /// The tokens of the client, by the host that it sends them to.
+    pub tokens: BTreeMap<Hostname, ClientToken>,
     /// The plugin cache: a folder with packages for all configurations; as written in the file.
     pub plugin_cache_dir: Option<String>,
     /// The errors that the client prints before it continues without the setting.
     pub complaints: Vec<String>,
+}
+
+/// The token of a client for one host. `Debug` does not print it.
+#[derive(Debug, Clone)]
+pub struct ClientToken(SecretString);
+
+impl ClientToken {
+    /// The token.
+    pub fn secret(&self) -> &SecretString {
+        &self.0
+    }
+}
+
+impl From<&str> for ClientToken {
+    fn from(token: &str) -> Self {
+        Self(SecretString::from(token.to_owned()))
+    }
+}
+
+impl PartialEq for ClientToken {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.expose_secret() == other.0.expose_secret()
+    }
+}
+
+impl Eq for ClientToken {}
+
+/// The environment variable in which clients look for the token of a host: a dot is `_`, a hyphen `__`.
+pub fn token_variable(host: &str) -> String {
+    format!("TF_TOKEN_{}", host.replace('-', "__").replace(['.', ':'], "_"))
 }
 
 /// The complaint about a second `provider_installation` block.
@@ -85,8 +117,11 @@ impl CliConfig {
                 Err(bad) => config.complaints.push(format!("a host block: {bad}")),
             }
         }
-        config.credentials =
-            root.labelled_blocks("credentials").filter_map(|(name, _)| Hostname::parse(name).ok()).collect();
+        let tokens = root.labelled_blocks("credentials").filter_map(|(name, block)| {
+            let token = block.all("token").find_map(Hcl1Node::text).unwrap_or_default();
+            Some((Hostname::parse(name).ok()?, ClientToken::from(token)))
+        });
+        config.tokens = tokens.collect();
         config.plugin_cache_dir = root.all("plugin_cache_dir").find_map(Hcl1Node::text).map(str::to_owned);
         for block in root.all("provider_installation") {
             if config.installation.is_some() {
@@ -101,7 +136,7 @@ impl CliConfig {
     /// Merges a later file. Of two blocks about a host the later counts, of two settings the earlier.
     pub fn merge(mut self, later: Self) -> Self {
         self.hosts.extend(later.hosts);
-        self.credentials.extend(later.credentials);
+        self.tokens.extend(later.tokens);
         self.complaints.extend(later.complaints);
         if self.installation.is_some() && later.installation.is_some() {
             self.complaints.push(DUPLICATE_INSTALLATION.to_owned());

@@ -123,18 +123,30 @@ impl Local {
     /// # Errors
     /// [`StoreError::Unavailable`]: a folder that is not ours gets none.
     pub fn admin_token(&self) -> Result<String, StoreError> {
+        self.secret_in(&Store::token_file(self.folder()))
+    }
+
+    /// The key of signed archive URLs, made when it is first needed (mode 0600).
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`]: a folder that is not ours gets none.
+    pub fn archive_url_key(&self) -> Result<String, StoreError> {
+        self.secret_in(&self.folder().join("archive-url-key"))
+    }
+
+    /// The secret in a file, made if it is absent.
+    fn secret_in(&self, path: &Path) -> Result<String, StoreError> {
         self.lock.check()?;
-        let path = Store::token_file(self.folder());
-        if let Some(token) = disk::read_secret(&path)? {
-            return Ok(token);
+        if let Some(secret) = disk::read_secret(path)? {
+            return Ok(secret);
         }
-        let token = disk::random_hex::<32>().map_err(|e| StoreError::io("write", &path, e))?;
-        match disk::write_secret(&path, &token) {
-            // The store can be read without one; commands that need a token say that it is missing.
-            Err(error) if error.is_unwritable() => tracing::debug!(%error, "the admin token is not stored"),
+        let secret = disk::random_hex::<32>().map_err(|e| StoreError::io("write", path, e))?;
+        match disk::write_secret(path, &secret) {
+            // The store can be read without one; commands that need the admin token say that it is missing.
+            Err(error) if error.is_unwritable() => tracing::debug!(%error, "a secret is not stored"),
             written => written?,
         }
-        Ok(token)
+        Ok(secret)
     }
 
     /// Stores a receipt durably, and returns its path.

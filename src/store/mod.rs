@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! DIR/admin-token                 the admin listener's bearer token (mode 0600)
+//! DIR/archive-url-key             the key of signed archive URLs, where clients authenticate (mode 0600)
 //! DIR/v1/lock                     locked before anything is read, swept or moved; names the owner's listeners
 //! DIR/v1/format                   the newest format ever written here
 //! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest

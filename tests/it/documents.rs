@@ -365,6 +365,7 @@ async fn the_commands_of_the_page_on_other_mirrors_run() {
 async fn the_commands_about_access_run() {
     run_page_commands("docs/access.md").await;
     run_page_commands("docs/views.md").await;
+    run_page_commands("docs/tokens.md").await;
 }
 
 #[tokio::test]

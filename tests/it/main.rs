@@ -17,6 +17,7 @@ mod caching;
 mod limits;
 
 mod backoff;
+mod client_tokens;
 mod commands;
 mod commands_accept;
 mod commands_access;

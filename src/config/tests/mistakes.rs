@@ -35,7 +35,7 @@ token = { env = "UNSET1" }
             "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
             "mirror.toml:5: server.default_upstream: registry.terraform.io is not one of the upstreams (a.example)",
             r#"mirror.toml:7: server.clients: "10.0.0.0/99" is neither a network nor an address; write for example clients = ["10.0.0.0/8"]"#,
-            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, upstream, credential, policy, warm",
+            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, upstream, credential, policy, client, warm",
             r#"mirror.toml:11: upstream.patience: this is of type integer, not string; write for example patience = "2s""#,
             "mirror.toml:13: upstream.host: a.example is an upstream already, on line 10",
             r#"mirror.toml:14: upstream.verification: "none" is none of signature, signature-if-keys, checksum; write for example verification = "signature""#,
@@ -70,6 +70,38 @@ fn mistakes_in_policies_are_reported() {
     ] {
         assert!(problems.contains(line), "{line}\n{problems}");
     }
+}
+
+#[test]
+fn mistakes_in_clients_are_reported() {
+    let sha256 = "ab".repeat(32);
+    let text = format!(
+        "[[client]]\nname = \"a b\"\ntoken = \"secret-secret-secret\"\n[[client]]\nname = \"one\"\ntoken = {{ sha256 = \"abc\" }}\n\
+         [[client]]\nname = \"two\"\ntoken = []\nallow = [\"x\"]\nnetworks = [\"10/8\"]\n\
+         [[client]]\nname = \"three\"\ntoken = [{{ sha256 = \"{sha256}\" }}, {{ env = \"UNSET\" }}, {{ env = \"SHORT\" }}]\n\
+         [[client]]\nname = \"three\"\ntoken = {{ sha256 = \"{sha256}\" }}\nallow = [\"other.example/*\"]\n\
+         [[client]]\nname = \"six\"\nallow = []\nnetworks = []\n"
+    );
+    let short = |name: &str| (name == "SHORT").then(|| "too-short".to_owned());
+    let problems = Config::parse(&text, Path::new("mirror.toml"), &short).unwrap_err().to_string();
+    for line in [
+        "mirror.toml:2: client.name: a name has 1 to 64 letters",
+        "mirror.toml:3: client.token: a secret is named here, never written",
+        "mirror.toml:6: client.token.sha256: a SHA-256 has 64 hex digits",
+        "mirror.toml:9: client.token: an empty list lets nobody in",
+        "mirror.toml:10: client.allow: \"x\" is not a pattern of addresses",
+        "mirror.toml:11: client.networks: \"10/8\" is neither a network nor an address",
+        "mirror.toml:14: client.token.env: the environment variable UNSET is not set",
+        "mirror.toml:14: client.token: the token has fewer than 20 characters",
+        "mirror.toml:15: client.name: three is a client already, on line 12",
+        "mirror.toml:15: client.token: this token is that of the client on line 12, too",
+        "mirror.toml:19: client.token: missing; write for example token = { file = \"/etc/larder/ci.token\" }",
+        "mirror.toml:21: client.allow: an empty list allows nothing",
+        "mirror.toml:22: client.networks: an empty list allows no network",
+    ] {
+        assert!(problems.contains(line), "{line}\n{problems}");
+    }
+    assert!(!problems.contains("too-short") && !problems.contains("secret-secret"), "{problems}");
 }
 
 #[test]

@@ -13,15 +13,18 @@ use tokio::time::timeout;
 use url::{Host, Url};
 
 use self::sources::url_of;
-use super::listener::{base, is_loopback};
+use super::listener::{ProbedService, ServerKind, base, identify_server, is_loopback};
 use super::machine::{LarderState, RunningLarder};
 use super::{Check, PROBE_TIMEOUT, in_time};
 use crate::address::Hostname;
 use crate::config::{Config, text};
 use crate::http::probe_client::ClientRoots;
 use crate::protocol::admin::CLIENT_CONFIG;
-use crate::protocol::client_config::{ClientConfig, ClientRoute};
-use crate::requirements::cli_config::{CliConfig, Environment, InstallationSource, SearchPaths};
+use crate::protocol::client_config::{ClientConfig, ClientRoute, credentials_block};
+use crate::protocol::route::MIRROR_BASE;
+use crate::requirements::cli_config::{
+    CliConfig, ClientToken, Environment, InstallationSource, SearchPaths, token_variable,
+};
 use crate::requirements::{ClientKind, hcl};
 
 const FILES: &str = "client.files";
@@ -85,6 +88,7 @@ impl ClientChecks<'_> {
         for host in self.hosts(client_files) {
             checks.extend(self.check_host(client_files, &host).await);
         }
+        checks.extend(self.check_tokens(client_files).await);
         checks.extend(self.check_environment(client_files));
         checks
     }
@@ -267,6 +271,8 @@ impl ClientFiles {
 /// The shortest client timeout that is long enough: larder answers within 8 s, and clients wait 10 s by default.
 const MIN_TIMEOUT_SECONDS: u64 = 10;
 
+const TOKEN: &str = "client.token";
+
 const PLAINTEXT_TOKEN_ADVICE: &str = "give larder a certificate ([server] tls) and write https; or remove the token: larder \
      forwards none, it has its own credentials";
 
@@ -314,16 +320,68 @@ impl ClientChecks<'_> {
     }
 
     fn credentials(&self, client_files: &ClientFiles, destinations: &[(Hostname, Url)]) -> Option<Check> {
-        let has_token = |host: &Hostname| {
-            let variable = format!("TF_TOKEN_{}", host.as_str().replace('-', "__").replace(['.', ':'], "_"));
-            client_files.config.credentials.contains(host)
-                || self.environment.keys().any(|name| name.eq_ignore_ascii_case(&variable))
-        };
+        let has_token = |host: &Hostname| self.token_of(client_files, host).is_some();
         let is_plaintext = |url: &Url| url.scheme() == "http" && !is_loopback(url);
         let (host, url) = destinations.iter().find(|(host, url)| is_plaintext(url) && has_token(host))?;
         let origin = url.origin().ascii_serialization();
         let finding = format!("the client has a token for {host}, and sends it to {origin} without TLS");
         Some(Check::warn("client.credentials", finding).about(host).advise(PLAINTEXT_TOKEN_ADVICE))
+    }
+
+    /// The token that the client sends as its credential for a host.
+    fn token_of(&self, client_files: &ClientFiles, host: &Hostname) -> Option<ClientToken> {
+        let variable = token_variable(host.as_str());
+        let of_environment = self.environment.iter().find(|(name, _)| name.eq_ignore_ascii_case(&variable));
+        let of_environment = of_environment.map(|(_, token)| ClientToken::from(token.as_str()));
+        of_environment.or_else(|| client_files.config.tokens.get(host).cloned())
+    }
+
+    /// Checks that the larder behind each URL knows the client's token, where it asks for one.
+    async fn check_tokens(&self, client_files: &ClientFiles) -> Vec<Check> {
+        let mut checks: Vec<Check> = Vec::new();
+        for (registry, url) in self.destinations(client_files) {
+            let is_mirror = url.path().ends_with(MIRROR_BASE);
+            let (service, of_token) = match (is_mirror, url.host_str(), url.port()) {
+                (false, ..) => (ProbedService::Providers, Some(registry.clone())),
+                (true, Some(name), Some(port)) => {
+                    (ProbedService::Mirror, Hostname::parse(&format!("{name}:{port}")).ok())
+                }
+                (true, name, _) => (ProbedService::Mirror, name.and_then(|name| Hostname::parse(name).ok())),
+            };
+            let Some(host) = of_token.filter(|_| !self.is_off_limits(&url) && url.path().ends_with('/')) else {
+                continue;
+            };
+            let kind = async |token: Option<&ClientToken>| {
+                let token = token.map(ClientToken::secret);
+                let identified = identify_server(&url, service, &registry, self.client_roots, token).await;
+                identified.map(|identified| identified.kind).ok()
+            };
+            // The token is sent to nobody but a larder that asks for one.
+            let Some(ServerKind::LarderNeedsToken(_)) = kind(None).await else { continue };
+            let shown = url.origin().ascii_serialization();
+            let check = match self.token_of(client_files, &host) {
+                None => {
+                    let finding = format!("larder at {shown} asks for a token, and the client has none for {host}");
+                    let advice = "ask its operator for one (larder token new), and write these lines into the CLI configuration:";
+                    Check::fail(TOKEN, finding).advise(advice).paste(credentials_block(host.as_str(), "TOKEN"))
+                }
+                Some(token) => match kind(Some(&token)).await {
+                    Some(ServerKind::Larder) => {
+                        Check::passed(TOKEN, format!("larder at {shown} knows the client's token for {host}"))
+                    }
+                    Some(ServerKind::LarderNeedsToken(message)) => {
+                        let finding = format!("larder at {shown} refuses the client's token for {host}: {message}");
+                        Check::fail(TOKEN, finding).advise("it may have been replaced; ask its operator for a new one")
+                    }
+                    _ => continue,
+                },
+            };
+            // One larder may mirror several registries.
+            if !checks.iter().any(|known| known.finding == check.finding) {
+                checks.push(check);
+            }
+        }
+        checks
     }
 
     fn registry_timeout(&self) -> Option<Check> {

@@ -109,7 +109,7 @@ impl ClientChecks<'_> {
         if self.is_off_limits(&url) {
             return None;
         }
-        let answer = probe(&url, self.client_roots, PROBE_TIMEOUT)
+        let answer = probe(&url, self.client_roots, PROBE_TIMEOUT, None)
             .await
             .ok()
             .filter(|answer| answer.status == StatusCode::OK)?;
@@ -151,7 +151,7 @@ impl ClientChecks<'_> {
         let base_for_modules = self.base_for(providers.unwrap_or(&base));
         let correction = || format!("write \"modules.v1\" = \"{base_for_modules}{}\"", modules_base(host));
         let leads = format!("modules.v1 leads to {shown}");
-        match identify_server(&base, ProbedService::Modules, expected_host, self.client_roots).await {
+        match identify_server(&base, ProbedService::Modules, expected_host, self.client_roots, None).await {
             Ok(Identified { kind, .. }) => match kind {
                 ServerKind::LarderWithoutService | ServerKind::LarderWithoutHost(_) => {
                     let finding = format!(
@@ -171,7 +171,7 @@ impl ClientChecks<'_> {
                         if is_own_listener(url, self.config) { PORT_IS_TAKEN.to_owned() } else { correction() };
                     Some(self.downgrade_if_proxied(url, Check::fail(SERVICES, finding).advise(advice)))
                 }
-                ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_) => None,
+                ServerKind::LarderNeedsToken(_) | ServerKind::LarderRefusing(_) | ServerKind::OtherServer(_) => None,
             },
             // The check of providers.v1 already reports this origin.
             Err(_) if providers.is_some_and(|providers| providers.origin() == url.origin()) => None,
@@ -394,7 +394,7 @@ impl ClientChecks<'_> {
             }
             LarderState::Up | LarderState::Down | LarderState::RunsAlone => correction.to_owned(),
         };
-        let kind = match identify_server(url, service, host, self.client_roots).await {
+        let kind = match identify_server(url, service, host, self.client_roots, None).await {
             Ok(Identified { kind, .. }) => kind,
             Err(error) => {
                 let check = failed_probe(&error, setting, url, advice);
@@ -402,7 +402,8 @@ impl ClientChecks<'_> {
             }
         };
         UrlProbe::Unusable(match kind {
-            ServerKind::Larder => return UrlProbe::Larder,
+            // Whether the client's token counts is a check of its own.
+            ServerKind::Larder | ServerKind::LarderNeedsToken(_) => return UrlProbe::Larder,
             ServerKind::LarderWithoutService => {
                 let finding = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());
                 Check::fail(PATH, finding).advise(correction)
@@ -426,7 +427,7 @@ impl ClientChecks<'_> {
     }
 
     /// True for a URL that the doctor of an offline larder must not request.
-    fn is_off_limits(&self, url: &Url) -> bool {
+    pub(super) fn is_off_limits(&self, url: &Url) -> bool {
         self.running.is_offline && !is_own_listener(url, self.config)
     }
 
@@ -477,7 +478,7 @@ impl ClientChecks<'_> {
     /// Checks whether the registry's own host name resolves to a larder from here.
     pub(super) async fn host_name_leads_to_larder(&self, host: &Hostname) -> bool {
         let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
-        let identified = identify_server(&url, ProbedService::Providers, host, self.client_roots).await;
+        let identified = identify_server(&url, ProbedService::Providers, host, self.client_roots, None).await;
         identified.is_ok_and(|identified| identified.kind == ServerKind::Larder)
     }
 

@@ -41,7 +41,7 @@ use crate::protocol::admin::{
     self, Access, AccessHeaders, AdminRefusal, AdminRoute, INDEX, JOBS, Operation, ProcessKind, SinceStart,
     StatusReport,
 };
-use crate::protocol::client_config::{ClientConfig, ClientConfigRequest, ClientRoute};
+use crate::protocol::client_config::{ClientConfig, ClientConfigRequest, ClientRoute, hosts_of_credentials};
 use crate::protocol::run::{RUN_NETWORK, RunId};
 use crate::store::StoreError;
 
@@ -91,6 +91,8 @@ pub struct Admin {
     pub default_host: Hostname,
     /// The keys for signing and trusting bundles.
     pub bundles: BundleKeys,
+    /// True if clients need a token.
+    pub clients_authenticate: bool,
 }
 
 /// The counts of runs, and the way of their clients to the main listener.
@@ -198,12 +200,22 @@ impl Admin {
             AdminRoute::ClientConfig => {
                 let asked = ClientConfigRequest::parse(request.uri().query()).map_err(refused)?;
                 match ClientConfig::of(&self.mirror, &asked.base(&self.base), asked.client_route).await {
+                    Ok(config) if self.clients_authenticate => {
+                        let registries = self.mirror.runtime.upstream_hosts();
+                        let hosts = hosts_of_credentials(&registries, &self.base, asked.client_route);
+                        Ok(response::plain_text(StatusCode::OK, config.with_credentials(&hosts).to_string()))
+                    }
                     Ok(config) => Ok(response::plain_text(StatusCode::OK, config.to_string())),
                     Err(error) => Err(internal(&error.to_string())),
                 }
             }
             AdminRoute::Run(id) => Ok(json(&self.runs()?.runs.report(id).await)),
-            AdminRoute::RunClientConfig(id) => self.run_client_config(id, request.uri().query()).await,
+            AdminRoute::RunClientConfig(id) => {
+                if caller == AdminCaller::OwnUser {
+                    self.runs()?.runs.trust(id);
+                }
+                self.run_client_config(id, request.uri().query()).await
+            }
             AdminRoute::Missing if method == Method::DELETE => {
                 self.mirror.library.forget_missing().await.map_err(|error| self.failure(error))?;
                 Ok(json(&OrderRequest::default()))

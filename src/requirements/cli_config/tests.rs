@@ -41,7 +41,7 @@ fn hosts_credentials_and_installation_methods_are_read() {
     assert_eq!(services["login.v1"], ServiceValue::Other);
     assert_eq!(services["modules.v1"], ServiceValue::Url("https://registry.terraform.io/v1/modules/".into()));
     assert_eq!(config.plugin_cache_dir.as_deref(), Some("$HOME/.cache/plugins"));
-    assert_eq!(config.credentials, [host("app.example")]);
+    assert_eq!(config.tokens.keys().collect::<Vec<_>>(), [&host("app.example")]);
     let methods = config.installation.as_deref().unwrap();
     assert_eq!(methods[0].source, InstallationSource::NetworkMirror { url: "https://mirror.example/mirror/".into() });
     let coverage = |method: &Method, name| method.coverage(&host(name), ClientKind::Terraform.default_host());
@@ -166,7 +166,8 @@ fn a_copy_keeps_every_setting_of_hcl_and_json() {
     )
     .text();
     let read = CliConfig::read(json.as_bytes()).unwrap();
-    assert_eq!(read.credentials, [host("a.example"), host("b.example")]);
+    assert_eq!(read.tokens.keys().cloned().collect::<Vec<_>>(), [host("a.example"), host("b.example")]);
+    assert_eq!(read.tokens[&host("a.example")], ClientToken::from("t"));
     assert!(json.contains("\\u0024{u}") && json.contains("\"n\" = 2") && !json.contains("\"x\""), "{json}");
     assert!(!format!("{:?}", copy(EXAMPLE)).contains("s3cret"), "a token was printed");
 }

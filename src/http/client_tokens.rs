@@ -1,0 +1,202 @@
+//! The tokens of clients (`[[client]]`): which client a request is of, and what that may use. A token is compared by its digest,
+//! in constant time. Archives are fetched without credentials: their URLs carry a proof (`protocol/rights.rs`).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use http::header::{AUTHORIZATION, HeaderMap};
+use ipnet::IpNet;
+use moka::sync::Cache;
+use subtle::{Choice, ConstantTimeEq as _};
+
+use super::clients::RequestClient;
+use crate::config::Client;
+use crate::digest::Digest;
+use crate::protocol::rights::{BadArchiveUrl, RightsClass};
+
+/// The wrong tokens of one address within a minute that are answered in full. Further ones are neither logged nor remembered.
+const WRONG_TOKENS: u32 = 60;
+/// The time after its last wrong token at which an address counts as new.
+const WRONG_TOKENS_WITHIN: Duration = Duration::from_secs(60);
+/// The most addresses whose wrong tokens are counted.
+const MAX_ADDRESSES: u64 = 4096;
+/// The prefix that counts as one address of IPv6.
+const IPV6_PREFIX: u8 = 64;
+
+/// The clients that authenticate. Without any, nobody needs to.
+#[derive(Debug, Default)]
+pub struct ClientTokens {
+    clients: Vec<KnownClient>,
+}
+
+/// A client that authenticates.
+#[derive(Debug)]
+struct KnownClient {
+    name: String,
+    tokens: Vec<Digest>,
+    networks: Option<Vec<IpNet>>,
+    class: Arc<RightsClass>,
+}
+
+/// Why a request is not that of a client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotAuthenticated {
+    /// It has no token.
+    #[error(
+        "this mirror needs a token of its clients, and the request has none; the CLI configuration names it: credentials \"HOST\" {{ token = \
+         … }} for the host name in source addresses"
+    )]
+    NoToken,
+    /// No client has this token.
+    #[error("this mirror does not know the token of the request; its operator can give you one")]
+    WrongToken,
+    /// The token does not count from this address.
+    #[error(
+        "the token of client {0} does not count from {1}; its operator can add that network to the client's networks"
+    )]
+    WrongNetwork(String, String),
+    /// The proof in the URL of an archive does not count.
+    #[error(transparent)]
+    ArchiveUrl(#[from] BadArchiveUrl),
+}
+
+impl ClientTokens {
+    /// The clients of a configuration.
+    pub fn new(clients: &[Client]) -> Self {
+        let known = |Client { name, tokens, networks, allow }: &Client| KnownClient {
+            name: name.clone(),
+            tokens: tokens.clone(),
+            networks: networks.clone(),
+            class: Arc::new(RightsClass::new(allow.clone())),
+        };
+        Self { clients: clients.iter().map(known).collect() }
+    }
+
+    /// Returns true if no client needs to authenticate.
+    pub fn is_empty(&self) -> bool {
+        self.clients.is_empty()
+    }
+
+    /// The classes of rights of all clients.
+    pub fn classes(&self) -> impl Iterator<Item = Arc<RightsClass>> {
+        self.clients.iter().map(|client| Arc::clone(&client.class))
+    }
+
+    /// The class of rights of the client that sent a request with these headers.
+    ///
+    /// # Errors
+    /// [`NotAuthenticated`].
+    pub fn class_of(&self, headers: &HeaderMap, client: &RequestClient) -> Result<&Arc<RightsClass>, NotAuthenticated> {
+        let token = bearer_token(headers).ok_or(NotAuthenticated::NoToken)?;
+        let digest = Digest::of(token);
+        let has_token = |known: &KnownClient| {
+            let compared = known.tokens.iter().map(|token| token.as_bytes().ct_eq(digest.as_bytes()));
+            compared.fold(Choice::from(0), |any, equal| any | equal)
+        };
+        // All are compared: the time says nothing about which one it was.
+        let found =
+            self.clients.iter().fold(None, |found, known| if has_token(known).into() { Some(known) } else { found });
+        let known = found.ok_or(NotAuthenticated::WrongToken)?;
+        match &known.networks {
+            Some(networks) if !client.is_within(networks) => {
+                Err(NotAuthenticated::WrongNetwork(known.name.clone(), client.shown()))
+            }
+            _ => Ok(&known.class),
+        }
+    }
+}
+
+/// The token of an `Authorization: Bearer` header (RFC 6750). Two of them are none.
+fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next()?;
+    if values.next().is_some() {
+        return None;
+    }
+    let (scheme, token) = value.as_bytes().split_at_checked("Bearer ".len())?;
+    (scheme.eq_ignore_ascii_case(b"Bearer ")).then(|| token.trim_ascii())
+}
+
+/// Counts wrong tokens by address.
+#[derive(Debug, Clone)]
+pub struct WrongTokens(Cache<IpAddr, Arc<AtomicU32>>);
+
+impl Default for WrongTokens {
+    fn default() -> Self {
+        Self(Cache::builder().max_capacity(MAX_ADDRESSES).time_to_live(WRONG_TOKENS_WITHIN).build())
+    }
+}
+
+impl WrongTokens {
+    /// Counts a wrong token of an address. Returns true if it is beyond the limit of a minute.
+    pub fn exceeds(&self, address: IpAddr) -> bool {
+        let counted = match address {
+            IpAddr::V4(_) => address,
+            IpAddr::V6(_) => IpNet::new(address, IPV6_PREFIX).map_or(address, |network| network.network()),
+        };
+        let count = self.0.get_with(counted, Arc::default).fetch_add(1, Ordering::Relaxed);
+        if count == WRONG_TOKENS {
+            tracing::warn!(client = %address, "sent {WRONG_TOKENS} wrong tokens within a minute; for the rest of it further ones are answered 401 and not logged");
+        }
+        count >= WRONG_TOKENS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::clients::Clients;
+
+    fn tokens(networks: Option<&str>) -> ClientTokens {
+        let client = |name: &str, tokens: &[&str]| Client {
+            name: name.to_owned(),
+            tokens: tokens.iter().map(|token| Digest::of(token.as_bytes())).collect(),
+            networks: networks.map(|network| vec![network.parse().unwrap()]),
+            allow: None,
+        };
+        ClientTokens::new(&[client("one", &["first", "second"]), client("two", &["third"])])
+    }
+
+    fn class_of(tokens: &ClientTokens, values: &[&str], address: &str) -> Result<(), NotAuthenticated> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(AUTHORIZATION, value.parse().unwrap());
+        }
+        let client = Clients::default().client(address.parse().unwrap(), &headers);
+        tokens.class_of(&headers, &client).map(drop)
+    }
+
+    #[test]
+    fn a_client_is_known_by_any_of_its_tokens() {
+        let all = tokens(None);
+        for value in ["Bearer first", "bearer second", "BEARER   third "] {
+            assert_eq!(class_of(&all, &[value], "10.0.0.1"), Ok(()), "{value}");
+        }
+        for (values, refusal) in [
+            (&[][..], NotAuthenticated::NoToken),
+            (&["Basic Zmlyc3Q6"], NotAuthenticated::NoToken),
+            (&["Bearer"], NotAuthenticated::NoToken),
+            (&["Bearer first", "Bearer first"], NotAuthenticated::NoToken),
+            (&["Bearer "], NotAuthenticated::WrongToken),
+            (&["Bearer First"], NotAuthenticated::WrongToken),
+            (&["Bearer firs"], NotAuthenticated::WrongToken),
+            (&["Bearer first, second"], NotAuthenticated::WrongToken),
+        ] {
+            assert_eq!(class_of(&all, values, "10.0.0.1"), Err(refusal), "{values:?}");
+        }
+        let of_network = tokens(Some("10.0.0.0/8"));
+        assert_eq!(class_of(&of_network, &["Bearer first"], "::ffff:10.1.1.1"), Ok(()));
+        let foreign = NotAuthenticated::WrongNetwork("one".to_owned(), "192.0.2.1".to_owned());
+        assert_eq!(class_of(&of_network, &["Bearer first"], "192.0.2.1"), Err(foreign));
+    }
+
+    #[test]
+    fn wrong_tokens_of_one_address_are_counted_together() {
+        let wrong = WrongTokens::default();
+        let address = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]);
+        assert!((0..60).all(|last| !wrong.exceeds(address(last))));
+        assert!(wrong.exceeds(address(99)) && !wrong.exceeds([192, 0, 2, 1].into()));
+    }
+}
