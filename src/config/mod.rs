@@ -165,12 +165,27 @@ impl Config {
 
     /// Tokens that cross a network in plain text are everybody's.
     fn refusal_of_plain_tokens(&self) -> Option<String> {
-        let Server { listen, tls, trusted_proxies, .. } = &self.server;
+        let Server { listen, tls, trusted_proxies, public_url, .. } = &self.server;
+        if self.clients.is_empty() {
+            return None;
+        }
+        let remedy = "set [server] tls, or let a proxy end TLS and list it in [server] trusted_proxies";
+        let is_loopback = |url: &Url| match url.host() {
+            Some(url::Host::Domain(name)) => name == "localhost",
+            Some(url::Host::Ipv4(address)) => address.is_loopback(),
+            Some(url::Host::Ipv6(address)) => address.is_loopback(),
+            None => false,
+        };
+        if let Some(url) = public_url.as_ref().filter(|url| url.scheme() == "http" && !is_loopback(url)) {
+            return Some(format!(
+                "[[client]] has tokens, and [server] public_url is {url}, where everybody on the way could read them; {remedy}, and \
+                 write https"
+            ));
+        }
         let is_plain = tls.is_none() && trusted_proxies.is_empty() && !listen.ip().to_canonical().is_loopback();
-        (is_plain && !self.clients.is_empty()).then(|| {
+        is_plain.then(|| {
             format!(
-                "[[client]] has tokens, and larder listens at {listen} without TLS: everybody on the way could read them; set [server] \
-                 tls, or let a proxy end TLS and list it in [server] trusted_proxies"
+                "[[client]] has tokens, and larder listens at {listen} without TLS: everybody on the way could read them; {remedy}"
             )
         })
     }

@@ -61,6 +61,9 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let credentials = credentials.unwrap_or_default();
     let rules = root.tables("policy", policy::read).unwrap_or_default();
     let clients = root.tables("client", client::read).unwrap_or_default();
+    if root.is_empty_list("client") {
+        root.problem("client", "an empty list asks nobody for a token; omit it to allow every client".to_owned());
+    }
     let warm: Vec<_> = root.tables("warm", warm::read).unwrap_or_default().into_iter().flatten().collect();
     if network.offline && !warm.is_empty() {
         root.warning(

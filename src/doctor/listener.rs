@@ -14,6 +14,7 @@ use crate::app;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::error::Error;
+use crate::http::client_tokens::COUNTS_NOT_FROM;
 use crate::http::clients::NOT_AMONG_CLIENTS;
 use crate::http::probe_client::ClientRoots;
 use crate::http::probe_client::{BadCertificate, ProbeAnswer, ProbeError, probe};
@@ -239,7 +240,7 @@ fn classify(answer: &ProbeAnswer, host: &Hostname) -> ServerKind {
     }
     let errors = serde_json::from_slice::<Errors>(&answer.body).map(|body| body.errors).unwrap_or_default();
     match answer.status {
-        _ if errors.iter().any(|error| error.contains(NOT_AMONG_CLIENTS)) => {
+        _ if errors.iter().any(|error| error.contains(NOT_AMONG_CLIENTS) || error.contains(COUNTS_NOT_FROM)) => {
             ServerKind::LarderRefusing(errors.join("; "))
         }
         StatusCode::UNAUTHORIZED => ServerKind::LarderNeedsToken(errors.join("; ")),

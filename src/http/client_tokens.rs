@@ -40,6 +40,9 @@ struct KnownClient {
     class: Arc<RightsClass>,
 }
 
+/// Text by which the doctor recognises a token that does not count from its address.
+pub const COUNTS_NOT_FROM: &str = "does not count from";
+
 /// Why a request is not that of a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAuthenticated {
@@ -54,9 +57,15 @@ pub enum NotAuthenticated {
     WrongToken,
     /// The token does not count from this address.
     #[error(
-        "the token of client {0} does not count from {1}; its operator can add that network to the client's networks"
+        "the token of client {0} {COUNTS_NOT_FROM} {1}; its operator can add that network to the client's networks"
     )]
     WrongNetwork(String, String),
+    /// The request came in plain text.
+    #[error(
+        "larder takes tokens over https only, and this one came in plain text: have its operator replace it, and write https in the \
+         client's URL"
+    )]
+    PlainText,
     /// The proof in the URL of an archive does not count.
     #[error(transparent)]
     ArchiveUrl(#[from] BadArchiveUrl),

@@ -96,6 +96,19 @@ impl Clients {
         any_contains(&self.trusted_proxies, peer.to_canonical())
     }
 
+    /// Returns true for a request of a process of this machine that no proxy sent on.
+    pub fn is_on_this_machine(&self, peer: IpAddr, headers: &HeaderMap) -> bool {
+        peer.to_canonical().is_loopback() && !is_proxied(headers)
+    }
+
+    /// Returns true if a trusted proxy sent a request on that came to it over TLS. One that says nothing about it is believed: its
+    /// operator lists it as the one that ends TLS.
+    pub fn came_over_tls(&self, peer: IpAddr, headers: &HeaderMap) -> bool {
+        let says_http =
+            single_value(headers, &X_FORWARDED_PROTO).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http"));
+        self.is_trusted_proxy(peer) && !says_http
+    }
+
     /// Determines the client of a request from `peer` with these headers.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> RequestClient {
         let mut client = RequestClient { address: peer.to_canonical(), invalid_entry: None };

@@ -145,11 +145,12 @@ impl MainListener {
         {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
-        match self.rights(&route, &parsed_request, request.headers(), client) {
+        match self.rights(&route, &parsed_request, request.headers(), client, peer) {
             Ok(rights) => parsed_request.rights = rights,
             Err(refusal) => return self.refuse_unauthenticated(&refusal, api, client, log),
         }
-        log.run = run.map(|run| self.runs.begin(run));
+        let is_open = matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
+        log.run = run.filter(|_| !is_open).map(|run| self.runs.begin(run));
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let reason = "only GET and HEAD are answered here".to_owned();
             let (mut response, end) = self.refuse(Refusal::Method, StatusCode::METHOD_NOT_ALLOWED, reason);
@@ -229,17 +230,30 @@ impl MainListener {
         request: &protocol::Request<'_>,
         headers: &HeaderMap,
         client: &RequestClient,
+        peer: &Peer,
     ) -> Result<Rights, NotAuthenticated> {
         let is_open = self.tokens.is_empty() || matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
-        // A larder of a run answers its runs alone.
-        let is_trusted_run = request.run.is_some_and(|run| self.clients.runs.is_some() || self.runs.is_trusted(run));
+        let is_local = self.clients.is_on_this_machine(peer.address.ip(), headers);
+        // A larder of a run answers its runs alone. The id of a run is in the URLs of its client, which may have logged them.
+        let is_trusted_run =
+            request.run.is_some_and(|run| self.clients.runs.is_some() || (is_local && self.runs.is_trusted(run)));
         if is_open || is_trusted_run {
             return Ok(Rights::All);
         }
         let of_url = route.as_ref().ok().and_then(|route| self.protocols.rights_of_url(route, request));
-        match of_url {
-            Some(rights) => Ok(rights?),
-            None => self.tokens.class_of(headers, client).map(|class| Rights::Of(Arc::clone(class))),
+        let bad_url = match of_url {
+            Some(Ok(rights)) => return Ok(rights),
+            Some(Err(bad_url)) => Some(NotAuthenticated::from(bad_url)),
+            None => None,
+        };
+        match self.tokens.class_of(headers, client) {
+            Ok(_) if peer.tls.is_none() && !is_local && !self.clients.came_over_tls(peer.address.ip(), headers) => {
+                Err(NotAuthenticated::PlainText)
+            }
+            Ok(class) => Ok(Rights::Of(Arc::clone(class))),
+            // The URL is what such a client has.
+            Err(NotAuthenticated::NoToken) => Err(bad_url.unwrap_or(NotAuthenticated::NoToken)),
+            Err(refusal) => Err(refusal),
         }
     }
 
@@ -251,7 +265,7 @@ impl MainListener {
         client: &RequestClient,
         log: &mut RequestLog,
     ) -> (Response<Body>, RequestOutcome) {
-        if let NotAuthenticated::WrongNetwork(..) = refusal {
+        if let NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText = refusal {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
         if *refusal == NotAuthenticated::WrongToken {

@@ -119,7 +119,12 @@ impl Runs {
         trusted.push_front(id);
     }
 
-    /// Returns true for a run of larder's own user.
+    /// Notes that a run has ended: its URLs, which its client may have logged, count no longer.
+    pub(super) fn distrust(&self, id: RunId) {
+        self.0.of_own_user.lock().retain(|known| *known != id);
+    }
+
+    /// Returns true for a run of larder's own user that has not ended.
     pub(super) fn is_trusted(&self, id: RunId) -> bool {
         self.0.of_own_user.lock().contains(&id)
     }

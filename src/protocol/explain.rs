@@ -15,6 +15,7 @@ use super::admin::explain::{
     ExpectedAnswer, ExplainReport, ExplainRequest, ExplainStep, ExplainSubject, Rule, StepKind, Verdict, VersionChoice,
     VersionSummary,
 };
+use super::rights::split_url_token;
 use super::route::{Api, Route, RouteError};
 use super::run::RunId;
 use super::view::View;
@@ -163,7 +164,8 @@ impl Protocols {
         let path = path.split_once("//").map_or(path, |(archive, _)| archive);
         let (_, path) = RunId::split(path);
         let path = self.mount.without_prefix(path);
-        let (view, path) = View::split(path).map_err(|error| (error, Api::of_path(path)))?;
+        let (_, path) = split_url_token(path);
+        let (view, path) = View::split(&path).map_err(|error| (error, Api::of_path(&path)))?;
         let api = Api::of_path(path);
         match Route::parse(path, query, host, &self.route_context) {
             Ok(Route::Health | Route::Ready | Route::Home) => {

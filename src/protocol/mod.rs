@@ -309,7 +309,7 @@ impl Protocols {
         let answer = match route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(Box::pin(admin::readiness(mirror)).await),
-            Route::Home => return Ok(Box::pin(home::reply(mirror, links)).await?),
+            Route::Home => return Ok(Box::pin(home::reply(mirror, links, self.archive_urls.is_some())).await?),
             route => self.answer_from_services(route, &call, links).await?,
         };
         // Stored with the state from before rendering: after a change meanwhile, the next request renders again.

@@ -168,20 +168,30 @@ impl ArchiveUrls {
     }
 }
 
+/// The mark as some tools spell it (RFC 3986, section 2.3).
+const ENCODED_MARKS: [&str; 2] = ["%7E", "%7e"];
+
+/// A segment without the mark of a proof, in any spelling; `None` for another segment.
+fn proof_in(segment: &str) -> Option<&str> {
+    let marks = ENCODED_MARKS.into_iter().find_map(|mark| segment.strip_prefix(mark));
+    marks.or_else(|| segment.strip_prefix(URL_TOKEN_MARK))
+}
+
 /// Splits an archive path into its proof and the path without it. Another path stays whole.
 pub fn split_url_token(path: &str) -> (Option<&str>, Cow<'_, str>) {
-    let token = path.strip_prefix(ARCHIVE).and_then(|below| below.strip_prefix(URL_TOKEN_MARK));
-    match token.and_then(|below| below.split_once('/')) {
-        Some((token, below)) => (Some(token), Cow::Owned(format!("{ARCHIVE}{below}"))),
+    let below = path.strip_prefix(ARCHIVE).and_then(|below| below.split_once('/'));
+    match below.and_then(|(first, rest)| Some((proof_in(first)?, rest))) {
+        Some((proof, rest)) => (Some(proof), Cow::Owned(format!("{ARCHIVE}{rest}"))),
         None => (None, Cow::Borrowed(path)),
     }
 }
 
-/// A path for people and logs, without the proof in it: whoever has that can use it.
+/// A path for people and logs, without any segment that could be a proof: whoever has that can use it.
 pub fn without_url_token(path: &str) -> Cow<'_, str> {
-    let Some((before, after)) = path.split_once("/archive/~") else { return Cow::Borrowed(path) };
-    let below = after.split_once('/').map(|(_, below)| below).unwrap_or_default();
-    Cow::Owned(format!("{before}{ARCHIVE}{below}"))
+    if !path.split('/').any(|segment| proof_in(segment).is_some()) {
+        return Cow::Borrowed(path);
+    }
+    Cow::Owned(path.split('/').filter(|segment| proof_in(segment).is_none()).collect::<Vec<_>>().join("/"))
 }
 
 #[cfg(test)]
@@ -210,7 +220,13 @@ mod tests {
         let (token, path) = split_url_token(&signed);
         let token = token.unwrap();
         assert_eq!(path, PATH);
-        assert_eq!(without_url_token(&format!("/run/x{signed}")), format!("/run/x{PATH}"));
+        for path in
+            [signed.clone(), signed.replace('~', "%7E"), signed.replace('~', "%7e").replace("archive", "%61rchive")]
+        {
+            let logged = without_url_token(&path).into_owned();
+            assert_eq!(logged.replace("%61", "a"), PATH, "{path}");
+        }
+        assert_eq!(split_url_token(&signed.replace('~', "%7E")).0, Some(token));
         let at = |seconds: u64| urls.check(token, PATH, Timestamp(NOW.0 + seconds)).map(|class| class.id);
         assert_eq!(at(0), Ok(one.id));
         assert_eq!(at(HOUR), Ok(one.id), "an answer is used for an hour");

@@ -126,7 +126,8 @@ async fn the_routes_of_registries_need_a_token() {
     for path in ["/healthz", "/readyz"] {
         larder.get(path).await.expect(200);
     }
-    larder.get_with("/", &[("accept", "text/html")]).await.expect(200);
+    let home = larder.get_with("/", &[("accept", "text/html")]).await.expect(200).text();
+    assert!(home.contains("Its clients need a token") && !home.contains(HOST), "{home}");
     // A client's token goes nowhere.
     let requests = site.fixture.registry.requests();
     assert!(!requests.is_empty() && requests.iter().all(|request| request.header("authorization").is_none()));
@@ -177,6 +178,9 @@ async fn archive_urls_count_for_their_path_and_their_time() {
         assert!(expired.contains("has expired"), "{expired}");
     }
     larder.get(&later).await.expect(200);
+    with(&larder, CI, &files[0]).await.expect(200);
+    let encoded = later.replace('~', "%7E");
+    larder.get(&encoded).await.expect(200);
 }
 
 /// A client gets what its patterns name, and nothing else by any way; another client's answers in memory are not its own.
@@ -202,6 +206,15 @@ async fn a_client_gets_only_what_it_may_use() {
         with(&larder, TEAM, &providers("null/versions")).await.expect(200);
         with(&larder, TEAM, &modules("net/test/1.0.0/download")).await.expect(204);
     }
+    // No request about what it may not use reaches the registry, by a view neither.
+    site.fixture.registry.forget_requests();
+    for path in [providers("secret/1.0.0/download/linux/amd64"), modules("secret/test/1.0.0/download")] {
+        for view in ["", "/age/7d", "/as-of/2020-01-01"] {
+            let refused = with(&larder, TEAM, &format!("{view}{path}")).await.expect(421).text();
+            assert!(refused.contains("it is not among the addresses"), "{view}{path}: {refused}");
+        }
+    }
+    assert!(site.fixture.registry.requests().is_empty(), "{:?}", site.fixture.registry.requests());
     // The archive with the team's own token, and by a URL that was made for another client.
     let of_ci = url(&with(&larder, CI, &denied[1].0).await, "download_url");
     let plain = format!("/archive/{}", of_ci.strip_prefix("/archive/~").unwrap().split_once('/').unwrap().1);
@@ -288,7 +301,17 @@ async fn tokens_need_tls_off_loopback() {
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("tokens are sent in plain text"),
     }
-    off_loopback("trusted_proxies = [\"10.0.0.5\"]").start().await;
+    let plain_url = site.larder().store_at(&Folder::new()).server("public_url = \"http://mirror.example/\"");
+    assert!(matches!(plain_url.try_start().await, Err(StartError::Refused(text)) if text.contains("public_url")));
+    let behind_proxy = off_loopback("trusted_proxies = [\"127.0.0.1\"]").start().await;
+    let of_proxy = async |scheme: &str| {
+        let token = format!("Bearer {CI}");
+        let headers =
+            [("authorization", &*token), ("x-forwarded-proto", scheme), ("x-forwarded-host", "mirror.example")];
+        behind_proxy.get_with(&providers("null/versions"), &headers).await
+    };
+    of_proxy("https").await.expect(200);
+    assert!(of_proxy("http").await.expect(421).text().contains("over https only"));
     off_loopback("").tls(&TestCa::new(), &["localhost"]).start().await;
 }
 

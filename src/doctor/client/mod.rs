@@ -373,7 +373,25 @@ impl ClientChecks<'_> {
                         let finding = format!("larder at {shown} refuses the client's token for {host}: {message}");
                         Check::fail(TOKEN, finding).advise("it may have been replaced; ask its operator for a new one")
                     }
-                    _ => continue,
+                    Some(ServerKind::LarderRefusing(message)) => {
+                        let finding =
+                            format!("larder at {shown} refuses the client with its token for {host}: {message}");
+                        Check::fail(TOKEN, finding).advise("ask its operator to add the network of this machine")
+                    }
+                    Some(ServerKind::LarderWithoutHost(missing)) => {
+                        let finding =
+                            format!("larder at {shown} knows the client's token, and does not mirror {missing}");
+                        Check::fail(TOKEN, finding)
+                            .advise("remove that host block, or have its operator add the registry")
+                    }
+                    Some(ServerKind::LarderWithoutService) => {
+                        let finding = format!(
+                            "larder at {shown} knows the client's token, and has no registry at {}",
+                            url.path()
+                        );
+                        Check::fail(TOKEN, finding).advise("write the URL as `larder client-config` prints it")
+                    }
+                    Some(ServerKind::OtherServer(_)) | None => continue,
                 },
             };
             // One larder may mirror several registries.

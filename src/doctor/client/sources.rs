@@ -479,7 +479,8 @@ impl ClientChecks<'_> {
     pub(super) async fn host_name_leads_to_larder(&self, host: &Hostname) -> bool {
         let Ok(url) = Url::parse(&format!("https://{host}/v1/providers/")) else { return false };
         let identified = identify_server(&url, ProbedService::Providers, host, self.client_roots, None).await;
-        identified.is_ok_and(|identified| identified.kind == ServerKind::Larder)
+        identified
+            .is_ok_and(|identified| matches!(identified.kind, ServerKind::Larder | ServerKind::LarderNeedsToken(_)))
     }
 
     /// Proposes a correct `providers.v1`.

@@ -209,7 +209,14 @@ impl Admin {
                     Err(error) => Err(internal(&error.to_string())),
                 }
             }
-            AdminRoute::Run(id) => Ok(json(&self.runs()?.runs.report(id).await)),
+            AdminRoute::Run(id) => {
+                let runs = &self.runs()?.runs;
+                if caller == AdminCaller::OwnUser {
+                    // A run asks for its report at its end.
+                    runs.distrust(id);
+                }
+                Ok(json(&runs.report(id).await))
+            }
             AdminRoute::RunClientConfig(id) => {
                 if caller == AdminCaller::OwnUser {
                     self.runs()?.runs.trust(id);

@@ -13,7 +13,7 @@ const SCRIPT: &str = include_str!("../../../templates/home.js");
 struct Home<'a> {
     frame: Frame,
     version: &'static str,
-    config: &'a str,
+    config: Option<&'a str>,
     is_address_configured: bool,
 }
 
@@ -22,5 +22,9 @@ pub(in crate::http) fn home(config: &HomeConfig) -> Response<Body> {
     let frame = Frame::of_home(SCRIPT);
     let HomeConfig { text, is_address_configured } = config;
     let version = env!("CARGO_PKG_VERSION");
-    page(StatusCode::OK, frame, &Home { frame, version, config: text, is_address_configured: *is_address_configured })
+    page(
+        StatusCode::OK,
+        frame,
+        &Home { frame, version, config: text.as_deref(), is_address_configured: *is_address_configured },
+    )
 }

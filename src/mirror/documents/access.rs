@@ -54,6 +54,8 @@ impl Documents {
             return Ok(());
         }
         let of = of.into();
+        // Before upstream is asked about it.
+        call.access().permit_any(&of)?;
         let access = self.access_to(&of, call).await?;
         let permitted = access.permit(version);
         // Where the list is missing because upstream failed, that is the reason to tell: clients ask again after it.

@@ -160,7 +160,9 @@ impl AddressAccess {
     /// # Errors
     /// [`Error::Refused`], with the rule and its reason.
     pub fn permit(&self, version: &Version) -> Result<(), Error> {
-        self.must_know_moment()?;
+        if !self.denies(version) {
+            self.must_know_moment()?;
+        }
         let subject = || format!("{} {version}", self.judge.address());
         let refusal = self.verdict(version).refusal();
         refusal.map_or(Ok(()), |refusal| Err(Error::Refused { subject: subject(), refusal }))
