@@ -5,25 +5,66 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use secrecy::ExposeSecret as _;
 use toml::de::DeValue;
+use url::Url;
 
 use super::section::Section;
-use super::{Upstream, values};
+use super::{Upstream, os, values};
 use crate::address::AddressPattern;
 use crate::digest::Digest;
+use crate::verify::jwt::IssuerKeys;
 
 /// A client that authenticates. Its tokens are known by their digests alone.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Client {
     /// Its name in logs and in the audit.
     pub name: String,
     /// The SHA-256 of each of its tokens.
     pub tokens: Vec<Digest>,
+    /// The tokens of a CI system that are its own.
+    pub oidc: Option<Oidc>,
     /// The networks from which its tokens count; `None` for all.
     pub networks: Option<Vec<IpNet>>,
     /// The addresses that it may use; `None` for all.
     pub allow: Option<Vec<AddressPattern>>,
 }
 
+/// The tokens of a CI system that count for a client (OpenID Connect).
+#[derive(Debug, Clone)]
+pub struct Oidc {
+    /// The issuer, as its tokens name it.
+    pub issuer: String,
+    /// The audience that a token must be for.
+    pub audience: String,
+    /// The claims that a token must have, each with its pattern; never none.
+    pub claims: Vec<(String, ClaimPattern)>,
+    /// The keys of the issuer.
+    pub keys: IssuerKeys,
+}
+
+/// A text that a claim must have. `*` stands for anything, a slash too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimPattern(String);
+
+impl ClaimPattern {
+    /// Returns true if a text has this form.
+    pub fn matches(&self, text: &str) -> bool {
+        let mut parts = self.0.split('*');
+        let (first, last) = (parts.next().unwrap_or_default(), parts.next_back());
+        let Some(last) = last else { return text == first };
+        let Some(mut rest) = text.strip_prefix(first) else { return false };
+        for part in parts {
+            let Some((_, after)) = rest.split_once(part) else { return false };
+            rest = after;
+        }
+        rest.ends_with(last)
+    }
+}
+
+const OIDC_EXAMPLE: &str = r#"{ issuer = "https://token.actions.githubusercontent.com", audience = "larder", claims = { repository = "acme/*" }, jwks = { file = "github.jwks" } }"#;
+const CLAIMS_EXAMPLE: &str = r#"{ repository = "acme/*" }"#;
+const JWKS_EXAMPLE: &str = r#"{ file = "github.jwks" }"#;
+/// The most bytes of a file with keys.
+const MAX_JWKS_BYTES: u64 = 1 << 20;
 const TOKEN_EXAMPLE: &str = r#"{ file = "/etc/larder/ci.token" }"#;
 /// The shortest token, in bytes: `larder token new` makes longer ones.
 const MIN_TOKEN_BYTES: usize = 20;
@@ -36,6 +77,7 @@ const MAX_NAME_CHARS: usize = 64;
 pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (usize, Option<Client>) {
     let name = section.text("name", "ci", parse_name);
     let tokens = read_tokens(section);
+    let oidc = section.optional_table("oidc", OIDC_EXAMPLE, read_oidc).flatten();
     let networks = section.list("networks", r#"["10.0.0.0/8"]"#, values::network);
     if section.is_empty_list("networks") {
         section.problem("networks", "an empty list allows no network; omit it to allow every network".to_owned());
@@ -45,8 +87,8 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> (usize, Option<Client>)
     if section.is_empty_list("allow") {
         section.problem("allow", "an empty list allows nothing; omit it to allow every address".to_owned());
     }
-    section.require(&["name", "token"]);
-    (section.line_of(""), name.map(|name| Client { name, tokens, networks, allow }))
+    section.require(if section.has("oidc") { &["name"] } else { &["name", "token"] });
+    (section.line_of(""), name.map(|name| Client { name, tokens, oidc, networks, allow }))
 }
 
 /// Reads the token, or the list of tokens.
@@ -86,6 +128,35 @@ fn read_token(section: &mut Section<'_, '_, '_>) -> Option<Digest> {
             None
         }
     }
+}
+
+/// Reads the table of a CI system.
+fn read_oidc(section: &mut Section<'_, '_, '_>) -> Option<Oidc> {
+    let issuer = section.text("issuer", "https://token.actions.githubusercontent.com", |text| {
+        let is_issuer = Url::parse(text).is_ok_and(|url| url.scheme() == "https" && url.query().is_none());
+        if is_issuer { Ok(text.to_owned()) } else { Err("an issuer is an https URL, as its tokens name it".to_owned()) }
+    });
+    let audience = section.text("audience", "larder", |text| {
+        if text.is_empty() { Err("an audience is not empty".to_owned()) } else { Ok(text.to_owned()) }
+    });
+    let claims = section.texts("claims", CLAIMS_EXAMPLE);
+    if claims.as_ref().is_some_and(Vec::is_empty) {
+        section.problem(
+            "claims",
+            "without a claim every job of that issuer is this client; name one, such as repository or sub".to_owned(),
+        );
+    }
+    let keys = section.optional_table("jwks", JWKS_EXAMPLE, |section| {
+        section.require(&["file"]);
+        let path = section.path("file", "github.jwks")?;
+        let keys = os::text(&path, MAX_JWKS_BYTES)
+            .map_err(|cause| format!("cannot be read: {cause}"))
+            .and_then(|text| IssuerKeys::parse(text.as_bytes()));
+        keys.map_err(|problem| section.problem("file", format!("{}: {problem}", path.display()))).ok()
+    });
+    section.require(&["issuer", "audience", "claims", "jwks"]);
+    let claims = claims?.into_iter().map(|(name, pattern)| (name, ClaimPattern(pattern))).collect();
+    Some(Oidc { issuer: issuer?, audience: audience?, claims, keys: keys.flatten()? })
 }
 
 /// Checks that clients can send a token, and that nobody guesses it.
@@ -143,4 +214,26 @@ pub(super) fn distinct(
         distinct.push(client);
     }
     distinct
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_in_a_claim_stands_for_anything() {
+        for (pattern, text, matches) in [
+            ("acme/app", "acme/app", true),
+            ("acme/app", "acme/app2", false),
+            ("acme/*", "acme/app", true),
+            ("acme/*", "acme/", true),
+            ("acme/*", "acmeevil/app", false),
+            ("repo:acme/*:ref:refs/heads/main", "repo:acme/app:ref:refs/heads/main", true),
+            ("repo:acme/*:ref:refs/heads/main", "repo:acme/app:ref:refs/heads/other", false),
+            ("a*a", "a", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(ClaimPattern(pattern.to_owned()).matches(text), matches, "{pattern} {text}");
+        }
+    }
 }

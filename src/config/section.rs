@@ -211,6 +211,20 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         Some(items.iter().filter_map(|item| self.parsed(key, item, &parse)).collect())
     }
 
+    /// Reads a table whose keys are free and whose values are texts.
+    pub(super) fn texts(&mut self, key: &'static str, example: &str) -> Option<Vec<(String, String)>> {
+        let value = self.value_of(key, format!("{key} = {example}"))?;
+        let table = self.as_table(key, value)?;
+        let mut texts = Vec::new();
+        for (name, value) in table.iter() {
+            let name = name.get_ref().to_string();
+            let path = format!("{}.{name}", self.path_of(key));
+            self.reader.known_keys.insert(path);
+            texts.extend(self.parsed(key, value, |text| Ok::<_, String>(text.to_owned())).map(|text| (name, text)));
+        }
+        Some(texts)
+    }
+
     /// Reads a boolean.
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
         let value = self.value_of(key, format!("{key} = true"))?;

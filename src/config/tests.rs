@@ -357,6 +357,9 @@ fn the_sample_file_shows_every_option() {
         std::fs::write(folder.path().join(name), "x").unwrap();
     }
     std::fs::write(folder.path().join("ci.token"), "a-token-that-is-long-enough\n").unwrap();
+    // The key of RFC 8037, appendix A.2.
+    let jwks = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+    std::fs::write(folder.path().join("github.jwks"), jwks).unwrap();
     let key = crate::bundle::SigningKey::generate().unwrap().text();
     std::fs::write(folder.path().join("bundle.key"), key.expose_secret()).unwrap();
     let text = uncommented();

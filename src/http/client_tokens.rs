@@ -12,9 +12,11 @@ use moka::sync::Cache;
 use subtle::{Choice, ConstantTimeEq as _};
 
 use super::clients::RequestClient;
-use crate::config::Client;
+use crate::clock::Timestamp;
+use crate::config::{Client, Oidc};
 use crate::digest::Digest;
 use crate::protocol::rights::{BadArchiveUrl, RightsClass};
+use crate::verify::jwt::{BadJwt, Jwt, claimed_issuer};
 
 /// The wrong tokens of one address within a minute that are answered in full. Further ones are neither logged nor remembered.
 const WRONG_TOKENS: u32 = 60;
@@ -22,13 +24,17 @@ const WRONG_TOKENS: u32 = 60;
 const WRONG_TOKENS_WITHIN: Duration = Duration::from_secs(60);
 /// The most addresses whose wrong tokens are counted.
 const MAX_ADDRESSES: u64 = 4096;
+/// The most verified tokens of CI systems in memory.
+const MAX_VERIFIED: u64 = 4096;
 /// The prefix that counts as one address of IPv6.
 const IPV6_PREFIX: u8 = 64;
 
 /// The clients that authenticate. Without any, nobody needs to.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ClientTokens {
     clients: Vec<KnownClient>,
+    /// The tokens of CI systems that were verified, by their digests: the client, and the last moment at which one counts.
+    verified: Cache<Digest, (usize, Timestamp)>,
 }
 
 /// A client that authenticates.
@@ -36,6 +42,7 @@ pub struct ClientTokens {
 struct KnownClient {
     name: String,
     tokens: Vec<Digest>,
+    oidc: Option<Oidc>,
     networks: Option<Vec<IpNet>>,
     class: Arc<RightsClass>,
 }
@@ -55,6 +62,14 @@ pub enum NotAuthenticated {
     /// No client has this token.
     #[error("this mirror does not know the token of the request; its operator can give you one")]
     WrongToken,
+    /// A CI system signed the token, and it does not count.
+    #[error("the token of {0} does not count: {1}")]
+    Jwt(String, BadJwt),
+    /// A CI system signed the token, and no client has its claims.
+    #[error(
+        "the token of {0} counts for no client of this mirror: its claims are others; its operator can name them in [[client]] oidc"
+    )]
+    Claims(String),
     /// The token does not count from this address.
     #[error(
         "the token of client {0} {COUNTS_NOT_FROM} {1}; its operator can add that network to the client's networks"
@@ -74,13 +89,14 @@ pub enum NotAuthenticated {
 impl ClientTokens {
     /// The clients of a configuration.
     pub fn new(clients: &[Client]) -> Self {
-        let known = |Client { name, tokens, networks, allow }: &Client| KnownClient {
+        let known = |Client { name, tokens, oidc, networks, allow }: &Client| KnownClient {
             name: name.clone(),
             tokens: tokens.clone(),
+            oidc: oidc.clone(),
             networks: networks.clone(),
             class: Arc::new(RightsClass::new(allow.clone())),
         };
-        Self { clients: clients.iter().map(known).collect() }
+        Self { clients: clients.iter().map(known).collect(), verified: Cache::new(MAX_VERIFIED) }
     }
 
     /// Returns true if no client needs to authenticate.
@@ -97,7 +113,12 @@ impl ClientTokens {
     ///
     /// # Errors
     /// [`NotAuthenticated`].
-    pub fn class_of(&self, headers: &HeaderMap, client: &RequestClient) -> Result<&Arc<RightsClass>, NotAuthenticated> {
+    pub fn class_of(
+        &self,
+        headers: &HeaderMap,
+        client: &RequestClient,
+        now: Timestamp,
+    ) -> Result<&Arc<RightsClass>, NotAuthenticated> {
         let token = bearer_token(headers).ok_or(NotAuthenticated::NoToken)?;
         let digest = Digest::of(token);
         let has_token = |known: &KnownClient| {
@@ -107,13 +128,52 @@ impl ClientTokens {
         // All are compared: the time says nothing about which one it was.
         let found =
             self.clients.iter().fold(None, |found, known| if has_token(known).into() { Some(known) } else { found });
-        let known = found.ok_or(NotAuthenticated::WrongToken)?;
+        let known = match found {
+            Some(known) => known,
+            None => self.of_ci_system(token, digest, now)?,
+        };
         match &known.networks {
             Some(networks) if !client.is_within(networks) => {
                 Err(NotAuthenticated::WrongNetwork(known.name.clone(), client.shown()))
             }
             _ => Ok(&known.class),
         }
+    }
+}
+
+impl ClientTokens {
+    /// The client that the token of a CI system counts for. One that was verified counts until its end.
+    fn of_ci_system(&self, token: &[u8], digest: Digest, now: Timestamp) -> Result<&KnownClient, NotAuthenticated> {
+        if let Some((index, expires)) = self.verified.get(&digest)
+            && now <= expires
+            && let Some(known) = self.clients.get(index)
+        {
+            return Ok(known);
+        }
+        let token = std::str::from_utf8(token).map_err(|_| NotAuthenticated::WrongToken)?;
+        let issuer = claimed_issuer(token).ok_or(NotAuthenticated::WrongToken)?;
+        let mut refusal = NotAuthenticated::WrongToken;
+        for (index, known) in self.clients.iter().enumerate() {
+            let Some(oidc) = known.oidc.as_ref().filter(|oidc| oidc.issuer == issuer) else { continue };
+            let jwt = match Jwt::verified(token, &oidc.keys, &oidc.issuer, now) {
+                Ok(jwt) if jwt.is_for(&oidc.audience) => jwt,
+                Ok(_) => {
+                    refusal = NotAuthenticated::Jwt(issuer.clone(), BadJwt::Audience(oidc.audience.clone()));
+                    continue;
+                }
+                Err(bad) => {
+                    refusal = NotAuthenticated::Jwt(issuer.clone(), bad);
+                    continue;
+                }
+            };
+            if oidc.claims.iter().all(|(name, pattern)| jwt.has_claim(name, |text| pattern.matches(text))) {
+                tracing::info!(client = known.name, issuer, jti = jwt.id, "the token of a CI system counts");
+                self.verified.insert(digest, (index, jwt.expires));
+                return Ok(known);
+            }
+            refusal = NotAuthenticated::Claims(issuer.clone());
+        }
+        Err(refusal)
     }
 }
 
@@ -162,6 +222,7 @@ mod tests {
         let client = |name: &str, tokens: &[&str]| Client {
             name: name.to_owned(),
             tokens: tokens.iter().map(|token| Digest::of(token.as_bytes())).collect(),
+            oidc: None,
             networks: networks.map(|network| vec![network.parse().unwrap()]),
             allow: None,
         };
@@ -174,7 +235,7 @@ mod tests {
             headers.append(AUTHORIZATION, value.parse().unwrap());
         }
         let client = Clients::default().client(address.parse().unwrap(), &headers);
-        tokens.class_of(&headers, &client).map(drop)
+        tokens.class_of(&headers, &client, Timestamp(0)).map(drop)
     }
 
     #[test]

@@ -246,7 +246,7 @@ impl MainListener {
             Some(Err(bad_url)) => Some(NotAuthenticated::from(bad_url)),
             None => None,
         };
-        match self.tokens.class_of(headers, client) {
+        match self.tokens.class_of(headers, client, request.now) {
             Ok(_) if peer.tls.is_none() && !is_local && !self.clients.came_over_tls(peer.address.ip(), headers) => {
                 Err(NotAuthenticated::PlainText)
             }
@@ -268,7 +268,7 @@ impl MainListener {
         if let NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText = refusal {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
-        if *refusal == NotAuthenticated::WrongToken {
+        if matches!(refusal, NotAuthenticated::WrongToken | NotAuthenticated::Jwt(..) | NotAuthenticated::Claims(_)) {
             log.is_quiet = self.requests.wrong_tokens().exceeds(client.address);
         }
         let (mut response, outcome) = self.refuse(Refusal::Token, StatusCode::UNAUTHORIZED, refusal.to_string());

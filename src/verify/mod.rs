@@ -9,6 +9,7 @@ use crate::digest::Digest;
 use crate::labels::labelled_enum;
 
 pub mod checksums;
+pub mod jwt;
 pub mod package;
 pub mod signature;
 mod signing_key;

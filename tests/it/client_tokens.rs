@@ -3,9 +3,14 @@
 
 use std::time::Duration;
 
+use aws_lc_rs::signature::{EcdsaKeyPair, KeyPair as _};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use larder::app::StartError;
-use larder::clock::Clock;
+use larder::clock::{Clock, Timestamp};
 use larder::digest::Digest;
+use serde_json::Value;
 
 use crate::support::command_setup::json;
 use crate::support::doctor_setup::{examine, registry, small_store_setup, write};
@@ -477,4 +482,124 @@ async fn the_teams_of_the_documentation_have_their_rights() {
     assert!(refused.contains("it is not among the addresses that this client may use"), "{refused}");
     let text = page.split_once("## Teams with tokens").unwrap().1;
     assert!(text.contains("it is not among the addresses that this client may use"), "the page says it otherwise");
+}
+
+const ISSUER: &str = "https://ci.example";
+
+/// An issuer of tokens with one key.
+struct Issuer {
+    key: EncodingKey,
+    id: String,
+    /// The public key, as a JSON Web Key.
+    public: Value,
+}
+
+impl Issuer {
+    fn new(id: &str) -> Self {
+        let random = aws_lc_rs::rand::SystemRandom::new();
+        let signing = &aws_lc_rs::signature::ECDSA_P256_SHA256_FIXED_SIGNING;
+        let pkcs8 = EcdsaKeyPair::generate_pkcs8(signing, &random).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(signing, pkcs8.as_ref()).unwrap();
+        let point = pair.public_key().as_ref();
+        let [x, y] = [&point[1..33], &point[33..]].map(|part| URL_SAFE_NO_PAD.encode(part));
+        let public =
+            serde_json::json!({ "kty": "EC", "crv": "P-256", "x": x, "y": y, "kid": id, "use": "sig", "alg": "ES256" });
+        Self { key: EncodingKey::from_ec_der(pkcs8.as_ref()), id: id.to_owned(), public }
+    }
+
+    /// The set of keys, as the issuer publishes it.
+    fn keys(&self) -> String {
+        serde_json::json!({ "keys": [self.public] }).to_string()
+    }
+
+    fn token(&self, claims: &Value) -> String {
+        let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
+        encode(&header, claims, &self.key).unwrap()
+    }
+}
+
+/// The claims of a job of acme/app at a time.
+fn job_claims(now: Timestamp) -> Value {
+    serde_json::json!({
+        "iss": ISSUER, "aud": "larder", "sub": "repo:acme/app:ref:refs/heads/main", "repository": "acme/app",
+        "iat": now.0, "nbf": now.0, "exp": now.0 + 300, "jti": "job-1",
+    })
+}
+
+/// A job of a CI system authenticates with the token that the system signs for it. Only the claims, the audience, the issuer, the
+/// key and the time that the configuration names will do.
+#[tokio::test]
+async fn a_job_authenticates_with_the_token_of_its_ci_system() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null"));
+    let (issuer, folder) = (Issuer::new("one"), Folder::new());
+    let keys = folder.path().join("ci.jwks");
+    std::fs::write(&keys, issuer.keys()).unwrap();
+    let lines = format!(
+        "[[client]]\nname = \"pipelines\"\nallow = [\"acme/null\"]\noidc = {{ issuer = \"{ISSUER}\", audience = \"larder\", \
+         claims = {{ repository = \"acme/*\" }}, jwks = {{ file = {keys:?} }} }}\n[[client]]\nname = \"ci\"\ntoken = {}\n",
+        digest(CI)
+    );
+    let builder = || Larder::mirroring(&upstream).store_at(&folder).config_lines(&lines);
+    let larder = builder().clock(&Clock::frozen()).start().await;
+    let (path, now) = (providers("null/1.2.0/download/linux/amd64"), larder.clock.now());
+    let good = issuer.token(&job_claims(now));
+    let document = with(&larder, &good, &path).await.expect(200);
+    larder.get(&url(&document, "download_url")).await.expect(200);
+    with(&larder, &good, &providers("evil/versions")).await.expect(421);
+    with(&larder, CI, &path).await.expect(200);
+    let changed = |name: &str, value: Value| {
+        let mut claims = job_claims(now);
+        claims[name] = value;
+        claims
+    };
+    let hmac = {
+        let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::HS256) };
+        encode(&header, &job_claims(now), &EncodingKey::from_secret(issuer.keys().as_bytes())).unwrap()
+    };
+    let unsigned = {
+        let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        format!("{}.{}.", part(serde_json::json!({ "alg": "none" })), part(job_claims(now)))
+    };
+    let mut altered = good.clone().into_bytes();
+    let middle = good.find('.').unwrap() + 20;
+    altered[middle] = if altered[middle] == b'A' { b'B' } else { b'A' };
+    for (token, reason) in [
+        (issuer.token(&changed("repository", "evil/app".into())), "its claims are others"),
+        (issuer.token(&changed("repository", Value::Null)), "its claims are others"),
+        (issuer.token(&changed("aud", "other".into())), "it is not for the audience larder"),
+        (issuer.token(&changed("exp", (now.0 - 61).into())), "it expired at"),
+        (issuer.token(&changed("nbf", (now.0 + 61).into())), "it counts from"),
+        (issuer.token(&changed("iss", "https://other.example".into())), "does not know the token"),
+        (Issuer::new("one").token(&job_claims(now)), "no key of the issuer signed it"),
+        (Issuer::new("two").token(&job_claims(now)), "the issuer has no key two"),
+        (String::from_utf8(altered).unwrap(), "token"),
+        (hmac, "signed by a method that is not taken"),
+        (unsigned, "token"),
+    ] {
+        let refused = with(&larder, &token, &path).await.expect(401).text();
+        assert!(refused.contains(reason), "{reason}: {refused}");
+    }
+    // A list of audiences, and times within the skew of clocks.
+    let mut skewed = changed("aud", serde_json::json!(["other", "larder"]));
+    (skewed["exp"], skewed["nbf"]) = ((now.0 - 59).into(), (now.0 + 59).into());
+    with(&larder, &issuer.token(&skewed), &path).await.expect(200);
+    // A token counts until its end, and no longer, from memory neither.
+    larder.clock.advance(Duration::from_secs(360));
+    with(&larder, &good, &path).await.expect(200);
+    larder.clock.advance(Duration::from_secs(1));
+    with(&larder, &good, &path).await.expect(401);
+    // The issuer has new keys: after a reload those count, and the old ones do not.
+    let (next, now) = (Issuer::new("two"), larder.clock.now());
+    std::fs::write(&keys, next.keys()).unwrap();
+    let fresh = issuer.token(&job_claims(now));
+    with(&larder, &fresh, &path).await.expect(200);
+    larder.reload(builder()).await.unwrap();
+    with(&larder, &fresh, &path).await.expect(401);
+    with(&larder, &next.token(&job_claims(now)), &path).await.expect(200);
+    // Offline the stored keys count.
+    let clock = larder.clock.clone();
+    larder.stop().await;
+    let offline = builder().network("offline = true").clock(&clock).start().await;
+    with(&offline, &next.token(&job_claims(now)), &path).await.expect(200);
 }

@@ -80,7 +80,9 @@ fn mistakes_in_clients_are_reported() {
          [[client]]\nname = \"two\"\ntoken = []\nallow = [\"x\"]\nnetworks = [\"10/8\"]\n\
          [[client]]\nname = \"three\"\ntoken = [{{ sha256 = \"{sha256}\" }}, {{ env = \"UNSET\" }}, {{ env = \"SHORT\" }}]\n\
          [[client]]\nname = \"three\"\ntoken = {{ sha256 = \"{sha256}\" }}\nallow = [\"other.example/*\"]\n\
-         [[client]]\nname = \"six\"\nallow = []\nnetworks = []\n"
+         [[client]]\nname = \"six\"\nallow = []\nnetworks = []\n\
+         [[client]]\nname = \"seven\"\noidc = {{ issuer = \"http://ci.example\", audience = \"\", claims = {{}}, jwks = {{ file = \"absent\" }} }}\n\
+         [[client]]\nname = \"eight\"\noidc = {{ issuer = \"https://ci.example\", claims = {{ sub = 3 }} }}\n"
     );
     let short = |name: &str| (name == "SHORT").then(|| "too-short".to_owned());
     let problems = Config::parse(&text, Path::new("mirror.toml"), &short).unwrap_err().to_string();
@@ -98,6 +100,13 @@ fn mistakes_in_clients_are_reported() {
         "mirror.toml:19: client.token: missing; write for example token = { file = \"/etc/larder/ci.token\" }",
         "mirror.toml:21: client.allow: an empty list allows nothing",
         "mirror.toml:22: client.networks: an empty list allows no network",
+        "mirror.toml:25: client.oidc.issuer: an issuer is an https URL",
+        "mirror.toml:25: client.oidc.audience: an audience is not empty",
+        "mirror.toml:25: client.oidc.claims: without a claim every job of that issuer is this client",
+        "mirror.toml:25: client.oidc.jwks.file: absent: cannot be read",
+        "mirror.toml:28: client.oidc.audience: missing",
+        "mirror.toml:28: client.oidc.jwks: missing",
+        "mirror.toml:28: client.oidc.claims: this is of type integer, not string",
     ] {
         assert!(problems.contains(line), "{line}\n{problems}");
     }
