@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::jwk::{AlgorithmParameters, JwkSet, PublicKeyUse};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
@@ -24,8 +25,8 @@ pub struct IssuerKeys(Vec<(Option<String>, AlgorithmFamily, DecodingKey)>);
 /// Why a token does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadJwt {
-    /// It is no JWT.
-    #[error("it is not a JSON Web Token")]
+    /// It is no JWT, or a claim that decides has another form.
+    #[error("it is not a JSON Web Token, or a claim of it has another form")]
     Malformed,
     /// Its signature is by a method that is not taken.
     #[error("it is signed by a method that is not taken here: only signatures by RSA, ECDSA and Ed25519 are")]
@@ -36,6 +37,9 @@ pub enum BadJwt {
     /// No key of the issuer made the signature.
     #[error("no key of the issuer signed it")]
     Signature,
+    /// A claim that every token has is missing.
+    #[error("it has no claim {0}")]
+    Lacks(String),
     /// It has expired.
     #[error("it expired at {}", .0.date_time())]
     Expired(Timestamp),
@@ -61,11 +65,13 @@ pub struct Jwt {
 /// The claims that decide here.
 #[derive(Debug, Deserialize)]
 struct Claims {
+    #[serde(default)]
     exp: f64,
     #[serde(default)]
     nbf: Option<f64>,
     #[serde(default)]
     jti: Option<String>,
+    #[serde(default)]
     aud: OneOrMany,
     #[serde(flatten)]
     others: BTreeMap<String, Value>,
@@ -76,6 +82,12 @@ struct Claims {
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
+}
+
+impl Default for OneOrMany {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
 }
 
 impl std::fmt::Debug for IssuerKeys {
@@ -139,12 +151,14 @@ impl Jwt {
         let mut validation = Validation::new(header.alg);
         // Time is judged below, by the time of the request.
         (validation.validate_exp, validation.validate_aud) = (false, false);
-        validation.set_required_spec_claims(&["exp", "aud", "iss"]);
+        validation.set_required_spec_claims(&["exp", "iss"]);
         validation.set_issuer(&[issuer]);
-        let claims = candidates.find_map(|(_, _, key)| decode::<Claims>(token, key, &validation).ok());
-        let Claims { exp, nbf, jti, aud, others } = claims.ok_or(BadJwt::Signature)?.claims;
-        let [expires, begins] = [Some(exp), nbf].map(|time| time.map(|time| Timestamp(time.max(0.0) as u64)));
-        let expires = expires.unwrap_or(Timestamp(0));
+        let read = candidates.find_map(|(_, _, key)| {
+            decode::<Claims>(token, key, &validation).map(Some).or_else(|bad| judged(&bad)).transpose()
+        });
+        let Claims { exp, nbf, jti, aud, others } = read.unwrap_or(Err(BadJwt::Signature))?.claims;
+        let at = |time: f64| Timestamp(time.max(0.0) as u64);
+        let (expires, begins) = (at(exp), nbf.map(at));
         if now.0 > expires.0.saturating_add(CLOCK_SKEW) {
             return Err(BadJwt::Expired(expires));
         }
@@ -176,6 +190,15 @@ impl Jwt {
             Some(value) => is_accepted(value),
             None => false,
         }
+    }
+}
+
+/// What an error means for a token; nothing where another key may have signed it.
+fn judged<T>(bad: &jsonwebtoken::errors::Error) -> Result<Option<T>, BadJwt> {
+    match bad.kind() {
+        ErrorKind::MissingRequiredClaim(claim) => Err(BadJwt::Lacks(claim.clone())),
+        ErrorKind::Json(_) | ErrorKind::Utf8(_) | ErrorKind::Base64(_) => Err(BadJwt::Malformed),
+        _ => Ok(None),
     }
 }
 

@@ -553,6 +553,11 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
         claims[name] = value;
         claims
     };
+    let without = |name: &str| {
+        let mut claims = job_claims(now);
+        claims.as_object_mut().unwrap().remove(name);
+        issuer.token(&claims)
+    };
     let hmac = {
         let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::HS256) };
         encode(&header, &job_claims(now), &EncodingKey::from_secret(issuer.keys().as_bytes())).unwrap()
@@ -570,6 +575,9 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
         (issuer.token(&changed("aud", "other".into())), "it is not for the audience larder"),
         (issuer.token(&changed("exp", (now.0 - 61).into())), "it expired at"),
         (issuer.token(&changed("nbf", (now.0 + 61).into())), "it counts from"),
+        (issuer.token(&changed("exp", "soon".into())), "a claim of it has another form"),
+        (without("exp"), "it has no claim exp"),
+        (without("aud"), "it is not for the audience larder"),
         (issuer.token(&changed("iss", "https://other.example".into())), "does not know the token"),
         (Issuer::new("one").token(&job_claims(now)), "no key of the issuer signed it"),
         (Issuer::new("two").token(&job_claims(now)), "the issuer has no key two"),
