@@ -65,7 +65,7 @@ async fn main() -> anyhow::Result<()> {
     let app = App::start(&config, StartSettings::default()).await?;
     let (base, admin) = (app.base().to_owned(), format!("http://{}", app.admin_address()));
     let listeners = [app.address(), app.admin_address()];
-    let cli_config = app.client_config().await?;
+    let cli_config = app.client_config().await?.lines;
     let stop = CancellationToken::new();
     let serving = tokio::spawn(app.serve(stop.clone()));
 

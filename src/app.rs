@@ -268,10 +268,12 @@ impl App {
         self.running.parts.mirror.runtime.spawn_blocking(move || library.refresh_size_limit()).await.unwrap_or_default()
     }
 
-    /// Renders the host overrides of the CLI configuration to paste, without remarks. Contacts no upstream.
-    pub async fn client_config(&self) -> Result<String, Error> {
-        let config = ClientConfig::of(&self.running.parts.mirror, &self.base, ClientRoute::HostOverride).await?;
-        Ok(config.lines)
+    /// The host overrides of the CLI configuration to paste, without the clients' tokens. Contacts no upstream.
+    ///
+    /// # Errors
+    /// A stored discovery document could not be read.
+    pub async fn client_config(&self) -> Result<ClientConfig, Error> {
+        ClientConfig::of(&self.running.parts.mirror, &self.base, ClientRoute::HostOverride).await
     }
 
     /// Serves until `stop`, then lets running downloads finish, and closes the store.

@@ -23,6 +23,7 @@ use super::terminal::format_seconds;
 use super::{CaughtSignals, CommonOptions, VERSION, block_on, catch_file_size_signal, print_json, print_line};
 use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
+use crate::protocol::client_config::{ClientRoute, hosts_of_credentials};
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -124,11 +125,16 @@ impl ServeTasks {
 
 async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> anyhow::Result<()> {
     let source = config.source.as_ref().map(|file| file.display().to_string());
-    let paste = app.client_config().await?;
+    let mut paste = app.client_config().await?;
+    let clients_authenticate = !config.clients.is_empty();
+    if clients_authenticate {
+        let registries: Vec<_> = config.upstreams.iter().map(|upstream| upstream.host.clone()).collect();
+        paste = paste.with_credentials(&hosts_of_credentials(&registries, app.base(), ClientRoute::HostOverride));
+    }
     if common.json {
         let startup = serde_json::json!({
             "listen": app.address(), "admin": app.admin_address(), "base": app.base(), "store": config.store.path,
-            "config": source, "offline": config.network.offline, "client_config": paste,
+            "config": source, "offline": config.network.offline, "client_config": paste.lines,
         });
         print_json(&startup);
         return Ok(());
@@ -155,8 +161,9 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
     if config.network.offline {
         print_line("  offline  no outbound traffic; stored copies are served");
     }
-    print_line("\nPaste into ~/.terraformrc or ~/.tofurc (no source line changes):\n");
-    print_line(&paste);
+    let token = if clients_authenticate { ", with the client's token in place of TOKEN" } else { "" };
+    print_line(&format!("\nPaste into ~/.terraformrc or ~/.tofurc{token} (no source line changes):\n"));
+    print_line(&paste.lines);
     Ok(())
 }
 

@@ -57,6 +57,26 @@ async fn commands_find_a_larder_by_its_store() {
     drop(larder);
 }
 
+/// A larder that asks its clients for a token shows where the token goes in the lines to paste.
+#[tokio::test]
+async fn the_lines_to_paste_name_the_place_of_the_token() {
+    let (home, port) = (Folder::new(), free_port());
+    let config = home.path().join("mirror.toml");
+    let sha256 = "0".repeat(64);
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\n[store]\npath = {:?}\n[[client]]\nname = \"ci\"\ntoken = {{ sha256 = \"{sha256}\" }}\n",
+        home.path().join("store")
+    );
+    std::fs::write(&config, text).unwrap();
+    let admin = format!("127.0.0.1:{port}");
+    let serve = ["serve", "--offline", "--admin-listen", &admin, "--config", config.to_str().unwrap()];
+    let (larder, out, _) = spawn_captured(command(home.path(), &serve));
+    out.line_with("Paste into ~/.terraformrc or ~/.tofurc, with the client's token in place of TOKEN").await;
+    out.line_with("credentials \"registry.terraform.io\" {").await;
+    out.line_with("  token = \"TOKEN\"").await;
+    drop(larder);
+}
+
 /// `--config`, then `LARDER_CONFIG`, then each user's default locations.
 #[tokio::test]
 async fn the_environment_names_the_configuration_where_the_command_does_not() {

@@ -608,7 +608,7 @@ impl Builder {
         let stop = CancellationToken::new();
         let base = app.base().to_owned();
         let (address, admin) = (app.address(), app.admin_address());
-        let client_config = app.client_config().await.unwrap();
+        let client_config = app.client_config().await.unwrap().lines;
         let running = app.running();
         let stop_signal = stop.clone();
         let task = Some(tokio::spawn(async move { app.serve(stop_signal).await.unwrap() }));
