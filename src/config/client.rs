@@ -42,7 +42,7 @@ pub struct Oidc {
 }
 
 /// A text that a claim must have. `*` stands for anything, a slash too.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimPattern(String);
 
 impl ClaimPattern {
@@ -63,6 +63,8 @@ impl ClaimPattern {
 const OIDC_EXAMPLE: &str = r#"{ issuer = "https://token.actions.githubusercontent.com", audience = "larder", claims = { repository = "acme/*" }, jwks = { file = "github.jwks" } }"#;
 const CLAIMS_EXAMPLE: &str = r#"{ repository = "acme/*" }"#;
 const JWKS_EXAMPLE: &str = r#"{ file = "github.jwks" }"#;
+/// The claims that every token is judged by: who signed it, for whom, and when.
+const JUDGED_CLAIMS: [&str; 5] = ["iss", "aud", "exp", "nbf", "jti"];
 /// The most bytes of a file with keys.
 const MAX_JWKS_BYTES: u64 = 1 << 20;
 const TOKEN_EXAMPLE: &str = r#"{ file = "/etc/larder/ci.token" }"#;
@@ -146,6 +148,15 @@ fn read_oidc(section: &mut Section<'_, '_, '_>) -> Option<Oidc> {
             "without a claim every job of that issuer is this client; name one, such as repository or sub".to_owned(),
         );
     }
+    for (name, pattern) in claims.iter().flatten() {
+        if JUDGED_CLAIMS.contains(&name.as_str()) {
+            let text = format!("{name} is judged already; name one that tells jobs apart, such as repository or sub");
+            section.problem("claims", text);
+        } else if pattern.chars().all(|character| character == '*') {
+            let text = format!("{name} = {pattern:?} is true for every job of that issuer; name a part that is fixed");
+            section.problem("claims", text);
+        }
+    }
     let keys = section.optional_table("jwks", JWKS_EXAMPLE, |section| {
         section.require(&["file"]);
         let path = section.path("file", "github.jwks")?;
@@ -192,6 +203,7 @@ pub(super) fn distinct(
     upstreams: &[Upstream],
 ) -> Vec<Client> {
     let (mut lines_by_name, mut lines_by_token) = (BTreeMap::new(), BTreeMap::new());
+    let mut lines_by_jobs = BTreeMap::new();
     let mut distinct = Vec::new();
     for (line, client) in clients {
         let Some(client) = client else { continue };
@@ -202,6 +214,15 @@ pub(super) fn distinct(
             if let Some(first) = lines_by_token.insert(*token, line) {
                 let text = format!("this token is that of the client on line {first}, too; each needs its own");
                 root.problem_at(line, "client.token", text);
+            }
+        }
+        if let Some(oidc) = &client.oidc {
+            let claims: BTreeMap<_, _> = oidc.claims.iter().cloned().collect();
+            let jobs = (oidc.issuer.clone(), oidc.audience.clone(), claims, client.networks.clone());
+            if let Some(first) = lines_by_jobs.insert(jobs, line) {
+                let text =
+                    format!("these jobs are those of the client on line {first}, too; each needs its own claims");
+                root.problem_at(line, "client.oidc", text);
             }
         }
         for pattern in client.allow.iter().flatten() {

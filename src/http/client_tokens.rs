@@ -1,6 +1,7 @@
 //! The tokens of clients (`[[client]]`): which client a request is of, and what that may use. A token is compared by its digest,
 //! in constant time. Archives are fetched without credentials: their URLs carry a proof (`protocol/rights.rs`).
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, HeaderMap};
 use ipnet::IpNet;
+use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use subtle::{Choice, ConstantTimeEq as _};
 
@@ -26,6 +28,8 @@ const WRONG_TOKENS_WITHIN: Duration = Duration::from_secs(60);
 const MAX_ADDRESSES: u64 = 4096;
 /// The most verified tokens of CI systems in memory.
 const MAX_VERIFIED: u64 = 4096;
+/// The time after which a token of a CI system is verified again.
+const VERIFIED_FOR: Duration = Duration::from_secs(3600);
 /// The prefix that counts as one address of IPv6.
 const IPV6_PREFIX: u8 = 64;
 
@@ -33,8 +37,15 @@ const IPV6_PREFIX: u8 = 64;
 #[derive(Debug)]
 pub struct ClientTokens {
     clients: Vec<KnownClient>,
-    /// The tokens of CI systems that were verified, by their digests: the client, and the last moment at which one counts.
-    verified: Cache<Digest, (usize, Timestamp)>,
+    /// The tokens of CI systems that were verified, by their digests.
+    verified: Cache<Digest, VerifiedToken>,
+}
+
+/// The token of a CI system: the clients whose claims it has, and the last moment at which it counts.
+#[derive(Debug, Clone)]
+struct VerifiedToken {
+    clients: Arc<[usize]>,
+    expires: Timestamp,
 }
 
 /// A client that authenticates.
@@ -67,9 +78,9 @@ pub enum NotAuthenticated {
     Jwt(String, BadJwt),
     /// A CI system signed the token, and no client has its claims.
     #[error(
-        "the token of {0} counts for no client of this mirror: its claims are others; its operator can name them in [[client]] oidc"
+        "the token of {0} counts for no client of this mirror: its claim {1} is not what a [[client]] of that issuer asks for"
     )]
-    Claims(String),
+    Claims(String, String),
     /// The token does not count from this address.
     #[error(
         "the token of client {0} {COUNTS_NOT_FROM} {1}; its operator can add that network to the client's networks"
@@ -96,7 +107,12 @@ impl ClientTokens {
             networks: networks.clone(),
             class: Arc::new(RightsClass::new(allow.clone())),
         };
-        Self { clients: clients.iter().map(known).collect(), verified: Cache::new(MAX_VERIFIED) }
+        let verified = Cache::builder()
+            .max_capacity(MAX_VERIFIED)
+            .time_to_live(VERIFIED_FOR)
+            .eviction_policy(EvictionPolicy::lru())
+            .build();
+        Self { clients: clients.iter().map(known).collect(), verified }
     }
 
     /// Returns true if no client needs to authenticate.
@@ -128,52 +144,80 @@ impl ClientTokens {
         // All are compared: the time says nothing about which one it was.
         let found =
             self.clients.iter().fold(None, |found, known| if has_token(known).into() { Some(known) } else { found });
-        let known = match found {
-            Some(known) => known,
+        let candidates = match found {
+            Some(known) => vec![known],
             None => self.of_ci_system(token, digest, now)?,
         };
-        match &known.networks {
-            Some(networks) if !client.is_within(networks) => {
-                Err(NotAuthenticated::WrongNetwork(known.name.clone(), client.shown()))
-            }
-            _ => Ok(&known.class),
+        let counts_here =
+            |known: &&&KnownClient| known.networks.as_ref().is_none_or(|networks| client.is_within(networks));
+        match (candidates.iter().find(counts_here), candidates.first()) {
+            (Some(known), _) => Ok(&known.class),
+            (None, Some(known)) => Err(NotAuthenticated::WrongNetwork(known.name.clone(), client.shown())),
+            (None, None) => Err(NotAuthenticated::WrongToken),
         }
     }
 }
 
 impl ClientTokens {
-    /// The client that the token of a CI system counts for. One that was verified counts until its end.
-    fn of_ci_system(&self, token: &[u8], digest: Digest, now: Timestamp) -> Result<&KnownClient, NotAuthenticated> {
-        if let Some((index, expires)) = self.verified.get(&digest)
-            && now <= expires
-            && let Some(known) = self.clients.get(index)
-        {
-            return Ok(known);
+    /// The clients that the token of a CI system counts for, in the order of the configuration.
+    fn of_ci_system(
+        &self,
+        token: &[u8],
+        digest: Digest,
+        now: Timestamp,
+    ) -> Result<Vec<&KnownClient>, NotAuthenticated> {
+        let known = |clients: &[usize]| clients.iter().filter_map(|index| self.clients.get(*index)).collect();
+        if let Some(verified) = self.verified.get(&digest).filter(|verified| now <= verified.expires) {
+            return Ok(known(&verified.clients));
         }
         let token = std::str::from_utf8(token).map_err(|_| NotAuthenticated::WrongToken)?;
         let issuer = claimed_issuer(token).ok_or(NotAuthenticated::WrongToken)?;
-        let mut refusal = NotAuthenticated::WrongToken;
-        for (index, known) in self.clients.iter().enumerate() {
-            let Some(oidc) = known.oidc.as_ref().filter(|oidc| oidc.issuer == issuer) else { continue };
-            let jwt = match Jwt::verified(token, &oidc.keys, &oidc.issuer, now) {
-                Ok(jwt) if jwt.is_for(&oidc.audience) => jwt,
-                Ok(_) => {
-                    refusal = NotAuthenticated::Jwt(issuer.clone(), BadJwt::Audience(oidc.audience.clone()));
-                    continue;
+        // Many clients can have the keys of one issuer: each set of keys is tried once.
+        let mut judgements = BTreeMap::new();
+        let (mut matching, mut expires, mut refusals) = (Vec::new(), Timestamp(0), Vec::new());
+        for (index, client) in self.clients.iter().enumerate() {
+            let Some(oidc) = client.oidc.as_ref().filter(|oidc| oidc.issuer == issuer) else { continue };
+            let judgement =
+                judgements.entry(oidc.keys.id()).or_insert_with(|| Jwt::verified(token, &oidc.keys, &oidc.issuer, now));
+            refusals.push(match judgement {
+                Err(bad) => NotAuthenticated::Jwt(issuer.clone(), bad.clone()),
+                Ok(jwt) if !jwt.is_for(&oidc.audience) => {
+                    NotAuthenticated::Jwt(issuer.clone(), BadJwt::Audience(oidc.audience.clone()))
                 }
-                Err(bad) => {
-                    refusal = NotAuthenticated::Jwt(issuer.clone(), bad);
-                    continue;
+                Ok(jwt) => {
+                    let mut claims = oidc.claims.iter();
+                    match claims.find(|(name, pattern)| !jwt.has_claim(name, |text| pattern.matches(text))) {
+                        Some((name, _)) => NotAuthenticated::Claims(issuer.clone(), name.clone()),
+                        None => {
+                            tracing::info!(
+                                client = client.name,
+                                issuer,
+                                jti = jwt.id,
+                                "the token of a CI system counts"
+                            );
+                            expires = jwt.expires;
+                            matching.push(index);
+                            continue;
+                        }
+                    }
                 }
-            };
-            if oidc.claims.iter().all(|(name, pattern)| jwt.has_claim(name, |text| pattern.matches(text))) {
-                tracing::info!(client = known.name, issuer, jti = jwt.id, "the token of a CI system counts");
-                self.verified.insert(digest, (index, jwt.expires));
-                return Ok(known);
-            }
-            refusal = NotAuthenticated::Claims(issuer.clone());
+            });
         }
-        Err(refusal)
+        if matching.is_empty() {
+            return Err(refusals.into_iter().max_by_key(nearness).unwrap_or(NotAuthenticated::WrongToken));
+        }
+        let clients = known(&matching);
+        self.verified.insert(digest, VerifiedToken { clients: matching.into(), expires });
+        Ok(clients)
+    }
+}
+
+/// How near the token of a CI system came to a client: the nearest refusal is the one that helps.
+fn nearness(refusal: &NotAuthenticated) -> u8 {
+    match refusal {
+        NotAuthenticated::Claims(..) => 2,
+        NotAuthenticated::Jwt(_, BadJwt::Audience(_)) => 1,
+        _ => 0,
     }
 }
 

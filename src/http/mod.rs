@@ -268,8 +268,12 @@ impl MainListener {
         if let NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText = refusal {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
-        if matches!(refusal, NotAuthenticated::WrongToken | NotAuthenticated::Jwt(..) | NotAuthenticated::Claims(_)) {
+        if matches!(refusal, NotAuthenticated::WrongToken | NotAuthenticated::Jwt(..) | NotAuthenticated::Claims(..)) {
             log.is_quiet = self.requests.wrong_tokens().exceeds(client.address);
+        }
+        // Clients print a sentence of their own for a 401: the reason is for the operator.
+        if matches!(refusal, NotAuthenticated::Jwt(..) | NotAuthenticated::Claims(..)) && !log.is_quiet {
+            tracing::warn!(client = %client.address, "{refusal}");
         }
         let (mut response, outcome) = self.refuse(Refusal::Token, StatusCode::UNAUTHORIZED, refusal.to_string());
         response.headers_mut().insert(header::WWW_AUTHENTICATE, CHALLENGE);

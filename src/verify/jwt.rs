@@ -4,23 +4,31 @@
 use std::collections::BTreeMap;
 
 use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::jwk::{AlgorithmParameters, JwkSet, PublicKeyUse};
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, JwkSet, PublicKeyUse};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 
 /// The most keys of an issuer.
 const MAX_KEYS: usize = 64;
 /// The longest token, in bytes.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
+/// The most characters of a key's name that are shown: nobody has proven it.
+const MAX_KEY_NAME_CHARS: usize = 64;
+/// The shortest modulus of an RSA key, in characters of Base64: 2048 bits.
+const MIN_MODULUS_CHARS: usize = 342;
 /// Seconds by which the clocks of larder and of the issuer may differ.
 const CLOCK_SKEW: u64 = 60;
 
 /// The public keys of an issuer.
 #[derive(Clone)]
-pub struct IssuerKeys(Vec<(Option<String>, AlgorithmFamily, DecodingKey)>);
+pub struct IssuerKeys {
+    id: Digest,
+    keys: Vec<(Option<String>, AlgorithmFamily, DecodingKey)>,
+}
 
 /// Why a token does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +42,9 @@ pub enum BadJwt {
     /// The issuer has no such key.
     #[error("the issuer has no key {0}")]
     UnknownKey(String),
+    /// It names no key, and the issuer has several.
+    #[error("it names none of the issuer's keys")]
+    NamesNoKey,
     /// No key of the issuer made the signature.
     #[error("no key of the issuer signed it")]
     Signature,
@@ -70,7 +81,7 @@ struct Claims {
     #[serde(default)]
     nbf: Option<f64>,
     #[serde(default)]
-    jti: Option<String>,
+    jti: Option<Value>,
     #[serde(default)]
     aud: OneOrMany,
     #[serde(flatten)]
@@ -92,7 +103,7 @@ impl Default for OneOrMany {
 
 impl std::fmt::Debug for IssuerKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(id, family, _)| (id, family))).finish()
+        f.debug_list().entries(self.keys.iter().map(|(id, family, _)| (id, family))).finish()
     }
 }
 
@@ -106,17 +117,33 @@ impl IssuerKeys {
             serde_json::from_slice(text).map_err(|bad| format!("it is not a set of JSON Web Keys: {bad}"))?;
         let usable = set.keys.iter().filter_map(|key| {
             let family = match &key.algorithm {
-                AlgorithmParameters::RSA(_) => AlgorithmFamily::Rsa,
-                AlgorithmParameters::EllipticCurve(_) => AlgorithmFamily::Ec,
-                AlgorithmParameters::OctetKeyPair(_) => AlgorithmFamily::Ed,
+                AlgorithmParameters::RSA(rsa) if rsa.n.len() >= MIN_MODULUS_CHARS => AlgorithmFamily::Rsa,
+                AlgorithmParameters::EllipticCurve(point)
+                    if matches!(point.curve, EllipticCurve::P256 | EllipticCurve::P384) =>
+                {
+                    AlgorithmFamily::Ec
+                }
+                AlgorithmParameters::OctetKeyPair(pair) if matches!(pair.curve, EllipticCurve::Ed25519) => {
+                    AlgorithmFamily::Ed
+                }
                 _ => return None,
             };
             let is_for_signatures = !matches!(key.common.public_key_use, Some(PublicKeyUse::Encryption));
             let decoding = DecodingKey::from_jwk(key).ok().filter(|_| is_for_signatures)?;
             Some((key.common.key_id.clone(), family, decoding))
         });
-        let keys: Vec<_> = usable.take(MAX_KEYS).collect();
-        if keys.is_empty() { Err("it has no public key for signatures".to_owned()) } else { Ok(Self(keys)) }
+        let keys: Vec<_> = usable.take(MAX_KEYS + 1).collect();
+        match keys.len() {
+            0 => Err("it has no public key for signatures by RSA (2048 bits or more), ECDSA (P-256, P-384) or Ed25519"
+                .to_owned()),
+            1..=MAX_KEYS => Ok(Self { id: Digest::of(text), keys }),
+            _ => Err(format!("it has more than {MAX_KEYS} keys")),
+        }
+    }
+
+    /// What tells these keys from others.
+    pub fn id(&self) -> &Digest {
+        &self.id
     }
 }
 
@@ -141,12 +168,20 @@ impl Jwt {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(BadJwt::Malformed);
         }
-        let header = decode_header(token).map_err(|_| BadJwt::Malformed)?;
+        let header = decode_header(token).map_err(|bad| match bad.kind() {
+            // Of its members only the method is limited to known names.
+            ErrorKind::Json(bad) if bad.is_data() => BadJwt::Algorithm,
+            _ => BadJwt::Malformed,
+        })?;
         let family = family_of(header.alg).ok_or(BadJwt::Algorithm)?;
         let named = |id: &Option<String>| header.kid.is_none() || *id == header.kid;
-        let mut candidates = keys.0.iter().filter(|(id, of, _)| *of == family && named(id)).peekable();
-        if candidates.peek().is_none() {
-            return Err(BadJwt::UnknownKey(header.kid.unwrap_or_else(|| "for its signature".to_owned())));
+        let mut candidates = keys.keys.iter().filter(|(id, of, _)| *of == family && named(id));
+        match (candidates.clone().count(), &header.kid) {
+            (0, kid) => {
+                return Err(BadJwt::UnknownKey(kid.as_deref().map_or_else(|| "for its signature".to_owned(), shown)));
+            }
+            (2.., None) => return Err(BadJwt::NamesNoKey),
+            _ => {}
         }
         let mut validation = Validation::new(header.alg);
         // Time is judged below, by the time of the request.
@@ -170,7 +205,8 @@ impl Jwt {
             OneOrMany::Many(audiences) => audiences,
         };
         let expires = Timestamp(expires.0.saturating_add(CLOCK_SKEW));
-        Ok(Self { expires, id: jti, audiences, claims: others })
+        let id = jti.map(|id| id.as_str().map_or_else(|| id.to_string(), str::to_owned));
+        Ok(Self { expires, id, audiences, claims: others })
     }
 
     /// Returns true if the token is for an audience.
@@ -191,6 +227,11 @@ impl Jwt {
             None => false,
         }
     }
+}
+
+/// A key's name for messages.
+fn shown(kid: &str) -> String {
+    kid.chars().filter(char::is_ascii_graphic).take(MAX_KEY_NAME_CHARS).collect()
 }
 
 /// What an error means for a token; nothing where another key may have signed it.
@@ -223,12 +264,15 @@ mod tests {
 
     #[test]
     fn only_public_keys_for_signatures_are_keys() {
-        assert_eq!(IssuerKeys::parse(KEYS.as_bytes()).unwrap().0.len(), 1);
+        assert_eq!(IssuerKeys::parse(KEYS.as_bytes()).unwrap().keys.len(), 1);
         for (set, problem) in [
             ("{}", "not a set"),
             (r#"{"keys":[]}"#, "no public key"),
             (r#"{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}"#, "no public key"),
             (&KEYS.replace("\"kty\"", "\"use\":\"enc\",\"kty\""), "no public key"),
+            (r#"{"keys":[{"kty":"EC","crv":"P-521","x":"AAAA","y":"AAAA"}]}"#, "no public key"),
+            (r#"{"keys":[{"kty":"RSA","n":"AAAA","e":"AQAB"}]}"#, "2048 bits"),
+            (&format!("{{\"keys\":[{}]}}", [&KEYS[9..KEYS.len() - 2]; 65].join(",")), "more than 64"),
         ] {
             assert!(IssuerKeys::parse(set.as_bytes()).unwrap_err().contains(problem), "{set}");
         }

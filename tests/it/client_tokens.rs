@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der};
+use aws_lc_rs::rsa::{KeyPair, KeySize};
 use aws_lc_rs::signature::{EcdsaKeyPair, KeyPair as _};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -488,6 +490,7 @@ const ISSUER: &str = "https://ci.example";
 
 /// An issuer of tokens with one key.
 struct Issuer {
+    algorithm: Algorithm,
     key: EncodingKey,
     id: String,
     /// The public key, as a JSON Web Key.
@@ -504,16 +507,39 @@ impl Issuer {
         let [x, y] = [&point[1..33], &point[33..]].map(|part| URL_SAFE_NO_PAD.encode(part));
         let public =
             serde_json::json!({ "kty": "EC", "crv": "P-256", "x": x, "y": y, "kid": id, "use": "sig", "alg": "ES256" });
-        Self { key: EncodingKey::from_ec_der(pkcs8.as_ref()), id: id.to_owned(), public }
+        Self { algorithm: Algorithm::ES256, key: EncodingKey::from_ec_der(pkcs8.as_ref()), id: id.to_owned(), public }
+    }
+
+    /// An issuer that signs by RSA, as most do.
+    fn rsa(id: &str) -> Self {
+        /// The bytes around the RSAPrivateKey in a PKCS #8 key, and around the modulus in an RSAPublicKey, of 2048 bits.
+        const PRIVATE: usize = 26;
+        const MODULUS: std::ops::Range<usize> = 9..265;
+        let pair = KeyPair::generate(KeySize::Rsa2048).unwrap();
+        let pkcs8: Pkcs8V1Der<'_> = pair.as_der().unwrap();
+        let modulus = URL_SAFE_NO_PAD.encode(&pair.public_key().as_ref()[MODULUS]);
+        let public = serde_json::json!({
+            "kty": "RSA", "n": modulus, "e": "AQAB", "kid": id, "use": "sig", "alg": "RS256", "x5c": ["MIIB"], "x5t": "AAAA",
+        });
+        let key = EncodingKey::from_rsa_der(&pkcs8.as_ref()[PRIVATE..]);
+        Self { algorithm: Algorithm::RS256, key, id: id.to_owned(), public }
     }
 
     /// The set of keys, as the issuer publishes it.
     fn keys(&self) -> String {
-        serde_json::json!({ "keys": [self.public] }).to_string()
+        Self::keys_of(&[self])
+    }
+
+    /// The set of the keys of several, between keys that are of no use here.
+    fn keys_of(issuers: &[&Self]) -> String {
+        let mut keys = vec![serde_json::json!({ "kty": "of tomorrow", "kid": "x", "alg": "y" })];
+        keys.extend(issuers.iter().map(|issuer| issuer.public.clone()));
+        keys.push(serde_json::json!({ "kty": "oct", "k": "c2VjcmV0", "kid": "one" }));
+        serde_json::json!({ "keys": keys }).to_string()
     }
 
     fn token(&self, claims: &Value) -> String {
-        let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
+        let header = Header { kid: Some(self.id.clone()), ..Header::new(self.algorithm) };
         encode(&header, claims, &self.key).unwrap()
     }
 }
@@ -532,11 +558,13 @@ fn job_claims(now: Timestamp) -> Value {
 async fn a_job_authenticates_with_the_token_of_its_ci_system() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null"));
-    let (issuer, folder) = (Issuer::new("one"), Folder::new());
+    let (issuer, of_rsa, folder) = (Issuer::new("one"), Issuer::rsa("rsa"), Folder::new());
     let keys = folder.path().join("ci.jwks");
-    std::fs::write(&keys, issuer.keys()).unwrap();
+    std::fs::write(&keys, Issuer::keys_of(&[&issuer, &of_rsa, &Issuer::new("more")])).unwrap();
     let lines = format!(
-        "[[client]]\nname = \"pipelines\"\nallow = [\"acme/null\"]\noidc = {{ issuer = \"{ISSUER}\", audience = \"larder\", \
+        "[[client]]\nname = \"elsewhere\"\nnetworks = [\"192.0.2.0/24\"]\nallow = [\"acme/other\"]\n\
+         oidc = {{ issuer = \"{ISSUER}\", audience = \"larder\", claims = {{ repository = \"acme/app\" }}, jwks = {{ file = {keys:?} }} }}\n\
+         [[client]]\nname = \"pipelines\"\nallow = [\"acme/null\"]\noidc = {{ issuer = \"{ISSUER}\", audience = \"larder\", \
          claims = {{ repository = \"acme/*\" }}, jwks = {{ file = {keys:?} }} }}\n[[client]]\nname = \"ci\"\ntoken = {}\n",
         digest(CI)
     );
@@ -548,6 +576,7 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
     larder.get(&url(&document, "download_url")).await.expect(200);
     with(&larder, &good, &providers("evil/versions")).await.expect(421);
     with(&larder, CI, &path).await.expect(200);
+    with(&larder, &of_rsa.token(&job_claims(now)), &path).await.expect(200);
     let changed = |name: &str, value: Value| {
         let mut claims = job_claims(now);
         claims[name] = value;
@@ -562,16 +591,17 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
         let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::HS256) };
         encode(&header, &job_claims(now), &EncodingKey::from_secret(issuer.keys().as_bytes())).unwrap()
     };
-    let unsigned = {
+    let nameless = encode(&Header::new(Algorithm::ES256), &job_claims(now), &issuer.key).unwrap();
+    let by_method = |name: &str| {
         let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        format!("{}.{}.", part(serde_json::json!({ "alg": "none" })), part(job_claims(now)))
+        format!("{}.{}.AAAA", part(serde_json::json!({ "alg": name, "kid": "one" })), part(job_claims(now)))
     };
     let mut altered = good.clone().into_bytes();
     let middle = good.find('.').unwrap() + 20;
     altered[middle] = if altered[middle] == b'A' { b'B' } else { b'A' };
     for (token, reason) in [
-        (issuer.token(&changed("repository", "evil/app".into())), "its claims are others"),
-        (issuer.token(&changed("repository", Value::Null)), "its claims are others"),
+        (issuer.token(&changed("repository", "evil/app".into())), "its claim repository is not"),
+        (issuer.token(&changed("repository", Value::Null)), "its claim repository is not"),
         (issuer.token(&changed("aud", "other".into())), "it is not for the audience larder"),
         (issuer.token(&changed("exp", (now.0 - 61).into())), "it expired at"),
         (issuer.token(&changed("nbf", (now.0 + 61).into())), "it counts from"),
@@ -581,9 +611,12 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
         (issuer.token(&changed("iss", "https://other.example".into())), "does not know the token"),
         (Issuer::new("one").token(&job_claims(now)), "no key of the issuer signed it"),
         (Issuer::new("two").token(&job_claims(now)), "the issuer has no key two"),
-        (String::from_utf8(altered).unwrap(), "token"),
+        (String::from_utf8(altered).unwrap(), "does not know the token"),
         (hmac, "signed by a method that is not taken"),
-        (unsigned, "token"),
+        (by_method("none"), "signed by a method that is not taken"),
+        (by_method("ES512"), "signed by a method that is not taken"),
+        (nameless, "it names none of the issuer's keys"),
+        (Issuer::new(&"k".repeat(99)).token(&job_claims(now)), &format!("no key {}\"", "k".repeat(64))),
     ] {
         let refused = with(&larder, &token, &path).await.expect(401).text();
         assert!(refused.contains(reason), "{reason}: {refused}");

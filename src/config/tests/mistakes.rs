@@ -82,7 +82,8 @@ fn mistakes_in_clients_are_reported() {
          [[client]]\nname = \"three\"\ntoken = {{ sha256 = \"{sha256}\" }}\nallow = [\"other.example/*\"]\n\
          [[client]]\nname = \"six\"\nallow = []\nnetworks = []\n\
          [[client]]\nname = \"seven\"\noidc = {{ issuer = \"http://ci.example\", audience = \"\", claims = {{}}, jwks = {{ file = \"absent\" }} }}\n\
-         [[client]]\nname = \"eight\"\noidc = {{ issuer = \"https://ci.example\", claims = {{ sub = 3 }} }}\n"
+         [[client]]\nname = \"eight\"\noidc = {{ issuer = \"https://ci.example\", claims = {{ sub = 3 }} }}\n\
+         [[client]]\nname = \"nine\"\noidc = {{ issuer = \"https://ci.example\", claims = {{ aud = \"x\", sub = \"**\" }} }}\n"
     );
     let short = |name: &str| (name == "SHORT").then(|| "too-short".to_owned());
     let problems = Config::parse(&text, Path::new("mirror.toml"), &short).unwrap_err().to_string();
@@ -107,6 +108,8 @@ fn mistakes_in_clients_are_reported() {
         "mirror.toml:28: client.oidc.audience: missing",
         "mirror.toml:28: client.oidc.jwks: missing",
         "mirror.toml:28: client.oidc.claims: this is of type integer, not string",
+        "mirror.toml:31: client.oidc.claims: aud is judged already",
+        "mirror.toml:31: client.oidc.claims: sub = \"**\" is true for every job of that issuer",
     ] {
         assert!(problems.contains(line), "{line}\n{problems}");
     }
