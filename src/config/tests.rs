@@ -340,6 +340,36 @@ fn one_source(keys: &BTreeSet<String>) -> BTreeSet<String> {
     keys.iter().map(source).collect()
 }
 
+/// The key of RFC 8037, appendix A.2.
+const ISSUER_KEYS: &str =
+    r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+
+#[test]
+fn the_jobs_of_a_ci_system_belong_to_one_client() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("ci.jwks"), ISSUER_KEYS).unwrap();
+    let client = |name: &str, rest: &str, claims: &str| {
+        format!(
+            "[[client]]\nname = \"{name}\"\n{rest}oidc = {{ issuer = \"https://ci.example\", audience = \"larder\", \
+             claims = {{ {claims} }}, jwks = {{ file = \"ci.jwks\" }} }}\n"
+        )
+    };
+    let problems = |second: &str| {
+        let text = client("one", "", "ref = \"main\", sub = \"a\"") + second;
+        let file = folder.path().join("mirror.toml");
+        let (_, reader) = read::read(&text, &file, &env);
+        Problems::new(reader.problems).to_string()
+    };
+    let same = problems(&client("two", "allow = [\"acme/*\"]\n", "sub = \"a\", ref = \"main\""));
+    assert!(same.contains("client.oidc: these jobs are those of the client on line 1, too"), "{same}");
+    for other in [
+        client("two", "", "sub = \"a\""),
+        client("two", "networks = [\"10.0.0.0/8\"]\n", "ref = \"main\", sub = \"a\""),
+    ] {
+        assert!(!problems(&other).contains("these jobs"), "{other}");
+    }
+}
+
 #[test]
 fn the_sample_file_as_it_is_gives_the_defaults() {
     let (mut config, warnings) = parse(SAMPLE).unwrap();
@@ -357,9 +387,7 @@ fn the_sample_file_shows_every_option() {
         std::fs::write(folder.path().join(name), "x").unwrap();
     }
     std::fs::write(folder.path().join("ci.token"), "a-token-that-is-long-enough\n").unwrap();
-    // The key of RFC 8037, appendix A.2.
-    let jwks = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
-    std::fs::write(folder.path().join("github.jwks"), jwks).unwrap();
+    std::fs::write(folder.path().join("github.jwks"), ISSUER_KEYS).unwrap();
     let key = crate::bundle::SigningKey::generate().unwrap().text();
     std::fs::write(folder.path().join("bundle.key"), key.expose_secret()).unwrap();
     let text = uncommented();
