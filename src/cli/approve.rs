@@ -19,7 +19,7 @@ pub(super) struct Approve {
     /// Why it may be used before its time: one line of at most 150 characters
     #[arg(long, value_name = "TEXT")]
     reason: String,
-    /// Who decides. It is recorded as given
+    /// The person who decides, recorded as given
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
     /// The last day for which it counts (UTC), such as 2026-12-31, or the last moment, such as 2026-12-31T12:00:00Z. Without
@@ -36,7 +36,7 @@ pub(super) struct Unapprove {
     /// Why: one line of at most 150 characters
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// Who decides. It is recorded as given
+    /// The person who decides, recorded as given
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
 }

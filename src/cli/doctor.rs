@@ -172,8 +172,7 @@ impl ClientConfig {
                 if config.clients.is_empty() {
                     return anyhow::Ok(paste);
                 }
-                let registries: Vec<_> = config.upstreams.iter().map(|upstream| upstream.host.clone()).collect();
-                return Ok(paste.with_credentials(&hosts_of_credentials(&registries, &base, client_route)));
+                return Ok(paste.with_credentials(&hosts_of_credentials(hosts, &base, client_route)));
             }
             let answer =
                 with_larder(&config, StoreNeed::Existing, async |larder| Ok(larder.get_text(&asked.path()).await?))

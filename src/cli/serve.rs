@@ -128,8 +128,8 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
     let mut paste = app.client_config().await?;
     let clients_authenticate = !config.clients.is_empty();
     if clients_authenticate {
-        let registries: Vec<_> = config.upstreams.iter().map(|upstream| upstream.host.clone()).collect();
-        paste = paste.with_credentials(&hosts_of_credentials(&registries, app.base(), ClientRoute::HostOverride));
+        let registries = config.upstreams.iter().map(|upstream| &upstream.host);
+        paste = paste.with_credentials(&hosts_of_credentials(registries, app.base(), ClientRoute::HostOverride));
     }
     if common.json {
         let startup = serde_json::json!({

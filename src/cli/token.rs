@@ -37,10 +37,10 @@ impl TokenCommand {
         let sha256 = Digest::of(token.as_bytes());
         // The lines for the client name the hosts of this configuration; a broken one does not keep a token back.
         let config = common.read().config;
-        let registries: Vec<_> = config.upstreams.iter().map(|upstream| upstream.host.clone()).collect();
+        let registries = config.upstreams.iter().map(|upstream| &upstream.host);
         let base = app::base_url_of(&config, config.server.listen);
         let blocks = |route| -> String {
-            let hosts = hosts_of_credentials(&registries, &base, route);
+            let hosts = hosts_of_credentials(registries.clone(), &base, route);
             hosts.iter().map(|host| credentials_block(host, &token)).collect()
         };
         let server = format!("[[client]]\nname = {name:?}\ntoken = {{ sha256 = \"{sha256}\" }}\n");
@@ -52,7 +52,7 @@ impl TokenCommand {
             return Ok(());
         }
         let variable =
-            registries.first().map(|host| token_variable(host.as_str())).context("no upstream is configured")?;
+            registries.clone().next().map(|host| token_variable(host.as_str())).context("no upstream is configured")?;
         print_line(&format!("token   {token}"));
         print_line(&format!("sha256  {sha256}"));
         print_line("\nin mirror.toml, then reload larder (it keeps the digest alone):");

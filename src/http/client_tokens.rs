@@ -15,7 +15,7 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 use super::clients::RequestClient;
 use crate::clock::Timestamp;
-use crate::config::{Client, Oidc};
+use crate::config::{ClaimPattern, Client, Oidc};
 use crate::digest::Digest;
 use crate::protocol::rights::{BadArchiveUrl, RightsClass};
 use crate::verify::jwt::{BadJwt, Jwt, claimed_issuer};
@@ -156,9 +156,7 @@ impl ClientTokens {
             (None, None) => Err(NotAuthenticated::WrongToken),
         }
     }
-}
 
-impl ClientTokens {
     /// The clients that the token of a CI system counts for, in the order of the configuration.
     fn of_ci_system(
         &self,
@@ -179,29 +177,14 @@ impl ClientTokens {
             let Some(oidc) = client.oidc.as_ref().filter(|oidc| oidc.issuer == issuer) else { continue };
             let judgement =
                 judgements.entry(oidc.keys.id()).or_insert_with(|| Jwt::verified(token, &oidc.keys, &oidc.issuer, now));
-            refusals.push(match judgement {
-                Err(bad) => NotAuthenticated::Jwt(issuer.clone(), bad.clone()),
-                Ok(jwt) if !jwt.is_for(&oidc.audience) => {
-                    NotAuthenticated::Jwt(issuer.clone(), BadJwt::Audience(oidc.audience.clone()))
-                }
+            match counting(judgement, oidc) {
                 Ok(jwt) => {
-                    let mut claims = oidc.claims.iter();
-                    match claims.find(|(name, pattern)| !jwt.has_claim(name, |text| pattern.matches(text))) {
-                        Some((name, _)) => NotAuthenticated::Claims(issuer.clone(), name.clone()),
-                        None => {
-                            tracing::info!(
-                                client = client.name,
-                                issuer,
-                                jti = jwt.id,
-                                "the token of a CI system counts"
-                            );
-                            expires = jwt.expires;
-                            matching.push(index);
-                            continue;
-                        }
-                    }
+                    tracing::info!(client = client.name, issuer, jti = jwt.id, "the token of a CI system counts");
+                    expires = jwt.expires;
+                    matching.push(index);
                 }
-            });
+                Err(refusal) => refusals.push(refusal),
+            }
         }
         if matching.is_empty() {
             return Err(refusals.into_iter().max_by_key(nearness).unwrap_or(NotAuthenticated::WrongToken));
@@ -212,7 +195,21 @@ impl ClientTokens {
     }
 }
 
-/// How near the token of a CI system came to a client: the nearest refusal is the one that helps.
+/// The token that a CI system signed, if it counts for a client.
+fn counting<'a>(judgement: &'a Result<Jwt, BadJwt>, oidc: &Oidc) -> Result<&'a Jwt, NotAuthenticated> {
+    let refused = |bad| NotAuthenticated::Jwt(oidc.issuer.clone(), bad);
+    let jwt = judgement.as_ref().map_err(|bad| refused(bad.clone()))?;
+    if !jwt.is_for(&oidc.audience) {
+        return Err(refused(BadJwt::Audience(oidc.audience.clone())));
+    }
+    let lacks = |(name, pattern): &&(String, ClaimPattern)| !jwt.has_claim(name, |text| pattern.matches(text));
+    match oidc.claims.iter().find(lacks) {
+        Some((name, _)) => Err(NotAuthenticated::Claims(oidc.issuer.clone(), name.clone())),
+        None => Ok(jwt),
+    }
+}
+
+/// Ranks refusals of a CI system's token: the higher one came nearer to a client, and helps more.
 fn nearness(refusal: &NotAuthenticated) -> u8 {
     match refusal {
         NotAuthenticated::Claims(..) => 2,

@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 /// The most decisions about the versions of one address. None is ever removed, so there is a limit.
 pub const MAX_DECISIONS: usize = 2_000;
 
-/// What a person decided about a version.
+/// A person's decision about a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApprovalEntry {
     /// The version.

@@ -139,9 +139,15 @@ pub fn credentials_block(host: &str, token: &str) -> String {
 
 /// The hosts whose credentials clients send to larder: by an override those of the registries, by a network mirror that of
 /// larder's URL.
-pub fn hosts_of_credentials(registries: &[Hostname], base: &str, client_route: ClientRoute) -> Vec<String> {
+pub fn hosts_of_credentials<'a>(
+    registries: impl IntoIterator<Item = &'a Hostname>,
+    base: &str,
+    client_route: ClientRoute,
+) -> Vec<String> {
     match client_route {
-        ClientRoute::HostOverride => registries.iter().map(Hostname::to_unicode).map(|host| host.to_string()).collect(),
+        ClientRoute::HostOverride => {
+            registries.into_iter().map(Hostname::to_unicode).map(|host| host.to_string()).collect()
+        }
         ClientRoute::NetworkMirror => {
             let authority = base.split_once("://").map_or(base, |(_, rest)| rest).split('/').next();
             authority.into_iter().map(str::to_owned).collect()

@@ -36,7 +36,7 @@ const PURPOSE: &[u8] = b"larder archive URL 1\0";
 /// The name of a class of rights in URLs.
 type ClassId = [u8; CLASS_BYTES];
 
-/// What a class of clients may use. Clients of one class share rendered answers.
+/// The rights of a class of clients. Clients of one class share rendered answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RightsClass {
     addresses: Option<Vec<AddressPattern>>,

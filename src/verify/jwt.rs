@@ -141,7 +141,7 @@ impl IssuerKeys {
         }
     }
 
-    /// What tells these keys from others.
+    /// The digest of the set of keys, which differs from that of every other set.
     pub fn id(&self) -> &Digest {
         &self.id
     }
@@ -234,7 +234,7 @@ fn shown(kid: &str) -> String {
     kid.chars().filter(char::is_ascii_graphic).take(MAX_KEY_NAME_CHARS).collect()
 }
 
-/// What an error means for a token; nothing where another key may have signed it.
+/// Reads an error as a verdict about the token; `None` where another key may have signed it.
 fn judged<T>(bad: &jsonwebtoken::errors::Error) -> Result<Option<T>, BadJwt> {
     match bad.kind() {
         ErrorKind::MissingRequiredClaim(claim) => Err(BadJwt::Lacks(claim.clone())),

@@ -328,6 +328,12 @@ fn receiver(key: &BundleKey, more: &str) -> Builder {
     key.with_trusted_key(sealed).upstream_lines(more).config_lines(WEEK)
 }
 
+/// A bundle of what a warm-up stores, made at the time of the sender's clock.
+async fn bundle_of(sender: &Larder, what: &str) -> Vec<u8> {
+    let job = warm_up(sender, &[what], &["linux_amd64"]).await;
+    bundle_made_at(sender, &job, None, sender.clock.now().0).await
+}
+
 /// A signed bundle carries what persons decided and from when ages count; the receiving side may refuse both, and takes nothing
 /// from a bundle that no trusted key signed. A decision that is taken back is taken back there, too.
 #[tokio::test]
@@ -337,10 +343,7 @@ async fn a_signed_bundle_carries_approvals() {
     publish(&upstream, "1.0.0");
     let clock = Clock::frozen();
     let sender = key.with_signing_key(mirror(&upstream, &folder)).clock(&clock).start().await;
-    let made = async |what: &str| {
-        let job = warm_up(&sender, &[what], &["linux_amd64"]).await;
-        bundle_made_at(&sender, &job, None, clock.now().0).await
-    };
+    let made = async |what: &str| bundle_of(&sender, what).await;
     let first = made("acme/null@1.0.0").await;
     clock.advance(DAY);
     publish(&upstream, "1.1.0");
@@ -376,7 +379,7 @@ async fn a_signed_bundle_carries_approvals() {
     }
 }
 
-/// What is old enough where the bundle was made is old enough where it is applied.
+/// A version that is old enough where the bundle was made is old enough where it is applied.
 #[tokio::test]
 async fn a_signed_bundle_carries_the_ages_of_versions() {
     let upstream = FakeUpstream::start().await;
@@ -384,10 +387,7 @@ async fn a_signed_bundle_carries_the_ages_of_versions() {
     publish(&upstream, "1.0.0");
     let sender = key.with_signing_key(mirror(&upstream, &folder)).clock(&clock).start().await;
     sender.versions("null").await.expect(200);
-    let made = async |what: &str| {
-        let job = warm_up(&sender, &[what], &["linux_amd64"]).await;
-        bundle_made_at(&sender, &job, None, clock.now().0).await
-    };
+    let made = async |what: &str| bundle_of(&sender, what).await;
     let first = made("acme/null@1.0.0").await;
     clock.advance(DAY);
     publish(&upstream, "1.1.0");

@@ -402,7 +402,7 @@ impl ClientChecks<'_> {
             }
         };
         UrlProbe::Unusable(match kind {
-            // Whether the client's token counts is a check of its own.
+            // A check of its own tries the client's token.
             ServerKind::Larder | ServerKind::LarderNeedsToken(_) => return UrlProbe::Larder,
             ServerKind::LarderWithoutService => {
                 let finding = format!("{setting} {shown}{} leads to larder, but not to a registry", url.path());

@@ -45,7 +45,7 @@ pub struct GatheredBundle {
     small_files: Spool,
 }
 
-/// What becomes of a bundle after it is gathered.
+/// The signature that a bundle gets after it is gathered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlannedSignature {
     /// A key signs it.

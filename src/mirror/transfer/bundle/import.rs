@@ -233,7 +233,7 @@ impl Library {
     }
 }
 
-/// What became of the notes of a sender.
+/// The notes of a sender that were taken.
 #[derive(Debug, Default)]
 struct TakenNotes {
     /// The approvals that count here since now.
