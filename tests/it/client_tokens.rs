@@ -3,17 +3,15 @@
 
 use std::time::Duration;
 
-use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der};
-use aws_lc_rs::rsa::{KeyPair, KeySize};
-use aws_lc_rs::signature::{EcdsaKeyPair, KeyPair as _};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use larder::app::StartError;
-use larder::clock::{Clock, Timestamp};
+use larder::clock::Clock;
 use larder::digest::Digest;
 use serde_json::Value;
 
+use crate::support::ci_tokens::{Issuer, job_claims};
 use crate::support::command_setup::json;
 use crate::support::doctor_setup::{examine, registry, small_store_setup, write};
 use crate::support::http::{Answer, get};
@@ -488,70 +486,6 @@ async fn the_teams_of_the_documentation_have_their_rights() {
 
 const ISSUER: &str = "https://ci.example";
 
-/// An issuer of tokens with one key.
-struct Issuer {
-    algorithm: Algorithm,
-    key: EncodingKey,
-    id: String,
-    /// The public key, as a JSON Web Key.
-    public: Value,
-}
-
-impl Issuer {
-    fn new(id: &str) -> Self {
-        let random = aws_lc_rs::rand::SystemRandom::new();
-        let signing = &aws_lc_rs::signature::ECDSA_P256_SHA256_FIXED_SIGNING;
-        let pkcs8 = EcdsaKeyPair::generate_pkcs8(signing, &random).unwrap();
-        let pair = EcdsaKeyPair::from_pkcs8(signing, pkcs8.as_ref()).unwrap();
-        let point = pair.public_key().as_ref();
-        let [x, y] = [&point[1..33], &point[33..]].map(|part| URL_SAFE_NO_PAD.encode(part));
-        let public =
-            serde_json::json!({ "kty": "EC", "crv": "P-256", "x": x, "y": y, "kid": id, "use": "sig", "alg": "ES256" });
-        Self { algorithm: Algorithm::ES256, key: EncodingKey::from_ec_der(pkcs8.as_ref()), id: id.to_owned(), public }
-    }
-
-    /// An issuer that signs by RSA, as most do.
-    fn rsa(id: &str) -> Self {
-        /// The bytes around the RSAPrivateKey in a PKCS #8 key, and around the modulus in an RSAPublicKey, of 2048 bits.
-        const PRIVATE: usize = 26;
-        const MODULUS: std::ops::Range<usize> = 9..265;
-        let pair = KeyPair::generate(KeySize::Rsa2048).unwrap();
-        let pkcs8: Pkcs8V1Der<'_> = pair.as_der().unwrap();
-        let modulus = URL_SAFE_NO_PAD.encode(&pair.public_key().as_ref()[MODULUS]);
-        let public = serde_json::json!({
-            "kty": "RSA", "n": modulus, "e": "AQAB", "kid": id, "use": "sig", "alg": "RS256", "x5c": ["MIIB"], "x5t": "AAAA",
-        });
-        let key = EncodingKey::from_rsa_der(&pkcs8.as_ref()[PRIVATE..]);
-        Self { algorithm: Algorithm::RS256, key, id: id.to_owned(), public }
-    }
-
-    /// The set of keys, as the issuer publishes it.
-    fn keys(&self) -> String {
-        Self::keys_of(&[self])
-    }
-
-    /// The set of the keys of several, between keys that are of no use here.
-    fn keys_of(issuers: &[&Self]) -> String {
-        let mut keys = vec![serde_json::json!({ "kty": "of tomorrow", "kid": "x", "alg": "y" })];
-        keys.extend(issuers.iter().map(|issuer| issuer.public.clone()));
-        keys.push(serde_json::json!({ "kty": "oct", "k": "c2VjcmV0", "kid": "one" }));
-        serde_json::json!({ "keys": keys }).to_string()
-    }
-
-    fn token(&self, claims: &Value) -> String {
-        let header = Header { kid: Some(self.id.clone()), ..Header::new(self.algorithm) };
-        encode(&header, claims, &self.key).unwrap()
-    }
-}
-
-/// The claims of a job of acme/app at a time.
-fn job_claims(now: Timestamp) -> Value {
-    serde_json::json!({
-        "iss": ISSUER, "aud": "larder", "sub": "repo:acme/app:ref:refs/heads/main", "repository": "acme/app",
-        "iat": now.0, "nbf": now.0, "exp": now.0 + 300, "jti": "job-1",
-    })
-}
-
 /// A job of a CI system authenticates with the token that the system signs for it. Only the claims, the audience, the issuer, the
 /// key and the time that the configuration names will do.
 #[tokio::test]
@@ -571,30 +505,30 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
     let builder = || Larder::mirroring(&upstream).store_at(&folder).config_lines(&lines);
     let larder = builder().clock(&Clock::frozen()).start().await;
     let (path, now) = (providers("null/1.2.0/download/linux/amd64"), larder.clock.now());
-    let good = issuer.token(&job_claims(now));
+    let good = issuer.token(&job_claims(ISSUER, now));
     let document = with(&larder, &good, &path).await.expect(200);
     larder.get(&url(&document, "download_url")).await.expect(200);
     with(&larder, &good, &providers("evil/versions")).await.expect(421);
     with(&larder, CI, &path).await.expect(200);
-    with(&larder, &of_rsa.token(&job_claims(now)), &path).await.expect(200);
+    with(&larder, &of_rsa.token(&job_claims(ISSUER, now)), &path).await.expect(200);
     let changed = |name: &str, value: Value| {
-        let mut claims = job_claims(now);
+        let mut claims = job_claims(ISSUER, now);
         claims[name] = value;
         claims
     };
     let without = |name: &str| {
-        let mut claims = job_claims(now);
+        let mut claims = job_claims(ISSUER, now);
         claims.as_object_mut().unwrap().remove(name);
         issuer.token(&claims)
     };
     let hmac = {
         let header = Header { kid: Some("one".to_owned()), ..Header::new(Algorithm::HS256) };
-        encode(&header, &job_claims(now), &EncodingKey::from_secret(issuer.keys().as_bytes())).unwrap()
+        encode(&header, &job_claims(ISSUER, now), &EncodingKey::from_secret(issuer.keys().as_bytes())).unwrap()
     };
-    let nameless = encode(&Header::new(Algorithm::ES256), &job_claims(now), &issuer.key).unwrap();
+    let nameless = encode(&Header::new(Algorithm::ES256), &job_claims(ISSUER, now), &issuer.key).unwrap();
     let by_method = |name: &str| {
         let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        format!("{}.{}.AAAA", part(serde_json::json!({ "alg": name, "kid": "one" })), part(job_claims(now)))
+        format!("{}.{}.AAAA", part(serde_json::json!({ "alg": name, "kid": "one" })), part(job_claims(ISSUER, now)))
     };
     let mut altered = good.clone().into_bytes();
     let middle = good.find('.').unwrap() + 20;
@@ -609,14 +543,14 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
         (without("exp"), "it has no claim exp"),
         (without("aud"), "it is not for the audience larder"),
         (issuer.token(&changed("iss", "https://other.example".into())), "does not know the token"),
-        (Issuer::new("one").token(&job_claims(now)), "no key of the issuer signed it"),
-        (Issuer::new("two").token(&job_claims(now)), "the issuer has no key two"),
+        (Issuer::new("one").token(&job_claims(ISSUER, now)), "no key of the issuer signed it"),
+        (Issuer::new("two").token(&job_claims(ISSUER, now)), "the issuer has no key two"),
         (String::from_utf8(altered).unwrap(), "does not know the token"),
         (hmac, "signed by a method that is not taken"),
         (by_method("none"), "signed by a method that is not taken"),
         (by_method("ES512"), "signed by a method that is not taken"),
         (nameless, "it names none of the issuer's keys"),
-        (Issuer::new(&"k".repeat(99)).token(&job_claims(now)), &format!("no key {}\"", "k".repeat(64))),
+        (Issuer::new(&"k".repeat(99)).token(&job_claims(ISSUER, now)), &format!("no key {}\"", "k".repeat(64))),
     ] {
         let refused = with(&larder, &token, &path).await.expect(401).text();
         assert!(refused.contains(reason), "{reason}: {refused}");
@@ -633,14 +567,14 @@ async fn a_job_authenticates_with_the_token_of_its_ci_system() {
     // The issuer has new keys: after a reload those count, and the old ones do not.
     let (next, now) = (Issuer::new("two"), larder.clock.now());
     std::fs::write(&keys, next.keys()).unwrap();
-    let fresh = issuer.token(&job_claims(now));
+    let fresh = issuer.token(&job_claims(ISSUER, now));
     with(&larder, &fresh, &path).await.expect(200);
     larder.reload(builder()).await.unwrap();
     with(&larder, &fresh, &path).await.expect(401);
-    with(&larder, &next.token(&job_claims(now)), &path).await.expect(200);
+    with(&larder, &next.token(&job_claims(ISSUER, now)), &path).await.expect(200);
     // Offline the stored keys count.
     let clock = larder.clock.clone();
     larder.stop().await;
     let offline = builder().network("offline = true").clock(&clock).start().await;
-    with(&offline, &next.token(&job_claims(now)), &path).await.expect(200);
+    with(&offline, &next.token(&job_claims(ISSUER, now)), &path).await.expect(200);
 }

@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod another_user;
 pub(crate) mod bundle_transfer;
+pub(crate) mod ci_tokens;
 pub(crate) mod command_setup;
 pub(crate) mod configurations;
 pub(crate) mod doctor_setup;
