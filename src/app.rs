@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
@@ -50,6 +51,7 @@ use crate::protocol::run::RunIds;
 use crate::store::{ListenerNote, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
 use crate::upstream::clients::ConnectorError;
+use crate::upstream::issuers::Issuers;
 use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Traffic, Upstreams};
@@ -375,8 +377,8 @@ impl RunningApp {
         )
     }
 
-    /// Lists the upstreams whose discovery document cannot be had fresh, with the reasons. Fetches the document of each
-    /// upstream without a fresh copy.
+    /// Lists the upstreams whose discovery document cannot be had fresh, and the issuers of tokens whose keys cannot be had, with
+    /// the reasons. Fetches what is not stored, so that it is there when a client needs it.
     pub async fn unreachable_upstreams(&self) -> Vec<String> {
         let mirror = &self.parts.mirror;
         let checks = mirror.runtime.upstream_hosts().into_iter().map(|host| async move {
@@ -387,7 +389,13 @@ impl RunningApp {
                 Err(error) => Some(format!("{host}: {}", error.explain().cause)),
             }
         });
-        futures_util::future::join_all(checks).await.into_iter().flatten().collect()
+        let keyrings = mirror.documents.keyrings(&mirror.runtime.config());
+        let issuers = keyrings.iter().map(|(issuer, keyring)| async move {
+            let keys = keyring.keys(self.parts.clock.now()).await;
+            keys.err().map(|error| format!("{issuer}: {}", error.explain().cause))
+        });
+        let (upstreams, issuers) = tokio::join!(join_all(checks), join_all(issuers));
+        upstreams.into_iter().chain(issuers).flatten().collect()
     }
 
     /// Checks that both listeners answer over their own sockets and that the blocking pool has free threads.
@@ -407,7 +415,7 @@ impl SharedParts {
     /// Builds the request handlers for a configuration. Counters and request numbers continue.
     fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StartError> {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
-        let tokens = Arc::new(ClientTokens::new(&config.clients));
+        let tokens = Arc::new(ClientTokens::new(&config.clients, self.mirror.documents.keyrings(&runtime_config)));
         let archive_urls = match tokens.is_empty() {
             true => None,
             false => Some(Arc::new(ArchiveUrls::new(self.archive_url_key()?.as_bytes(), tokens.classes()))),
@@ -632,9 +640,9 @@ pub fn start_problems(config: &Config) -> Vec<String> {
     {
         problems.push(format!("server.tls: {error}"));
     }
-    if let Err(error) = outbound(config, Traffic::default(), UpstreamLimits::default()) {
-        problems.push(error.to_string());
-    }
+    let outbound = outbound(config, Traffic::default(), UpstreamLimits::default());
+    let issuers = outbound.and_then(|outbound| Ok(Issuers::new(&config.clients, &config.network, &outbound)?));
+    problems.extend(issuers.err().map(|error| error.to_string()));
     problems
 }
 
@@ -656,7 +664,8 @@ pub fn mirror(
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let outbound = outbound(config, metrics.counters.traffic.clone(), settings.upstream_limits)?;
-    let runtime_config = RuntimeConfig::new(upstreams, outbound, config);
+    let issuers = Issuers::new(&config.clients, &config.network, &outbound)?;
+    let runtime_config = RuntimeConfig::new(upstreams, outbound, issuers, config);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
     Ok((mirror, store, metrics))

@@ -10,6 +10,7 @@ use super::{RunningApp, start_problems};
 use crate::config::Config;
 use crate::http::tls::Renewal;
 use crate::upstream::Upstreams;
+use crate::upstream::issuers::Issuers;
 
 /// Result of a reload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +46,8 @@ impl RunningApp {
         let outbound = previous.outbound.reconfigured(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
-        let runtime_config = Arc::new(previous.reloaded(upstreams, outbound, &config));
+        let issuers = Issuers::new(&config.clients, &config.network, &outbound).map_err(|e| failed(&e))?;
+        let runtime_config = Arc::new(previous.reloaded(upstreams, outbound, issuers, &config));
         let handlers = self.parts.build_handlers(&config, Arc::clone(&runtime_config)).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {

@@ -1,6 +1,7 @@
 //! `[[client]]`: a client that authenticates, and the reader of its table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use secrecy::ExposeSecret as _;
@@ -9,7 +10,7 @@ use url::Url;
 
 use super::section::Section;
 use super::{Upstream, os, values};
-use crate::address::AddressPattern;
+use crate::address::{AddressPattern, Hostname};
 use crate::digest::Digest;
 use crate::verify::jwt::IssuerKeys;
 
@@ -37,8 +38,28 @@ pub struct Oidc {
     pub audience: String,
     /// The claims that a token must have, each with its pattern; never none.
     pub claims: Vec<(String, ClaimPattern)>,
-    /// The keys of the issuer.
-    pub keys: IssuerKeys,
+    /// Where its keys come from.
+    pub keys: KeySource,
+}
+
+/// Where the keys of an issuer come from.
+#[derive(Debug, Clone)]
+pub enum KeySource {
+    /// A file.
+    File(IssuerKeys),
+    /// The issuer itself.
+    Issuer(IssuerSettings),
+}
+
+/// An issuer that larder asks for its keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IssuerSettings {
+    /// Its host.
+    pub host: Hostname,
+    /// Its URL, with a final slash.
+    pub url: Url,
+    /// The file of authorities that may sign its certificate, beside those of the system.
+    pub ca: Option<PathBuf>,
 }
 
 /// A text that a claim must have. `*` stands for anything, a slash too.
@@ -60,7 +81,9 @@ impl ClaimPattern {
     }
 }
 
-const OIDC_EXAMPLE: &str = r#"{ issuer = "https://token.actions.githubusercontent.com", audience = "larder", claims = { repository = "acme/*" }, jwks = { file = "github.jwks" } }"#;
+const OIDC_EXAMPLE: &str = r#"{ issuer = "https://token.actions.githubusercontent.com", audience = "larder", claims = { repository = "acme/*" } }"#;
+const NO_HOST: &str =
+    "larder cannot ask an issuer at this address: name the file with its keys, jwks = { file = \"kubernetes.jwks\" }";
 const CLAIMS_EXAMPLE: &str = r#"{ repository = "acme/*" }"#;
 const JWKS_EXAMPLE: &str = r#"{ file = "github.jwks" }"#;
 /// The claims that every token is judged by: who signed it, for whom, and when.
@@ -134,10 +157,7 @@ fn read_token(section: &mut Section<'_, '_, '_>) -> Option<Digest> {
 
 /// Reads the table of a CI system.
 fn read_oidc(section: &mut Section<'_, '_, '_>) -> Option<Oidc> {
-    let issuer = section.text("issuer", "https://token.actions.githubusercontent.com", |text| {
-        let is_issuer = Url::parse(text).is_ok_and(|url| url.scheme() == "https" && url.query().is_none());
-        if is_issuer { Ok(text.to_owned()) } else { Err("an issuer is an https URL, as its tokens name it".to_owned()) }
-    });
+    let issuer = section.text("issuer", "https://token.actions.githubusercontent.com", parse_issuer);
     let audience = section.text("audience", "larder", |text| {
         if text.is_empty() { Err("an audience is not empty".to_owned()) } else { Ok(text.to_owned()) }
     });
@@ -157,7 +177,10 @@ fn read_oidc(section: &mut Section<'_, '_, '_>) -> Option<Oidc> {
             section.problem("claims", text);
         }
     }
-    let keys = section.optional_table("jwks", JWKS_EXAMPLE, |section| {
+    section.at_most_one(&["jwks", "ca"]);
+    let ca = section.path("ca", "/etc/larder/kubernetes-ca.pem");
+    let has_file = section.has("jwks");
+    let of_file = section.optional_table("jwks", JWKS_EXAMPLE, |section| {
         section.require(&["file"]);
         let path = section.path("file", "github.jwks")?;
         let keys = os::text(&path, MAX_JWKS_BYTES)
@@ -165,9 +188,31 @@ fn read_oidc(section: &mut Section<'_, '_, '_>) -> Option<Oidc> {
             .and_then(|text| IssuerKeys::parse(text.as_bytes()));
         keys.map_err(|problem| section.problem("file", format!("{}: {problem}", path.display()))).ok()
     });
-    section.require(&["issuer", "audience", "claims", "jwks"]);
+    section.require(&["issuer", "audience", "claims"]);
     let claims = claims?.into_iter().map(|(name, pattern)| (name, ClaimPattern(pattern))).collect();
-    Some(Oidc { issuer: issuer?, audience: audience?, claims, keys: keys.flatten()? })
+    let (issuer, url) = issuer?;
+    let keys = if has_file {
+        KeySource::File(of_file.flatten()?)
+    } else {
+        let host = Hostname::parse(url.authority()).map_err(|_| section.problem("issuer", NO_HOST.to_owned())).ok()?;
+        KeySource::Issuer(IssuerSettings { host, url, ca })
+    };
+    Some(Oidc { issuer, audience: audience?, claims, keys })
+}
+
+/// The name of an issuer in tokens, and its URL with a final slash (OpenID Connect Discovery 1.0, section 2).
+fn parse_issuer(text: &str) -> Result<(String, Url), String> {
+    let bad = || "an issuer is an https URL, as its tokens name it: without query, fragment and userinfo".to_owned();
+    let mut url = Url::parse(text).map_err(|_| bad())?;
+    let is_plain =
+        url.query().is_none() && url.fragment().is_none() && url.username().is_empty() && url.password().is_none();
+    if url.scheme() != "https" || !is_plain {
+        return Err(bad());
+    }
+    if !url.path().ends_with('/') {
+        url.set_path(&format!("{}/", url.path()));
+    }
+    Ok((text.to_owned(), url))
 }
 
 /// Checks that clients can send a token, and that nobody guesses it.
@@ -203,7 +248,7 @@ pub(super) fn distinct(
     upstreams: &[Upstream],
 ) -> Vec<Client> {
     let (mut lines_by_name, mut lines_by_token) = (BTreeMap::new(), BTreeMap::new());
-    let mut lines_by_jobs = BTreeMap::new();
+    let (mut lines_by_jobs, mut sources_by_issuer) = (BTreeMap::new(), BTreeMap::new());
     let mut distinct = Vec::new();
     for (line, client) in clients {
         let Some(client) = client else { continue };
@@ -217,6 +262,14 @@ pub(super) fn distinct(
             }
         }
         if let Some(oidc) = &client.oidc {
+            let asked = if let KeySource::Issuer(settings) = &oidc.keys { Some(settings.clone()) } else { None };
+            let (first, source) = sources_by_issuer.entry(oidc.issuer.clone()).or_insert((line, asked.clone()));
+            if *source != asked {
+                let text = format!(
+                    "the client on line {first} has the keys of this issuer from elsewhere; write jwks and ca alike"
+                );
+                root.problem_at(line, "client.oidc", text);
+            }
             let claims: BTreeMap<_, _> = oidc.claims.iter().cloned().collect();
             let jobs = (oidc.issuer.clone(), oidc.audience.clone(), claims, client.networks.clone());
             if let Some(first) = lines_by_jobs.insert(jobs, line) {

@@ -29,7 +29,7 @@ use crate::policy::Policy;
 use crate::store::SizeLimit;
 
 pub use bytesize::ByteSize;
-pub use client::{ClaimPattern, Client, Oidc, parse_name as parse_client_name};
+pub use client::{ClaimPattern, Client, IssuerSettings, KeySource, Oidc, parse_name as parse_client_name};
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub(crate) use os::{environment, text};
 pub use section::{Diagnostic, Problems};

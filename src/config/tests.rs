@@ -362,6 +362,11 @@ fn the_jobs_of_a_ci_system_belong_to_one_client() {
     };
     let same = problems(&client("two", "allow = [\"acme/*\"]\n", "sub = \"a\", ref = \"main\""));
     assert!(same.contains("client.oidc: these jobs are those of the client on line 1, too"), "{same}");
+    let asked = client("two", "", "sub = \"b\"").replace("jwks = { file = \"ci.jwks\" }", "ca = \"ca.pem\"");
+    let other_source = problems(&asked);
+    assert!(other_source.contains("line 1 has the keys of this issuer from elsewhere"), "{other_source}");
+    let both = problems(&client("two", "", "sub = \"b\"").replace("jwks =", "ca = \"ca.pem\", jwks ="));
+    assert!(both.contains("only one of jwks, ca is allowed"), "{both}");
     for other in [
         client("two", "", "sub = \"a\""),
         client("two", "networks = [\"10.0.0.0/8\"]\n", "ref = \"main\", sub = \"a\""),
@@ -387,7 +392,7 @@ fn the_sample_file_shows_every_option() {
         std::fs::write(folder.path().join(name), "x").unwrap();
     }
     std::fs::write(folder.path().join("ci.token"), "a-token-that-is-long-enough\n").unwrap();
-    std::fs::write(folder.path().join("github.jwks"), ISSUER_KEYS).unwrap();
+    std::fs::write(folder.path().join("cluster.jwks"), ISSUER_KEYS).unwrap();
     let key = crate::bundle::SigningKey::generate().unwrap().text();
     std::fs::write(folder.path().join("bundle.key"), key.expose_secret()).unwrap();
     let text = uncommented();

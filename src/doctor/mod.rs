@@ -2,6 +2,7 @@
 //! clients of this machine use it. Changes nothing, and limits every wait.
 
 mod client;
+mod issuers;
 mod listener;
 mod machine;
 mod upstreams;
@@ -21,6 +22,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::config::{self, Config, ConfigReading, Diagnostic, Problems};
 use crate::http::probe_client::ClientRoots;
 use crate::store::Store;
+use crate::upstream::issuers::Issuers;
 use crate::upstream::limits::UpstreamLimits;
 use crate::upstream::{Traffic, Upstreams};
 
@@ -105,7 +107,7 @@ async fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     tokio::time::timeout(PROBE_TIMEOUT, tokio::task::spawn_blocking(work)).await.ok()?.ok()
 }
 
-/// Checks all upstreams at once.
+/// Checks all upstreams, and the issuers of clients' tokens, at once.
 async fn check_upstreams(
     config: &Config,
     running: &RunningLarder,
@@ -128,13 +130,20 @@ async fn check_upstreams(
         Err(error) => return vec![Check::fail("upstreams", error.to_string())],
     };
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
+    let issuers = match Issuers::new(&config.clients, &config.network, &outbound) {
+        Ok(issuers) => issuers,
+        Err(error) => return vec![Check::fail(issuers::KEYS, error.to_string())],
+    };
     let outbound = &outbound;
     let checks = upstreams.hosts().into_iter().filter_map(|host| upstreams.get(host)).map(|upstream| async move {
         let host = &upstream.settings.host;
         let checks = UpstreamCheck { upstream, outbound, host, now }.run(&config.store.path, times).await;
         checks.into_iter().map(|check| check.about(host)).collect::<Vec<_>>()
     });
-    join_all(checks).await.concat()
+    let keys = issuers.all().map(|issuer| issuers::check_keys(issuer, now, times));
+    let (mut checks, keys) = tokio::join!(join_all(checks), join_all(keys));
+    checks.push(keys);
+    checks.concat()
 }
 
 /// Result of a check.

@@ -46,7 +46,7 @@ const NO_REGISTRY_ADVICE: &str = "check that [[upstream]] url is a registry: its
 const PUBLIC_REGISTRIES: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
 
 /// Text of a fault; a refused request gets the configuration line that allows it.
-fn fault_text(fault: &Fault) -> String {
+pub(super) fn fault_text(fault: &Fault) -> String {
     match fault {
         Fault::Refused(refusal) => {
             refusal.remedy().map_or_else(|| fault.to_string(), |line| format!("{fault}; {line}"))
@@ -84,7 +84,7 @@ impl UpstreamCheck<'_> {
         checks
     }
 
-    async fn fetch(
+    pub(super) async fn fetch(
         &self,
         subject: &str,
         url: &Url,

@@ -1,7 +1,8 @@
 //! The tokens of clients (`[[client]]`): which client a request is of, and what that may use. A token is compared by its digest,
 //! in constant time. Archives are fetched without credentials: their URLs carry a proof (`protocol/rights.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,10 +16,12 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 use super::clients::RequestClient;
 use crate::clock::Timestamp;
-use crate::config::{ClaimPattern, Client, Oidc};
+use crate::config::{ClaimPattern, Client, KeySource, Oidc};
 use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::IssuerKeyring;
 use crate::protocol::rights::{BadArchiveUrl, RightsClass};
-use crate::verify::jwt::{BadJwt, Jwt, claimed_issuer};
+use crate::verify::jwt::{BadJwt, IssuerKeys, Jwt, claimed_issuer};
 
 /// The wrong tokens of one address within a minute that are answered in full. Further ones are neither logged nor remembered.
 const WRONG_TOKENS: u32 = 60;
@@ -28,8 +31,8 @@ const WRONG_TOKENS_WITHIN: Duration = Duration::from_secs(60);
 const MAX_ADDRESSES: u64 = 4096;
 /// The most verified tokens of CI systems in memory.
 const MAX_VERIFIED: u64 = 4096;
-/// The time after which a token of a CI system is verified again.
-const VERIFIED_FOR: Duration = Duration::from_secs(3600);
+/// The time after which a token of a CI system is verified again, because its issuer may have withdrawn the key.
+const VERIFIED_FOR: Duration = Duration::from_secs(300);
 /// The prefix that counts as one address of IPv6.
 const IPV6_PREFIX: u8 = 64;
 
@@ -39,13 +42,15 @@ pub struct ClientTokens {
     clients: Vec<KnownClient>,
     /// The tokens of CI systems that were verified, by their digests.
     verified: Cache<Digest, VerifiedToken>,
+    /// The issuers that are asked for their keys, by their names.
+    keyrings: HashMap<String, IssuerKeyring>,
 }
 
-/// The token of a CI system: the clients whose claims it has, and the last moment at which it counts.
+/// The token of a CI system: the clients whose claims it has, and the last moment at which that needs no other look.
 #[derive(Debug, Clone)]
 struct VerifiedToken {
     clients: Arc<[usize]>,
-    expires: Timestamp,
+    until: Timestamp,
 }
 
 /// A client that authenticates.
@@ -62,7 +67,7 @@ struct KnownClient {
 pub const COUNTS_NOT_FROM: &str = "does not count from";
 
 /// Why a request is not that of a client.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum NotAuthenticated {
     /// It has no token.
     #[error(
@@ -76,6 +81,9 @@ pub enum NotAuthenticated {
     /// A CI system signed the token, and it does not count.
     #[error("the token of {0} does not count: {1}")]
     Jwt(String, BadJwt),
+    /// A CI system signed the token, and its keys cannot be had.
+    #[error(transparent)]
+    NoKeys(Error),
     /// A CI system signed the token, and no client has its claims.
     #[error(
         "the token of {0} counts for no client of this mirror: its claim {1} is not what a [[client]] of that issuer asks for"
@@ -98,8 +106,8 @@ pub enum NotAuthenticated {
 }
 
 impl ClientTokens {
-    /// The clients of a configuration.
-    pub fn new(clients: &[Client]) -> Self {
+    /// The clients of a configuration, and the issuers that it asks, by their names.
+    pub fn new(clients: &[Client], keyrings: HashMap<String, IssuerKeyring>) -> Self {
         let known = |Client { name, tokens, oidc, networks, allow }: &Client| KnownClient {
             name: name.clone(),
             tokens: tokens.clone(),
@@ -107,12 +115,8 @@ impl ClientTokens {
             networks: networks.clone(),
             class: Arc::new(RightsClass::new(allow.clone())),
         };
-        let verified = Cache::builder()
-            .max_capacity(MAX_VERIFIED)
-            .time_to_live(VERIFIED_FOR)
-            .eviction_policy(EvictionPolicy::lru())
-            .build();
-        Self { clients: clients.iter().map(known).collect(), verified }
+        let verified = Cache::builder().max_capacity(MAX_VERIFIED).eviction_policy(EvictionPolicy::lru()).build();
+        Self { clients: clients.iter().map(known).collect(), verified, keyrings }
     }
 
     /// Returns true if no client needs to authenticate.
@@ -129,7 +133,7 @@ impl ClientTokens {
     ///
     /// # Errors
     /// [`NotAuthenticated`].
-    pub fn class_of(
+    pub async fn class_of(
         &self,
         headers: &HeaderMap,
         client: &RequestClient,
@@ -146,7 +150,7 @@ impl ClientTokens {
             self.clients.iter().fold(None, |found, known| if has_token(known).into() { Some(known) } else { found });
         let candidates = match found {
             Some(known) => vec![known],
-            None => self.of_ci_system(token, digest, now)?,
+            None => self.of_ci_system(token, digest, now).await?,
         };
         let counts_here =
             |known: &&&KnownClient| known.networks.as_ref().is_none_or(|networks| client.is_within(networks));
@@ -158,29 +162,34 @@ impl ClientTokens {
     }
 
     /// The clients that the token of a CI system counts for, in the order of the configuration.
-    fn of_ci_system(
+    async fn of_ci_system(
         &self,
         token: &[u8],
         digest: Digest,
         now: Timestamp,
     ) -> Result<Vec<&KnownClient>, NotAuthenticated> {
         let known = |clients: &[usize]| clients.iter().filter_map(|index| self.clients.get(*index)).collect();
-        if let Some(verified) = self.verified.get(&digest).filter(|verified| now <= verified.expires) {
+        // A time that lies further ahead is from before the clock was set back.
+        let latest = now.after(VERIFIED_FOR);
+        if let Some(verified) = self.verified.get(&digest).filter(|verified| (now..=latest).contains(&verified.until)) {
             return Ok(known(&verified.clients));
         }
         let token = std::str::from_utf8(token).map_err(|_| NotAuthenticated::WrongToken)?;
         let issuer = claimed_issuer(token).ok_or(NotAuthenticated::WrongToken)?;
         // Many clients can have the keys of one issuer: each set of keys is tried once.
-        let mut judgements = BTreeMap::new();
-        let (mut matching, mut expires, mut refusals) = (Vec::new(), Timestamp(0), Vec::new());
+        let mut judgements: BTreeMap<Option<Digest>, Result<Jwt, BadJwt>> = BTreeMap::new();
+        let (mut matching, mut until, mut refusals) = (Vec::new(), latest, Vec::new());
         for (index, client) in self.clients.iter().enumerate() {
             let Some(oidc) = client.oidc.as_ref().filter(|oidc| oidc.issuer == issuer) else { continue };
-            let judgement =
-                judgements.entry(oidc.keys.id()).or_insert_with(|| Jwt::verified(token, &oidc.keys, &oidc.issuer, now));
+            let keys = if let KeySource::File(keys) = &oidc.keys { Some(*keys.id()) } else { None };
+            let judgement = match judgements.entry(keys) {
+                Entry::Occupied(judged) => judged.into_mut(),
+                Entry::Vacant(place) => place.insert(self.judged(token, oidc, now).await?),
+            };
             match counting(judgement, oidc) {
                 Ok(jwt) => {
                     tracing::info!(client = client.name, issuer, jti = jwt.id, "the token of a CI system counts");
-                    expires = jwt.expires;
+                    until = until.min(jwt.expires);
                     matching.push(index);
                 }
                 Err(refusal) => refusals.push(refusal),
@@ -190,8 +199,27 @@ impl ClientTokens {
             return Err(refusals.into_iter().max_by_key(nearness).unwrap_or(NotAuthenticated::WrongToken));
         }
         let clients = known(&matching);
-        self.verified.insert(digest, VerifiedToken { clients: matching.into(), expires });
+        self.verified.insert(digest, VerifiedToken { clients: matching.into(), until });
         Ok(clients)
+    }
+}
+
+impl ClientTokens {
+    /// Verifies the token of a CI system with the keys that a client names. The issuer may have made new ones since it was asked.
+    async fn judged(&self, token: &str, oidc: &Oidc, now: Timestamp) -> Result<Result<Jwt, BadJwt>, NotAuthenticated> {
+        let verified = |keys: &IssuerKeys| Jwt::verified(token, keys, &oidc.issuer, now);
+        let keyring = match &oidc.keys {
+            KeySource::File(keys) => return Ok(verified(keys)),
+            KeySource::Issuer(_) => self.keyrings.get(&oidc.issuer).ok_or(NotAuthenticated::WrongToken)?,
+        };
+        let known = keyring.keys(now).await.map_err(NotAuthenticated::NoKeys)?;
+        match verified(&known.keys) {
+            Err(bad) if bad.may_be_of_another_key() => {
+                let newer = keyring.newer(&known, now).await.map_err(NotAuthenticated::NoKeys)?;
+                Ok(if newer.keys.id() == known.keys.id() { Err(bad) } else { verified(&newer.keys) })
+            }
+            judgement => Ok(judgement),
+        }
     }
 }
 
@@ -256,6 +284,8 @@ impl WrongTokens {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::http::clients::Clients;
 
@@ -267,16 +297,21 @@ mod tests {
             networks: networks.map(|network| vec![network.parse().unwrap()]),
             allow: None,
         };
-        ClientTokens::new(&[client("one", &["first", "second"]), client("two", &["third"])])
+        ClientTokens::new(&[client("one", &["first", "second"]), client("two", &["third"])], HashMap::new())
     }
 
-    fn class_of(tokens: &ClientTokens, values: &[&str], address: &str) -> Result<(), NotAuthenticated> {
+    fn class_of(tokens: &ClientTokens, values: &[&str], address: &str) -> Result<(), String> {
         let mut headers = HeaderMap::new();
         for value in values {
             headers.append(AUTHORIZATION, value.parse().unwrap());
         }
         let client = Clients::default().client(address.parse().unwrap(), &headers);
-        tokens.class_of(&headers, &client, Timestamp(0)).map(drop)
+        tokens
+            .class_of(&headers, &client, Timestamp(0))
+            .now_or_never()
+            .unwrap()
+            .map(drop)
+            .map_err(|refusal| refusal.to_string())
     }
 
     #[test]
@@ -295,12 +330,12 @@ mod tests {
             (&["Bearer firs"], NotAuthenticated::WrongToken),
             (&["Bearer first, second"], NotAuthenticated::WrongToken),
         ] {
-            assert_eq!(class_of(&all, values, "10.0.0.1"), Err(refusal), "{values:?}");
+            assert_eq!(class_of(&all, values, "10.0.0.1"), Err(refusal.to_string()), "{values:?}");
         }
         let of_network = tokens(Some("10.0.0.0/8"));
         assert_eq!(class_of(&of_network, &["Bearer first"], "::ffff:10.1.1.1"), Ok(()));
         let foreign = NotAuthenticated::WrongNetwork("one".to_owned(), "192.0.2.1".to_owned());
-        assert_eq!(class_of(&of_network, &["Bearer first"], "192.0.2.1"), Err(foreign));
+        assert_eq!(class_of(&of_network, &["Bearer first"], "192.0.2.1"), Err(foreign.to_string()));
     }
 
     #[test]

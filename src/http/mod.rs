@@ -145,8 +145,12 @@ impl MainListener {
         {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
-        match self.rights(&route, &parsed_request, request.headers(), client, peer) {
+        match self.rights(&route, &parsed_request, request.headers(), client, peer).await {
             Ok(rights) => parsed_request.rights = rights,
+            Err(NotAuthenticated::NoKeys(error)) => {
+                log.is_quiet = self.requests.wrong_tokens().exceeds(client.address);
+                return self.failed(&error.into(), api, &parsed_request, client, log);
+            }
             Err(refusal) => return self.refuse_unauthenticated(&refusal, api, client, log),
         }
         let is_open = matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
@@ -206,25 +210,37 @@ impl MainListener {
                 }
                 (response, outcome)
             }
-            Err(failure) => {
-                log_failure(request_number, &failure);
-                let (status, now) = (response::failure_status(&failure, api), parsed_request.now);
-                if parsed_request.query.is_none() {
-                    self.requests.failures().record(&without_url_token(path), &failure, status, client.address, now);
-                }
-                if let Some(run) = &mut log.run {
-                    run.failed_with(&without_url_token(path), &failure);
-                }
-                (response::failure(&failure, api), self.record_failure(&failure, api))
+            Err(failure) => self.failed(&failure, api, &parsed_request, client, log),
+        }
+    }
+
+    /// Answers a request that failed.
+    fn failed(
+        &self,
+        failure: &RequestFailure,
+        api: Api,
+        request: &protocol::Request<'_>,
+        client: &RequestClient,
+        log: &mut RequestLog,
+    ) -> (Response<Body>, RequestOutcome) {
+        let (status, path) = (response::failure_status(failure, api), without_url_token(request.path));
+        if !log.is_quiet {
+            log_failure(log.request_number, failure);
+            if request.query.is_none() {
+                self.requests.failures().record(&path, failure, status, client.address, request.now);
             }
         }
+        if let Some(run) = &mut log.run {
+            run.failed_with(&path, failure);
+        }
+        (response::failure(failure, api), self.record_failure(failure, api))
     }
 
     /// The rights of a request. The probes and the page for browsers are open to all.
     ///
     /// # Errors
     /// It is not that of a client.
-    fn rights(
+    async fn rights(
         &self,
         route: &Result<Route, RouteError>,
         request: &protocol::Request<'_>,
@@ -246,7 +262,7 @@ impl MainListener {
             Some(Err(bad_url)) => Some(NotAuthenticated::from(bad_url)),
             None => None,
         };
-        match self.tokens.class_of(headers, client, request.now) {
+        match self.tokens.class_of(headers, client, request.now).await {
             Ok(_) if peer.tls.is_none() && !is_local && !self.clients.came_over_tls(peer.address.ip(), headers) => {
                 Err(NotAuthenticated::PlainText)
             }

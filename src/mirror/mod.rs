@@ -48,6 +48,7 @@ pub use crate::mirror::archives::Archive;
 pub use crate::mirror::archives::download::tail_stream;
 pub use crate::mirror::archives::pass_through::PassThrough;
 pub use crate::mirror::counters::{Counters, DamageFinding};
+pub use crate::mirror::documents::issuer_keys::IssuerKeyring;
 pub use crate::mirror::documents::pages::UpstreamPage;
 pub use crate::mirror::library::access::{
     Access, AddressAccess, ClientList, HiddenVersion, HiddenVersions, JudgedVersion, VerdictKind,

@@ -24,6 +24,7 @@ use crate::mirror::tasks::Tasks;
 use crate::mirror::{Connectivity, Counters, RequestContext};
 use crate::policy::Policy;
 use crate::store::{Key, SizeLimit};
+use crate::upstream::issuers::Issuers;
 use crate::upstream::outbound::Outbound;
 use crate::upstream::{Upstream, Upstreams};
 
@@ -123,6 +124,8 @@ pub struct RuntimeConfig {
     pub upstreams: Upstreams,
     /// The connector to them.
     pub outbound: Outbound,
+    /// The issuers of tokens that are asked for their keys.
+    pub issuers: Issuers,
     /// The size limit of the store.
     pub size_limit: SizeLimit,
     /// The most bytes of one file of a module.
@@ -142,6 +145,8 @@ pub struct RuntimeConfig {
     pub pending_subdirs: TtlCache<ModulePackage, Option<String>>,
     /// The modules whose trees were rechecked a moment ago.
     pub recently_rechecked: TtlCache<ModulePackage, ()>,
+    /// The issuers that were asked a moment ago for keys that a token names, each with the failure.
+    pub asked_issuers: TtlCache<String, Option<Error>>,
     /// Upstream's last failures and late answers, for dry runs. They end with a reload, as cached 404s do.
     pub last_answers: LastAnswers,
 }
@@ -153,10 +158,11 @@ pub struct ConfigGeneration(u64);
 
 impl RuntimeConfig {
     /// The settings at the start.
-    pub fn new(upstreams: Upstreams, outbound: Outbound, config: &Config) -> Self {
+    pub fn new(upstreams: Upstreams, outbound: Outbound, issuers: Issuers, config: &Config) -> Self {
         Self {
             upstreams,
             outbound,
+            issuers,
             size_limit: config.store.max_size,
             max_module_file_bytes: config.store.max_module_file.as_u64(),
             policy: Arc::clone(&config.policy),
@@ -167,14 +173,15 @@ impl RuntimeConfig {
             refetched_locations: TtlCache::default(),
             pending_subdirs: TtlCache::default(),
             recently_rechecked: TtlCache::default(),
+            asked_issuers: TtlCache::default(),
             last_answers: LastAnswers::default(),
         }
     }
 
     /// The settings of a reload, not active yet.
-    pub fn reloaded(&self, upstreams: Upstreams, outbound: Outbound, config: &Config) -> Self {
+    pub fn reloaded(&self, upstreams: Upstreams, outbound: Outbound, issuers: Issuers, config: &Config) -> Self {
         let generation = ConfigGeneration(self.generation.0 + 1);
-        Self { generation, ..Self::new(upstreams, outbound, config) }
+        Self { generation, ..Self::new(upstreams, outbound, issuers, config) }
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

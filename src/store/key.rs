@@ -95,6 +95,9 @@ pub enum DocumentKey {
     /// The location of a module version.
     #[display("the location of {_0}")]
     Location(ModulePackage),
+    /// The keys of an issuer of tokens, by its host and the digest of its name.
+    #[display("the keys of an issuer at {_0}")]
+    IssuerKeys(Hostname, Digest),
     /// A page of the registry HTTP API, by the digest of its identity within the host.
     #[display("a page of {_0} ({_1})")]
     Page(Hostname, Digest),
@@ -147,6 +150,8 @@ const KEYS: &str = "keys.json";
 const LISTED: &str = "listed.json";
 /// The file of [`DocumentKey::Dates`].
 const DATES: &str = "dates";
+/// The folder of [`DocumentKey::IssuerKeys`].
+const ISSUERS: &str = "issuers";
 /// The folder of [`Key::Approvals`].
 pub(super) const APPROVALS: &str = "approvals";
 /// The file of [`Key::RecurringJobs`]; not a valid job id.
@@ -189,7 +194,7 @@ impl Key {
             Self::Document(DocumentKey::Location(package))
             | Self::ModuleFirstSeen(package)
             | Self::Name(Artifact::Module(package)) => (&package.module).into(),
-            Self::Document(DocumentKey::Discovery(_) | DocumentKey::Page(..))
+            Self::Document(DocumentKey::Discovery(_) | DocumentKey::IssuerKeys(..) | DocumentKey::Page(..))
             | Self::Job(_)
             | Self::RecurringJobs
             | Self::Missing
@@ -326,6 +331,9 @@ impl Key {
         let json = |file: &str| file.strip_suffix(".json").map(str::to_owned);
         let key = match parts.as_slice() {
             ["documents", host, "discovery"] => Self::discovery(&Hostname::parse(host).ok()?),
+            ["documents", host, ISSUERS, issuer] => {
+                Self::Document(DocumentKey::IssuerKeys(Hostname::parse(host).ok()?, Digest::parse(issuer).ok()?))
+            }
             ["documents", host, "pages", _, page] => {
                 Self::Document(DocumentKey::Page(Hostname::parse(host).ok()?, Digest::parse(page).ok()?))
             }
@@ -381,6 +389,11 @@ impl DocumentKey {
             Self::Discovery(host) => Path::new("documents").join(host.as_str()).join("discovery"),
             Self::Versions(address) => Key::folder("documents", address).join("versions"),
             Self::Dates(address) => Key::folder("documents", address).join(DATES),
+            Self::IssuerKeys(host, issuer) => {
+                [Path::new("documents"), Path::new(host.as_str()), Path::new(ISSUERS), Path::new(&issuer.to_string())]
+                    .iter()
+                    .collect()
+            }
             Self::Location(package) => Key::of_module("documents", package, "location"),
             Self::Page(host, page) => {
                 let page = page.to_string();

@@ -58,14 +58,16 @@ impl ClientPair {
 }
 
 impl Clients {
-    /// Builds the clients, with the proxies of the environment.
-    pub(super) fn new(
-        network: &config::Network,
+    /// Builds the clients, with the proxies of the environment. `authorities` are files of certificates to trust, each with its
+    /// option.
+    pub(super) fn new<const N: usize>(
+        authorities: [(&'static str, Option<&Path>); N],
         upstreams: &[config::Upstream],
         egress_policy: &EgressPolicy,
     ) -> Result<Self, ConnectorError> {
-        let authorities = network.ca_file.as_deref().map(read_authorities).transpose()?.unwrap_or_default();
-        let tls = tls_config(authorities)?;
+        let files = authorities.into_iter().filter_map(|(option, path)| Some((option, path?)));
+        let authorities = files.map(|(option, path)| read_authorities(option, path)).collect::<Result<Vec<_>, _>>()?;
+        let tls = tls_config(authorities.concat())?;
         let client = || {
             #[expect(
                 clippy::disallowed_methods,
@@ -117,9 +119,11 @@ impl Clients {
 /// The connector could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectorError {
-    /// `[network] ca_file` is not a list of certificates.
-    #[error("[network] ca_file {path} is not a PEM file of certificates: {reason}", path = .path.display())]
+    /// A file of authorities is not a list of certificates.
+    #[error("{option} {path} is not a PEM file of certificates: {reason}", path = .path.display())]
     Authorities {
+        /// The option that names the file.
+        option: &'static str,
         /// The file.
         path: PathBuf,
         /// The failure.
@@ -143,9 +147,9 @@ fn tls_config(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig,
 }
 
 #[expect(clippy::disallowed_methods, reason = "the outbound connector reads its own certificates")]
-/// Reads the certificates of `[network] ca_file`.
-fn read_authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
-    let failed = |reason: String| ConnectorError::Authorities { path: path.to_owned(), reason };
+/// Reads a file of certificates.
+fn read_authorities(option: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
+    let failed = |reason: String| ConnectorError::Authorities { option, path: path.to_owned(), reason };
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let certificates =
         CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(|e| failed(e.to_string()))?;

@@ -10,6 +10,7 @@ pub mod discovery;
 pub mod egress_policy;
 pub mod error;
 pub mod git;
+pub mod issuers;
 pub mod limits;
 pub mod modules;
 pub mod outbound;

@@ -62,6 +62,13 @@ pub enum BadJwt {
     Audience(String),
 }
 
+impl BadJwt {
+    /// Returns true if another set of keys could have verified the token.
+    pub fn may_be_of_another_key(&self) -> bool {
+        matches!(self, Self::UnknownKey(_) | Self::NamesNoKey | Self::Signature)
+    }
+}
+
 /// A token whose signature, issuer and time were checked.
 #[derive(Debug, Clone)]
 pub struct Jwt {
@@ -139,6 +146,11 @@ impl IssuerKeys {
             1..=MAX_KEYS => Ok(Self { id: Digest::of(text), keys }),
             _ => Err(format!("it has more than {MAX_KEYS} keys")),
         }
+    }
+
+    /// The number of keys, without those that do not count.
+    pub fn count(&self) -> usize {
+        self.keys.len()
     }
 
     /// The digest of the set of keys, which differs from that of every other set.

@@ -49,6 +49,7 @@ mod home_page;
 mod http_answers;
 mod index_rebuild;
 mod inside_outside;
+mod issuers;
 mod jobs_configurations;
 mod jobs_events;
 mod jobs_recurring;

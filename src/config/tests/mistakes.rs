@@ -83,7 +83,9 @@ fn mistakes_in_clients_are_reported() {
          [[client]]\nname = \"six\"\nallow = []\nnetworks = []\n\
          [[client]]\nname = \"seven\"\noidc = {{ issuer = \"http://ci.example\", audience = \"\", claims = {{}}, jwks = {{ file = \"absent\" }} }}\n\
          [[client]]\nname = \"eight\"\noidc = {{ issuer = \"https://ci.example\", claims = {{ sub = 3 }} }}\n\
-         [[client]]\nname = \"nine\"\noidc = {{ issuer = \"https://ci.example\", claims = {{ aud = \"x\", sub = \"**\" }} }}\n"
+         [[client]]\nname = \"nine\"\noidc = {{ issuer = \"https://ci.example\", claims = {{ aud = \"x\", sub = \"**\" }} }}\n\
+         [[client]]\nname = \"ten\"\noidc = {{ issuer = \"https://user@ci.example\", audience = \"larder\", claims = {{ sub = \"a\" }} }}\n\
+         [[client]]\nname = \"eleven\"\noidc = {{ issuer = \"https://[::1]:8443\", audience = \"larder\", claims = {{ sub = \"a\" }}, ca = \"\" }}\n"
     );
     let short = |name: &str| (name == "SHORT").then(|| "too-short".to_owned());
     let problems = Config::parse(&text, Path::new("mirror.toml"), &short).unwrap_err().to_string();
@@ -106,10 +108,12 @@ fn mistakes_in_clients_are_reported() {
         "mirror.toml:25: client.oidc.claims: without a claim every job of that issuer is this client",
         "mirror.toml:25: client.oidc.jwks.file: absent: cannot be read",
         "mirror.toml:28: client.oidc.audience: missing",
-        "mirror.toml:28: client.oidc.jwks: missing",
         "mirror.toml:28: client.oidc.claims: this is of type integer, not string",
         "mirror.toml:31: client.oidc.claims: aud is judged already",
         "mirror.toml:31: client.oidc.claims: sub = \"**\" is true for every job of that issuer",
+        "mirror.toml:34: client.oidc.issuer: an issuer is an https URL",
+        "mirror.toml:37: client.oidc.issuer: larder cannot ask an issuer at this address",
+        "mirror.toml:37: client.oidc.ca: this is not a path",
     ] {
         assert!(problems.contains(line), "{line}\n{problems}");
     }

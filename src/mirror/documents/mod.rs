@@ -4,6 +4,7 @@
 pub mod access;
 pub mod dates;
 pub mod discovery;
+pub mod issuer_keys;
 pub mod module_location;
 pub mod pages;
 pub mod revalidate;
@@ -29,7 +30,7 @@ use crate::mirror::{Answer, Connectivity, Library, Limits, RequestContext, Runti
 use crate::store::{Durability, Key};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
-use crate::upstream::outbound::origin;
+use crate::upstream::outbound::{Outbound, origin};
 use crate::upstream::request::{AcceptedCoding, Document, Fetched};
 use crate::upstream::{CredentialScope, Upstream};
 
@@ -56,6 +57,16 @@ pub trait DocumentKind: Clone + Send + Sync + 'static {
 
     /// The upstream that has it.
     fn host(&self) -> &Hostname;
+
+    /// Its settings: those of a registry, for all kinds but one.
+    fn upstream<'a>(&'a self, call: &'a RequestContext) -> Result<&'a Arc<Upstream>, Error> {
+        call.upstream(self.host())
+    }
+
+    /// The connector to it.
+    fn outbound<'a>(&'a self, call: &'a RequestContext) -> &'a Outbound {
+        &call.config.outbound
+    }
 
     /// Its place in the store, under the canonical spelling.
     fn key(&self, config: &RuntimeConfig) -> Key;
@@ -127,7 +138,7 @@ pub trait DocumentKind: Clone + Send + Sync + 'static {
 
 impl DocumentRequest {
     pub fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
-        let upstream = Arc::clone(call.upstream(kind.host())?);
+        let upstream = Arc::clone(kind.upstream(call)?);
         let rule = upstream.freshness_rule(K::lifetime);
         Ok(Self { subject: kind.label(), key: kind.key(&call.config), upstream, rule })
     }
@@ -336,9 +347,8 @@ impl Documents {
         let ask = call.upstream_request(&request.subject, &url, kind.host(), credentials, retries);
         let validators = fetch.before.as_ref().filter(|before| before.metadata.asked == url);
         let validators = validators.map(|before| &before.metadata.validators);
-        let answer = call
-            .config
-            .outbound
+        let answer = kind
+            .outbound(call)
             .document(AcceptedCoding::Any, ask, validators, K::max_bytes(&self.runtime.limits))
             .await;
         let document = match (answer, &fetch.before) {

@@ -1,0 +1,207 @@
+//! The keys of issuers as documents (`[[client]] oidc`): they age, are served stale, and count offline at any age.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout_at;
+use url::{ParseError, Url};
+
+use crate::address::Hostname;
+use crate::cdn_loop::CdnLoop;
+use crate::clock::Timestamp;
+use crate::config::FreshnessLifetimes;
+use crate::digest::Digest;
+use crate::error::Error;
+use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents, RETRIES};
+use crate::mirror::freshness::Confirmation;
+use crate::mirror::library::Library;
+use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::request_context::RequestContext;
+use crate::mirror::{Limits, Outcome, RuntimeConfig};
+use crate::store::{DocumentKey, Key};
+use crate::upstream::Upstream;
+use crate::upstream::discovery::Service;
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::issuers::{Issuer, MAX_DOCUMENT_BYTES};
+use crate::upstream::outbound::Outbound;
+use crate::upstream::request::{AcceptedCoding, Document, Fetched, Validators};
+use crate::verify::jwt::IssuerKeys;
+
+/// The shortest time between two requests for keys that a token names and nobody has. Anybody can send such tokens.
+const NEWER_AGAIN: Duration = Duration::from_secs(60);
+/// The shortest time between two requests to an issuer after one that failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+impl DocumentKind for Arc<Issuer> {
+    fn label(&self) -> String {
+        format!("the keys of the issuer {}", self.name)
+    }
+
+    fn host(&self) -> &Hostname {
+        &self.upstream.settings.host
+    }
+
+    fn upstream<'a>(&'a self, _: &'a RequestContext) -> Result<&'a Arc<Upstream>, Error> {
+        Ok(&self.upstream)
+    }
+
+    fn outbound<'a>(&'a self, _: &'a RequestContext) -> &'a Outbound {
+        &self.outbound
+    }
+
+    fn key(&self, _: &RuntimeConfig) -> Key {
+        Key::Document(DocumentKey::IssuerKeys(self.host().clone(), Digest::of(self.name.as_bytes())))
+    }
+
+    fn service(&self) -> Option<Service> {
+        None
+    }
+
+    fn lifetime(lifetimes: &FreshnessLifetimes) -> Duration {
+        lifetimes.discovery
+    }
+
+    fn max_bytes(_: &Limits) -> u64 {
+        MAX_DOCUMENT_BYTES
+    }
+
+    fn is_usable(&self, stored: &StoredDocument, _: &Upstream) -> bool {
+        IssuerKeys::parse(&stored.body).is_ok()
+    }
+
+    /// Keys are no package.
+    fn record_missing(&self, _: &Arc<Library>, _: &Error, _: &RequestContext) {}
+
+    fn url(&self, _: &Url, _: &DocumentFetch<'_>) -> Result<Url, ParseError> {
+        self.configuration_url()
+    }
+
+    /// Asks where the configuration says that the keys are. They are what is stored.
+    async fn check_answer(
+        &self,
+        fetch: &DocumentFetch<'_>,
+        answer: Document,
+        url: Url,
+    ) -> Result<StoredDocument, Error> {
+        let (keys_url, scope) = self.keys_url(&answer.body).map_err(|reason| fetch.unusable(reason))?;
+        let retries = if fetch.before.is_some() { 0 } else { RETRIES };
+        let subject = &fetch.request.subject;
+        let ask = fetch.call.upstream_request(subject, &keys_url, self.host(), &scope, retries);
+        let keys = match self.outbound.document(AcceptedCoding::Any, ask, None, MAX_DOCUMENT_BYTES).await {
+            Ok(Fetched::New(keys)) => keys,
+            Ok(Fetched::Unchanged) => return Err(fetch.unusable("304 to an unconditional request").into()),
+            Err(error) => return Err(no_absence(fetch, "keys", error)),
+        };
+        let parsed = IssuerKeys::parse(&keys.body).map_err(|reason| fetch.unusable(format!("its keys: {reason}")))?;
+        if fetch.before.as_ref().is_some_and(|before| Digest::of(&before.body) != *parsed.id()) {
+            tracing::info!(issuer = self.name, "the issuer has new keys");
+        }
+        let mut document = StoredDocument::of(keys, url, fetch.call.now);
+        // Those of the keys say nothing about the configuration, which is what is asked for.
+        document.metadata.validators = Validators::default();
+        document.metadata.origins.extend(answer.origins);
+        Ok(document)
+    }
+
+    /// An issuer without a configuration must not look like a missing package.
+    async fn handle_not_found(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
+        Err(no_absence(fetch, "OpenID configuration", error))
+    }
+}
+
+/// The error of an issuer that answers with a 404.
+fn no_absence(fetch: &DocumentFetch<'_>, what: &str, error: UpstreamError) -> Error {
+    match error.fault {
+        Fault::Absent(status) => fetch.unusable(format!("it has no {what} ({status})")).into(),
+        _ => error.into(),
+    }
+}
+
+/// Asks an issuer for its keys, under one configuration.
+#[derive(Debug, Clone)]
+pub struct IssuerKeyring {
+    documents: Arc<Documents>,
+    config: Arc<RuntimeConfig>,
+    issuer: Arc<Issuer>,
+}
+
+/// The keys of an issuer, as they were at a time.
+#[derive(Debug, Clone)]
+pub struct KeysAtTime {
+    /// The keys.
+    pub keys: IssuerKeys,
+    confirmed: Confirmation,
+}
+
+impl Documents {
+    /// The keyrings of all issuers that are asked, by the name of the issuer.
+    pub fn keyrings(self: &Arc<Self>, config: &Arc<RuntimeConfig>) -> HashMap<String, IssuerKeyring> {
+        let keyring = |issuer: &Arc<Issuer>| IssuerKeyring {
+            documents: Arc::clone(self),
+            config: Arc::clone(config),
+            issuer: Arc::clone(issuer),
+        };
+        config.issuers.all().map(|issuer| (issuer.name.clone(), keyring(issuer))).collect()
+    }
+}
+
+impl IssuerKeyring {
+    /// The keys of the issuer: the stored ones while they are fresh or the issuer does not answer.
+    ///
+    /// # Errors
+    /// None are stored, and the issuer gives none.
+    pub async fn keys(&self, now: Timestamp) -> Result<KeysAtTime, Error> {
+        let call = self.request_context(now);
+        let (issuer, key) = (&self.issuer, self.issuer.key(&self.config));
+        if let Some(Some(failure)) = self.config.asked_issuers.get(&issuer.name, now)
+            && self.documents.library.stored_document(&key).await?.is_none()
+        {
+            return Err(failure);
+        }
+        let answer = self.documents.get(issuer, &call).await;
+        let answer = answer.inspect_err(|error| self.note_asked(&call, Some(error)))?;
+        let confirmed = Confirmation { checked: answer.checked, gone: answer.outcome == Outcome::Gone };
+        self.parsed(&answer.value, confirmed)
+    }
+
+    /// The keys of the issuer after it was asked for newer ones, once a minute at most.
+    ///
+    /// # Errors
+    /// It gives none.
+    pub async fn newer(&self, known: &KeysAtTime, now: Timestamp) -> Result<KeysAtTime, Error> {
+        let call = self.request_context(now);
+        match self.config.asked_issuers.get(&self.issuer.name, now) {
+            Some(Some(failure)) => return Err(failure),
+            Some(None) => return self.keys(now).await,
+            None => {}
+        }
+        let subject = self.issuer.label();
+        self.documents.runtime.must_be_online(&subject)?;
+        let _place = self.documents.runtime.take_waiting_place(&subject, &call)?;
+        let fetch = self.documents.fetch_now(&self.issuer, Some(known.confirmed), &call);
+        let fetched = timeout_at(call.deadline, fetch).await.unwrap_or(Err(Error::Slow(subject)));
+        self.note_asked(&call, fetched.as_ref().err());
+        let fetched = fetched?;
+        self.parsed(&fetched.value, fetched.confirmed)
+    }
+
+    fn parsed(&self, document: &StoredDocument, confirmed: Confirmation) -> Result<KeysAtTime, Error> {
+        let keys = IssuerKeys::parse(&document.body)
+            .map_err(|reason| Error::Unreadable { subject: self.issuer.label(), reason })?;
+        Ok(KeysAtTime { keys, confirmed })
+    }
+
+    /// Notes that the issuer was asked.
+    fn note_asked(&self, call: &RequestContext, failure: Option<&Error>) {
+        let until = if failure.is_some() { AFTER_FAILURE } else { NEWER_AGAIN };
+        let (asked, name) = (&self.config.asked_issuers, self.issuer.name.clone());
+        asked.insert(call.effects(), name, failure.cloned(), until, call.present());
+    }
+
+    /// The requests that pass through other larders do not lead to an issuer: its keys are for this one.
+    fn request_context(&self, now: Timestamp) -> RequestContext {
+        let runtime = &self.documents.runtime;
+        runtime.request_context(now, Arc::clone(&self.config), CdnLoop::default(), None, true)
+    }
+}
