@@ -156,7 +156,7 @@ impl Error {
                 .about(subject)
                 .remedied_by("not stored, not served; its publisher or registry must mend it"),
             Self::BeyondLimit { subject, cause, remedy } => Explanation::of(cause).about(subject).remedied_by(*remedy),
-            Self::Refused { subject, refusal: Refusal { cause, remedy } } => {
+            Self::Refused { subject, refusal: Refusal { cause, remedy, .. } } => {
                 let explanation = Explanation::of(cause).about(subject);
                 remedy.map_or(explanation.clone(), |remedy| explanation.remedied_by(remedy))
             }

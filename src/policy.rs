@@ -11,7 +11,7 @@ use std::time::Duration;
 use derive_more::Display;
 
 pub use self::approvals::{Added, Approval, ApprovalDecision, ApprovalEntry, Approvals, MAX_DECISIONS};
-pub use self::judge::{Candidate, ClientLimits, Ground, Judge, Refusal, Verdict};
+pub use self::judge::{CLIENT, Candidate, ClientLimits, Ground, Judge, Refusal, Verdict};
 use crate::address::{Address, AddressPattern, BadAddress, Constraint, ModuleConstraint, Version};
 
 /// The rules of a larder, in their order. Without any, every version may be used.

@@ -57,15 +57,19 @@ pub struct Refusal {
     pub cause: String,
     /// The remedy, unless the reason says what to do.
     pub remedy: Option<&'static str>,
+    /// The rules, as [`Verdict::rule_name`] names them, for machines.
+    pub rules: Vec<String>,
 }
 
 impl Refusal {
     /// The refusal of a list of which rules leave nothing.
-    pub fn of_all(causes: &[&str]) -> Self {
-        Self { cause: causes.join("; "), remedy: Some(ASK_OPERATOR) }
+    pub fn of_all(causes: &[&str], rules: Vec<String>) -> Self {
+        Self { cause: causes.join("; "), remedy: Some(ASK_OPERATOR), rules }
     }
 }
 
+/// The name of the limits of the client, where others have a rule. No pattern of addresses is one word.
+pub const CLIENT: &str = "client";
 /// The remedy where a rule has no reason.
 const ASK_OPERATOR: &str = "ask the operator of this mirror";
 
@@ -117,7 +121,19 @@ impl Verdict<'_> {
             verdict => verdict.explanation()?,
         };
         let has_reason = matches!(self, Self::Denied(Ground::Rule(rule)) | Self::Held { by: Ground::Rule(rule), .. } if rule.reason.is_some());
-        Some(Refusal { cause, remedy: (!has_reason).then_some(ASK_OPERATOR) })
+        let rules = self.rule_name().into_iter().collect();
+        Some(Refusal { cause, remedy: (!has_reason).then_some(ASK_OPERATOR), rules })
+    }
+
+    /// The rule by its addresses, as the configuration writes them, or [`CLIENT`]. `None` for a version that may be used.
+    pub fn rule_name(&self) -> Option<String> {
+        match self {
+            Self::Allowed => None,
+            Self::Denied(Ground::Rule(rule)) | Self::Held { by: Ground::Rule(rule), .. } => {
+                Some(rule.addresses.to_string())
+            }
+            Self::Denied(Ground::Client) | Self::Held { by: Ground::Client, .. } => Some(CLIENT.to_owned()),
+        }
     }
 
     /// Returns true if one rule is the ground of both, with the same effect.

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use self::home::HomeConfig;
 use self::rendered::{
-    AgesBasis, AnswerBasis, FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, Renderings,
+    AgesBasis, AnswerBasis, FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, RenderedList, Renderings,
 };
 use self::rights::{ArchiveUrls, BadArchiveUrl, Rights, RightsClass, split_url_token};
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
@@ -393,7 +393,8 @@ impl Protocols {
         if self.mirror.runtime.connectivity() == Connectivity::Offline {
             let list = self.mirror.offline.client_versions(address, call).await?;
             let body = render_list(&list.value).map_err(|e| Error::unreadable_list(address, e))?;
-            return Ok(document(list.map(|_| body)).await);
+            let rendered = RenderedDocument { hidden: list.value.hidden.as_slice().into(), ..render(body).await };
+            return Ok(list.map(|_| ReplyContent::Document(Arc::new(rendered))));
         }
         call.access().permit_any(address)?;
         let list = self.mirror.documents.get(address, call).await?;
@@ -409,7 +410,8 @@ impl Protocols {
                 .await
                 .map_err(|reason| Error::unreadable_list(&address, reason))?;
             let list = access.permitted(list)?;
-            render_list(&list).map_err(|e| Error::unreadable_list(&address, e))
+            let body = render_list(&list).map_err(|e| Error::unreadable_list(&address, e))?;
+            Ok(RenderedList { body, hidden: list.hidden })
         };
         let rendered = self.shared_renderings.share(route, &list, ages.clone(), rendering).await?;
         let fresh_until = ages.map_or(list.fresh_until, |_| list.fresh_until.min(call.now.after(AgesBasis::LIFETIME)));

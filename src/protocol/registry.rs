@@ -228,6 +228,7 @@ mod tests {
         let hidden_version = |text: &&str| HiddenVersion { version: Version::parse(text).unwrap(), until: None };
         let versions = |texts: &[&str]| texts.iter().map(hidden_version).collect::<Vec<_>>();
         let hidden = |reason: &str, newest: &[&str], count| HiddenVersions {
+            rule: "acme/*".to_owned(),
             reason: reason.to_owned(),
             newest: versions(newest),
             count,

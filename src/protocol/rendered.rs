@@ -21,12 +21,15 @@ use super::route::Route;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
-use crate::mirror::{Answer, Outcome, RequestContext, StoredDocument};
+use crate::mirror::{Answer, HiddenVersions, Outcome, RequestContext, StoredDocument};
 use crate::policy::ClientLimits;
 use crate::store::ReadBudget;
 
 /// Size in bytes below which compression gains nothing.
 const MIN_GZIP_BYTES: usize = 512;
+
+/// About the size in memory of what one rule hides.
+const HIDDEN_BYTES: usize = 1024;
 
 /// A rendered document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +42,8 @@ pub struct RenderedDocument {
     pub tag: Bytes,
     /// ETag of the gzip form, in quotes.
     pub gzip_tag: Bytes,
+    /// The versions that are missing from a list, by rule.
+    pub hidden: Arc<[HiddenVersions]>,
 }
 
 impl RenderedDocument {
@@ -53,11 +58,12 @@ impl RenderedDocument {
         let mut tag = blake3::hash(&body).to_hex().to_string();
         tag.truncate(32);
         let (tag, gzip_tag) = (format!("\"{tag}\"").into(), format!("\"{tag}-gzip\"").into());
-        Self { body: Bytes::from(body), gzip: None, tag, gzip_tag }
+        Self { body: Bytes::from(body), gzip: None, tag, gzip_tag, hidden: Arc::default() }
     }
 
     fn weight(&self) -> usize {
-        self.body.len() + self.gzip.as_ref().map_or(0, Bytes::len) + self.tag.len() + self.gzip_tag.len()
+        let hidden = self.hidden.len() * HIDDEN_BYTES;
+        self.body.len() + self.gzip.as_ref().map_or(0, Bytes::len) + self.tag.len() + self.gzip_tag.len() + hidden
     }
 }
 
@@ -196,6 +202,12 @@ impl RenderedAnswers {
     }
 }
 
+/// A version list for clients, and what rules took from it.
+pub(super) struct RenderedList {
+    pub(super) body: Vec<u8>,
+    pub(super) hidden: Vec<HiddenVersions>,
+}
+
 type Rendering = BoxFuture<'static, Result<Arc<RenderedDocument>, Error>>;
 
 /// The state that a rendering depends on besides its document, where policies ask for the age of versions. A minute later more
@@ -259,7 +271,7 @@ impl Renderings {
         route: &Route,
         document: &Answer<Arc<StoredDocument>>,
         ages: Option<AgesBasis>,
-        body: impl Future<Output = Result<Vec<u8>, Error>> + Send + 'static,
+        body: impl Future<Output = Result<RenderedList, Error>> + Send + 'static,
     ) -> Result<Arc<RenderedDocument>, Error> {
         let key = (route.clone(), self.hash_of(route, document), ages);
         if let Some(rendered) = self.last.get(&key) {
@@ -271,7 +283,11 @@ impl Renderings {
             match running.get(&key).and_then(WeakShared::upgrade) {
                 Some(rendering) => rendering,
                 None => {
-                    let rendering = async move { Ok(Arc::new(render(body.await?).await)) }.boxed().shared();
+                    let rendering = async move {
+                        let RenderedList { body, hidden } = body.await?;
+                        Ok(Arc::new(RenderedDocument { hidden: hidden.into(), ..render(body).await }))
+                    };
+                    let rendering = rendering.boxed().shared();
                     running.extend(rendering.downgrade().map(|weak| (key.clone(), weak)));
                     rendering
                 }

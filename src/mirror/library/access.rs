@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::mirror::library::Library;
 use crate::mirror::library::version_ages::VersionAges;
 use crate::mirror::{RequestContext, RuntimeConfig};
-use crate::policy::{Candidate, ClientLimits, Judge, Policy, Refusal, Verdict};
+use crate::policy::{CLIENT, Candidate, ClientLimits, Judge, Policy, Refusal, Verdict};
 use crate::store::StoreError;
 use crate::upstream::providers::VersionList;
 use crate::wording::format_timestamp;
@@ -41,6 +41,8 @@ pub struct ClientList {
 /// The versions that one rule hides: `6.1.0, 6.0.0 and 3 older versions: the policy for …`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HiddenVersions {
+    /// The rule, as [`Verdict::rule_name`] names it.
+    pub rule: String,
     /// The reason, with the rule.
     pub reason: String,
     /// The newest of them, the newest first.
@@ -243,12 +245,15 @@ impl AddressAccess {
         };
         let subject = self.judge.address().to_string();
         let cause = format!("larder knows what was listed from {} on", first_known.day());
-        Err(Error::Refused { subject, refusal: Refusal { cause, remedy: Some("ask for that day or a later one") } })
+        let refusal =
+            Refusal { cause, remedy: Some("ask for that day or a later one"), rules: vec![CLIENT.to_owned()] };
+        Err(Error::Refused { subject, refusal })
     }
 
     fn refused_by(&self, hidden: &[HiddenVersions]) -> Error {
         let causes: Vec<&str> = hidden.iter().map(|hidden| hidden.reason.as_str()).collect();
-        Error::Refused { subject: self.judge.address().to_string(), refusal: Refusal::of_all(&causes) }
+        let rules = hidden.iter().map(|hidden| hidden.rule.clone()).collect();
+        Error::Refused { subject: self.judge.address().to_string(), refusal: Refusal::of_all(&causes, rules) }
     }
 
     fn verdict(&self, version: &Version) -> Verdict<'_> {
@@ -288,7 +293,8 @@ impl<'a> HiddenByRule<'a> {
             let count = versions.len();
             versions.sort_by(|one, other| other.version.cmp(&one.version));
             versions.truncate(MAX_NAMED_VERSIONS);
-            HiddenVersions { reason: verdict.rule_text().unwrap_or_default(), newest: versions, count }
+            let (rule, reason) = (verdict.rule_name().unwrap_or_default(), verdict.rule_text().unwrap_or_default());
+            HiddenVersions { rule, reason, newest: versions, count }
         };
         self.0.into_iter().map(of_rule).collect()
     }
