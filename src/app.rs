@@ -641,7 +641,7 @@ pub fn start_problems(config: &Config) -> Vec<String> {
         problems.push(format!("server.tls: {error}"));
     }
     let outbound = outbound(config, Traffic::default(), UpstreamLimits::default());
-    let issuers = outbound.and_then(|outbound| Ok(Issuers::new(&config.clients, &config.network, &outbound)?));
+    let issuers = outbound.and_then(|outbound| Ok(Issuers::new(config, &outbound)?));
     problems.extend(issuers.err().map(|error| error.to_string()));
     problems
 }
@@ -664,7 +664,7 @@ pub fn mirror(
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let outbound = outbound(config, metrics.counters.traffic.clone(), settings.upstream_limits)?;
-    let issuers = Issuers::new(&config.clients, &config.network, &outbound)?;
+    let issuers = Issuers::new(config, &outbound)?;
     let runtime_config = RuntimeConfig::new(upstreams, outbound, issuers, config);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;

@@ -208,6 +208,11 @@ impl Error {
         }
     }
 
+    /// True if the egress policy does not permit an address that upstream led to.
+    pub fn is_refused_address(&self) -> bool {
+        matches!(self, Self::Upstream(error) if matches!(error.fault, Fault::Refused(_)))
+    }
+
     /// True if only the operator's word is missing (promise 14).
     pub fn waits_for_accept(&self) -> bool {
         matches!(self, Self::Unaccepted { .. })

@@ -46,7 +46,7 @@ impl RunningApp {
         let outbound = previous.outbound.reconfigured(&config.network, &config.upstreams);
         let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
-        let issuers = Issuers::new(&config.clients, &config.network, &outbound).map_err(|e| failed(&e))?;
+        let issuers = Issuers::new(&config, &outbound).map_err(|e| failed(&e))?;
         let runtime_config = Arc::new(previous.reloaded(upstreams, outbound, issuers, &config));
         let handlers = self.parts.build_handlers(&config, Arc::clone(&runtime_config)).map_err(|e| failed(&e))?;
 

@@ -130,7 +130,7 @@ async fn check_upstreams(
         Err(error) => return vec![Check::fail("upstreams", error.to_string())],
     };
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
-    let issuers = match Issuers::new(&config.clients, &config.network, &outbound) {
+    let issuers = match Issuers::new(config, &outbound) {
         Ok(issuers) => issuers,
         Err(error) => return vec![Check::fail(issuers::KEYS, error.to_string())],
     };

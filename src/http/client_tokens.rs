@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use http::StatusCode;
 use http::header::{AUTHORIZATION, HeaderMap};
 use ipnet::IpNet;
 use moka::policy::EvictionPolicy;
@@ -21,7 +22,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::IssuerKeyring;
 use crate::protocol::rights::{BadArchiveUrl, RightsClass};
-use crate::verify::jwt::{BadJwt, IssuerKeys, Jwt, claimed_issuer};
+use crate::verify::jwt::{BadJwt, IssuerKeys, Jwt, claimed_issuer, made_at};
 
 /// The wrong tokens of one address within a minute that are answered in full. Further ones are neither logged nor remembered.
 const WRONG_TOKENS: u32 = 60;
@@ -66,6 +67,34 @@ struct KnownClient {
 /// Text by which the doctor recognises a token that does not count from its address.
 pub const COUNTS_NOT_FROM: &str = "does not count from";
 
+/// Why the keys of an issuer cannot be had.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum NoKeys {
+    /// Asking it failed, or larder is offline.
+    #[error("{}{}", .0.explain().cause, remedy_of(.0))]
+    Failed(Error),
+    /// It made the key after it was asked, perhaps.
+    #[error("it had no key {0} when it was asked a moment ago; it is asked again within a minute")]
+    AskedBefore(String),
+}
+
+/// The remedy: others than that of a refused address are about registries.
+fn remedy_of(error: &Error) -> String {
+    let of_refusal = error.explain().remedy.filter(|_| error.is_refused_address());
+    format!("; {}", of_refusal.as_deref().unwrap_or("`larder doctor` on larder's machine says more"))
+}
+
+impl NoKeys {
+    /// The status of the answer: larder's own failure, whatever the issuer said.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Failed(error) if error.status().is_server_error() => error.status(),
+            Self::Failed(_) => StatusCode::BAD_GATEWAY,
+            Self::AskedBefore(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
 /// Why a request is not that of a client.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum NotAuthenticated {
@@ -82,8 +111,8 @@ pub enum NotAuthenticated {
     #[error("the token of {0} does not count: {1}")]
     Jwt(String, BadJwt),
     /// A CI system signed the token, and its keys cannot be had.
-    #[error(transparent)]
-    NoKeys(Error),
+    #[error("larder cannot check the token: the keys of its issuer {0} cannot be had: {1}")]
+    NoKeys(String, NoKeys),
     /// A CI system signed the token, and no client has its claims.
     #[error(
         "the token of {0} counts for no client of this mirror: its claim {1} is not what a [[client]] of that issuer asks for"
@@ -212,11 +241,17 @@ impl ClientTokens {
             KeySource::File(keys) => return Ok(verified(keys)),
             KeySource::Issuer(_) => self.keyrings.get(&oidc.issuer).ok_or(NotAuthenticated::WrongToken)?,
         };
-        let known = keyring.keys(now).await.map_err(NotAuthenticated::NoKeys)?;
-        match verified(&known.keys) {
-            Err(bad) if bad.may_be_of_another_key() => {
-                let newer = keyring.newer(&known, now).await.map_err(NotAuthenticated::NoKeys)?;
-                Ok(if newer.keys.id() == known.keys.id() { Err(bad) } else { verified(&newer.keys) })
+        let no_keys = |cause| NotAuthenticated::NoKeys(oidc.issuer.clone(), cause);
+        let failed = |error| no_keys(NoKeys::Failed(error));
+        let known = keyring.keys(now).await.map_err(failed)?;
+        let judgement = verified(&known.keys);
+        if !judgement.as_ref().is_err_and(BadJwt::may_be_of_another_key) {
+            return Ok(judgement);
+        }
+        let newer = keyring.newer(&known, now).await.map_err(failed)?;
+        match verified(&newer.keys) {
+            Err(BadJwt::UnknownKey(key)) if newer.are_older_than(made_at(token)) => {
+                Err(no_keys(NoKeys::AskedBefore(key)))
             }
             judgement => Ok(judgement),
         }

@@ -147,10 +147,6 @@ impl MainListener {
         }
         match self.rights(&route, &parsed_request, request.headers(), client, peer).await {
             Ok(rights) => parsed_request.rights = rights,
-            Err(NotAuthenticated::NoKeys(error)) => {
-                log.is_quiet = self.requests.wrong_tokens().exceeds(client.address);
-                return self.failed(&error.into(), api, &parsed_request, client, log);
-            }
             Err(refusal) => return self.refuse_unauthenticated(&refusal, api, client, log),
         }
         let is_open = matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
@@ -283,6 +279,9 @@ impl MainListener {
     ) -> (Response<Body>, RequestOutcome) {
         if let NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText = refusal {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
+        }
+        if let NotAuthenticated::NoKeys(_, cause) = refusal {
+            return self.refuse(Refusal::Token, cause.status(), refusal.to_string());
         }
         if matches!(refusal, NotAuthenticated::WrongToken | NotAuthenticated::Jwt(..) | NotAuthenticated::Claims(..)) {
             log.is_quiet = self.requests.wrong_tokens().exceeds(client.address);

@@ -113,7 +113,7 @@ fn is_about(key: &Key, address: &Address, versions: &Versions) -> bool {
 }
 
 /// True for an error that upstream's answer caused, or its silence.
-fn is_of_upstream(error: &Error) -> bool {
+pub fn is_of_upstream(error: &Error) -> bool {
     match error {
         Error::NotFound(_)
         | Error::Upstream(_)

@@ -465,6 +465,7 @@ mod tests {
             Key::Approvals(Address::Module(module.clone())),
             Key::FirstSeenV0(provider),
             Key::version_list(&module),
+            Key::Document(DocumentKey::IssuerKeys(provider_host.clone(), Digest::of(b"an issuer"))),
             Key::Document(DocumentKey::Page(provider_host, Digest::of(b"a page"))),
             Key::location(&of_module),
             Key::Name(Artifact::Module(of_module.clone())),

@@ -30,6 +30,11 @@ impl Origin {
     pub fn of(url: &Url) -> Self {
         Self(origin(url))
     }
+
+    /// Returns true if nobody on the way reads or changes what is sent.
+    pub fn is_https(&self) -> bool {
+        self.0.starts_with("https://")
+    }
 }
 
 /// A request that is abandoned before its answer counts as a failure of the origin only if it had waited this long. One

@@ -58,16 +58,17 @@ impl ClientPair {
 }
 
 impl Clients {
-    /// Builds the clients, with the proxies of the environment. `authorities` are files of certificates to trust, each with its
-    /// option.
-    pub(super) fn new<const N: usize>(
-        authorities: [(&'static str, Option<&Path>); N],
+    /// Builds the clients, with the proxies of the environment. `authorities` are trusted beside those of the settings.
+    pub(super) fn new(
+        network: &config::Network,
+        mut authorities: Vec<CertificateDer<'static>>,
         upstreams: &[config::Upstream],
         egress_policy: &EgressPolicy,
     ) -> Result<Self, ConnectorError> {
-        let files = authorities.into_iter().filter_map(|(option, path)| Some((option, path?)));
-        let authorities = files.map(|(option, path)| read_authorities(option, path)).collect::<Result<Vec<_>, _>>()?;
-        let tls = tls_config(authorities.concat())?;
+        if let Some(path) = &network.ca_file {
+            authorities.extend(read_authorities("[network] ca_file", path)?);
+        }
+        let tls = tls_config(authorities)?;
         let client = || {
             #[expect(
                 clippy::disallowed_methods,
@@ -147,8 +148,11 @@ fn tls_config(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig,
 }
 
 #[expect(clippy::disallowed_methods, reason = "the outbound connector reads its own certificates")]
-/// Reads a file of certificates.
-fn read_authorities(option: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
+/// Reads a file of certificates that an option names.
+pub(super) fn read_authorities(
+    option: &'static str,
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {
     let failed = |reason: String| ConnectorError::Authorities { option, path: path.to_owned(), reason };
     let pem = std::fs::read(path).map_err(|e| failed(e.to_string()))?;
     let certificates =

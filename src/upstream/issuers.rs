@@ -3,23 +3,30 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
+use rustls_pki_types::CertificateDer;
 use serde::Deserialize;
 use url::{ParseError, Url};
 
-use super::clients::ConnectorError;
+use super::clients::{ConnectorError, read_authorities};
 use super::outbound::Outbound;
 use super::{CredentialScope, Upstream};
-use crate::config::{Client, IssuerSettings, KeySource, Network};
+use crate::config::{self, Config, IssuerSettings, KeySource};
+use crate::digest::Digest;
 
 /// The most bytes of an issuer's configuration, and of its keys.
-pub const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
+pub const MAX_DOCUMENT_BYTES: u64 = 256 << 10;
 
 /// An issuer that is asked. Naming it permits its origin, and other ports of its host.
 #[derive(Debug)]
 pub struct Issuer {
     /// Its name in tokens, a URL.
     pub name: String,
+    /// The digest of its name, and of the authorities that it needs: keys that others proved are not its own.
+    pub id: Digest,
+    /// True once it has given its keys under this configuration.
+    pub was_asked: AtomicBool,
     /// The one upstream of its documents, without credentials.
     pub upstream: Arc<Upstream>,
     /// The connector to it, which trusts its `ca`.
@@ -31,26 +38,29 @@ pub struct Issuer {
 pub struct Issuers(BTreeMap<String, Arc<Issuer>>);
 
 impl Issuers {
-    /// The issuers of these clients. Reads the certificates that they trust.
+    /// The issuers of a configuration. Reads the certificates that they trust.
     ///
     /// # Errors
     /// [`ConnectorError`] for unusable certificates.
-    pub fn new(clients: &[Client], network: &Network, outbound: &Outbound) -> Result<Self, ConnectorError> {
+    pub fn new(config: &Config, outbound: &Outbound) -> Result<Self, ConnectorError> {
         let mut issuers = BTreeMap::new();
-        for oidc in clients.iter().filter_map(|client| client.oidc.as_ref()) {
+        for oidc in config.clients.iter().filter_map(|client| client.oidc.as_ref()) {
             let KeySource::Issuer(IssuerSettings { host, url, ca }) = &oidc.keys else { continue };
             if issuers.contains_key(&oidc.issuer) {
                 continue;
             }
-            let settings = crate::config::Upstream::at(host.clone(), url.clone());
+            let authorities = ca.as_deref().map(|ca| read_authorities("[[client]] oidc.ca", ca)).transpose()?;
+            let settings = config::Upstream::at(host.clone(), url.clone());
             let issuer = Issuer {
                 name: oidc.issuer.clone(),
                 upstream: Arc::new(Upstream {
-                    credential_scope: CredentialScope::of(&settings, &[], &network.allow_private),
+                    credential_scope: CredentialScope::of(&settings, &[], &config.network.allow_private),
                     settings,
                 }),
-                outbound: match ca {
-                    Some(ca) => outbound.trusting(network, ca)?,
+                id: id(&oidc.issuer, authorities.as_deref().unwrap_or_default()),
+                was_asked: AtomicBool::new(false),
+                outbound: match authorities {
+                    Some(authorities) => outbound.trusting(config, authorities)?,
                     None => outbound.clone(),
                 },
             };
@@ -68,6 +78,11 @@ impl Issuers {
     pub fn all(&self) -> impl Iterator<Item = &Arc<Issuer>> {
         self.0.values()
     }
+}
+
+fn id(name: &str, authorities: &[CertificateDer<'_>]) -> Digest {
+    let digests = authorities.iter().map(|authority| Digest::of(authority.as_ref()).to_string());
+    Digest::of(std::iter::once(name.to_owned()).chain(digests).collect::<Vec<_>>().join("\n").as_bytes())
 }
 
 impl Issuer {
@@ -91,6 +106,9 @@ impl Issuer {
         if issuer != self.name {
             let issuer: String = issuer.chars().filter(char::is_ascii_graphic).take(200).collect();
             return Err(format!("its OpenID configuration is that of another issuer, {issuer}"));
+        }
+        if jwks_uri.scheme() != "https" {
+            return Err("its jwks_uri is not an https URL, and keys count over https only".to_owned());
         }
         let scope = self.upstream.credential_scope.clone().with_permitted_service(&jwks_uri);
         Ok((jwks_uri, scope))

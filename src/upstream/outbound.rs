@@ -1,7 +1,6 @@
 //! The only outbound connector. It checks every hop against the egress policy, follows redirects itself, applies limits
 //! on time, size and retries, and sends credentials to their origins only. Offline, it sends nothing.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use reqwest::{RequestBuilder, Response};
+use rustls_pki_types::CertificateDer;
 use serde::Deserialize;
 use tokio::time::timeout;
 use url::Url;
@@ -28,8 +28,6 @@ use super::request::{
 use crate::cdn_loop::OwnEntry;
 use crate::config;
 
-/// The option that names authorities to trust for all upstreams.
-const CA_FILE: &str = "[network] ca_file";
 const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
 /// Online or offline.
@@ -78,7 +76,7 @@ impl Outbound {
         upstreams.iter().for_each(|upstream| traffic.create_counters(&upstream.host));
         let egress_policy = Arc::new(EgressPolicy::new(&network.allow_private));
         Ok(Self {
-            clients: Clients::new([(CA_FILE, network.ca_file.as_deref())], upstreams, &egress_policy)?,
+            clients: Clients::new(network, Vec::new(), upstreams, &egress_policy)?,
             egress_policy,
             is_configured_offline: network.offline,
             is_offline: Arc::new(AtomicBool::new(network.offline)),
@@ -106,18 +104,22 @@ impl Outbound {
         upstreams: &[config::Upstream],
     ) -> Result<Self, ConnectorError> {
         let egress_policy = Arc::new(EgressPolicy::new(&network.allow_private));
-        let clients = Clients::new([(CA_FILE, network.ca_file.as_deref())], upstreams, &egress_policy)?;
+        let clients = Clients::new(network, Vec::new(), upstreams, &egress_policy)?;
         upstreams.iter().for_each(|upstream| self.traffic.create_counters(&upstream.host));
         Ok(Self { clients, egress_policy, is_configured_offline: network.offline, ..self.clone() })
     }
 
-    /// Makes a connector that also trusts certificates by the authorities in this file, and shares all else with this one.
+    /// Makes a connector that also trusts certificates by these authorities, and shares all else with this one.
     ///
     /// # Errors
     /// [`ConnectorError`] for unusable certificates.
-    pub fn trusting(&self, network: &config::Network, authorities: &Path) -> Result<Self, ConnectorError> {
-        let files = [(CA_FILE, network.ca_file.as_deref()), ("[[client]] oidc.ca", Some(authorities))];
-        Ok(Self { clients: Clients::new(files, &[], &self.egress_policy)?, ..self.clone() })
+    pub fn trusting(
+        &self,
+        config: &config::Config,
+        authorities: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, ConnectorError> {
+        let clients = Clients::new(&config.network, authorities, &config.upstreams, &self.egress_policy)?;
+        Ok(Self { clients, ..self.clone() })
     }
 
     /// Applies this configuration's online or offline setting to all connectors, including those of earlier

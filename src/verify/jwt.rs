@@ -171,6 +171,16 @@ pub fn claimed_issuer(token: &str) -> Option<String> {
     jsonwebtoken::dangerous::insecure_decode_claims::<Issuer>(token).ok().map(|claims| claims.iss)
 }
 
+/// The time at which a token says that it was made (`iat`); nothing of it is proven.
+pub fn made_at(token: &str) -> Option<Timestamp> {
+    #[derive(Deserialize)]
+    struct Made {
+        iat: f64,
+    }
+    let made = jsonwebtoken::dangerous::insecure_decode_claims::<Made>(token).ok()?;
+    Some(Timestamp(made.iat.max(0.0) as u64))
+}
+
 impl Jwt {
     /// Checks the signature, the issuer and the time of a token.
     ///

@@ -10,7 +10,8 @@ use crate::support::ci_tokens::{Issuer, job_claims};
 use crate::support::doctor_setup::{examine, small_store_setup};
 use crate::support::http::Answer;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::upstream::FakeUpstream;
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Target};
 
 const CONFIGURATION: &str = "/tenant/.well-known/openid-configuration";
 const KEYS: &str = "/tenant/keys";
@@ -99,12 +100,19 @@ async fn an_issuer_is_asked_once_for_its_keys() {
     larder.clock.advance(Duration::from_secs(1));
     site.ask(&larder, &key, "f").await.expect(200);
     assert_eq!(site.asked(), (2, 2));
-    // Another start has what the one before stored.
+    // A start and a reload ask, so that an operator can end a key that the issuer has withdrawn.
     let clock = larder.clock.clone();
     larder.stop().await;
     let larder = site.larder().clock(&clock).start().await;
-    site.ask(&larder, &key, "g").await.expect(200);
-    assert_eq!(site.asked(), (2, 2));
+    for job in ["g", "h"] {
+        site.ask(&larder, &key, job).await.expect(200);
+        assert_eq!(site.asked(), (3, 3));
+    }
+    larder.reload(site.larder()).await.unwrap();
+    for job in ["i", "j"] {
+        site.ask(&larder, &key, job).await.expect(200);
+        assert_eq!(site.asked(), (4, 4));
+    }
 }
 
 /// A job of the minute after a change of keys has a key that larder has not seen: the issuer is asked again at once. Tokens of keys
@@ -123,8 +131,12 @@ async fn a_new_key_counts_at_once() {
     for job in ["d", "e", "f"] {
         site.ask(&larder, &nobody, job).await.expect(401);
     }
+    // It may have made a key since: larder cannot know, and says so.
+    larder.clock.advance(Duration::from_secs(10));
+    let unjudged = site.ask(&larder, &nobody, "later").await.expect(503).text();
+    assert!(unjudged.contains("it had no key nobody when it was asked a moment ago"), "{unjudged}");
     assert_eq!(site.asked(), (2, 2));
-    larder.clock.advance(Duration::from_secs(60));
+    larder.clock.advance(Duration::from_secs(50));
     let answers = ["g", "h", "i"].map(|job| site.ask(&larder, &nobody, job));
     assert!(futures_util::future::join_all(answers).await.iter().all(|answer| answer.status == 401));
     assert_eq!(site.asked(), (3, 3));
@@ -134,6 +146,25 @@ async fn a_new_key_counts_at_once() {
     larder.clock.advance(Duration::from_secs(60));
     site.ask(&larder, &again, "j").await.expect(200);
     site.ask(&larder, &two, "k").await.expect(401);
+}
+
+/// Anybody can send tokens with unknown keys, and leave at once: the issuer is asked once all the same.
+#[tokio::test]
+async fn clients_that_leave_do_not_have_the_issuer_asked_again() {
+    let (one, nobody) = (Issuer::new("one"), Issuer::new("nobody"));
+    let site = Site::new(&one).await;
+    let larder = site.larder().start().await;
+    site.ask(&larder, &one, "a").await.expect(200);
+    let gate = site.ci.hold_headers(Target::Path(KEYS.to_owned()));
+    tokio::select! {
+        answer = site.ask(&larder, &nobody, "b") => panic!("{}", answer.status),
+        () = until("the issuer is asked", async || site.asked() == (2, 2)) => {}
+    }
+    gate.open();
+    for job in ["c", "d", "e"] {
+        site.ask(&larder, &nobody, job).await.expect(401);
+    }
+    assert_eq!(site.asked(), (2, 2));
 }
 
 /// A token that counted is verified again after five minutes, with the keys of then.
@@ -166,7 +197,8 @@ async fn stored_keys_count_while_the_issuer_is_gone() {
     site.ask(&larder, &one, "b").await.expect(200);
     let unjudged = site.ask(&larder, &two, "c").await;
     assert_eq!(unjudged.status, 502, "{}", unjudged.text());
-    assert!(unjudged.text().contains("the keys of the issuer https://localhost"), "{}", unjudged.text());
+    assert!(unjudged.text().contains("the keys of its issuer https://localhost"), "{}", unjudged.text());
+    assert!(unjudged.text().contains("connection refused"), "{}", unjudged.text());
     let (clock, year) = (larder.clock.clone(), Duration::from_secs(365 * 24 * 3600));
     larder.stop().await;
     clock.advance(year);
@@ -191,14 +223,16 @@ async fn an_issuer_that_gives_no_keys_is_named_with_the_cause() {
         (site.configuration("https://evil.example", &keys_url), "is that of another issuer, https://evil.example"),
         (site.configuration(&format!("{}/", site.name()), &keys_url), "is that of another issuer"),
         (site.configuration(&site.name(), &elsewhere), "allow_private"),
-        (site.configuration(&site.name(), &keys_url.replace("https", "http")), "https"),
+        (site.configuration(&site.name(), &keys_url.replace("https", "http")), "keys count over https only"),
         (site.configuration(&site.name(), &keys_url.replace("keys", "none")), "it has no keys (404)"),
         (site.configuration(&site.name(), &keys_url.replace("keys", "empty")), "it has no public key for signatures"),
     ] {
         let folder = Folder::new();
         site.ci.serve_json(CONFIGURATION, &configuration);
         site.ci.serve_json("/tenant/empty", "{\"keys\": []}");
-        let larder = site.larder().store_at(&folder).start().await;
+        // Permission for plain http is for packages, whose signatures are checked.
+        let plain = format!("http://localhost:{}", site.ci.port());
+        let larder = site.larder().store_at(&folder).allow_private(&plain).start().await;
         let refused = site.ask(&larder, &key, "a").await;
         assert_eq!(refused.status, 502, "{reason}: {}", refused.text());
         assert!(refused.text().contains(reason), "{reason}: {}", refused.text());

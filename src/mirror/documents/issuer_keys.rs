@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::timeout_at;
@@ -14,13 +15,15 @@ use crate::config::FreshnessLifetimes;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents, RETRIES};
-use crate::mirror::freshness::Confirmation;
+use crate::mirror::freshness::{Confirmation, FreshnessRule};
+use crate::mirror::last_answers::is_of_upstream;
 use crate::mirror::library::Library;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::request_context::RequestContext;
 use crate::mirror::{Limits, Outcome, RuntimeConfig};
 use crate::store::{DocumentKey, Key};
 use crate::upstream::Upstream;
+use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::issuers::{Issuer, MAX_DOCUMENT_BYTES};
@@ -51,7 +54,7 @@ impl DocumentKind for Arc<Issuer> {
     }
 
     fn key(&self, _: &RuntimeConfig) -> Key {
-        Key::Document(DocumentKey::IssuerKeys(self.host().clone(), Digest::of(self.name.as_bytes())))
+        Key::Document(DocumentKey::IssuerKeys(self.host().clone(), self.id))
     }
 
     fn service(&self) -> Option<Service> {
@@ -66,8 +69,9 @@ impl DocumentKind for Arc<Issuer> {
         MAX_DOCUMENT_BYTES
     }
 
-    fn is_usable(&self, stored: &StoredDocument, _: &Upstream) -> bool {
-        IssuerKeys::parse(&stored.body).is_ok()
+    /// Those of a former configuration may be what a certificate proved that is trusted no longer, or what was withdrawn since.
+    fn rule(&self, rule: FreshnessRule) -> FreshnessRule {
+        if self.was_asked.load(Ordering::Relaxed) { rule } else { rule.at_new_location() }
     }
 
     /// Keys are no package.
@@ -84,6 +88,7 @@ impl DocumentKind for Arc<Issuer> {
         answer: Document,
         url: Url,
     ) -> Result<StoredDocument, Error> {
+        require_https(fetch, &answer)?;
         let (keys_url, scope) = self.keys_url(&answer.body).map_err(|reason| fetch.unusable(reason))?;
         let retries = if fetch.before.is_some() { 0 } else { RETRIES };
         let subject = &fetch.request.subject;
@@ -93,10 +98,12 @@ impl DocumentKind for Arc<Issuer> {
             Ok(Fetched::Unchanged) => return Err(fetch.unusable("304 to an unconditional request").into()),
             Err(error) => return Err(no_absence(fetch, "keys", error)),
         };
+        require_https(fetch, &keys)?;
         let parsed = IssuerKeys::parse(&keys.body).map_err(|reason| fetch.unusable(format!("its keys: {reason}")))?;
         if fetch.before.as_ref().is_some_and(|before| Digest::of(&before.body) != *parsed.id()) {
             tracing::info!(issuer = self.name, "the issuer has new keys");
         }
+        self.was_asked.store(true, Ordering::Relaxed);
         let mut document = StoredDocument::of(keys, url, fetch.call.now);
         // Those of the keys say nothing about the configuration, which is what is asked for.
         document.metadata.validators = Validators::default();
@@ -108,6 +115,14 @@ impl DocumentKind for Arc<Issuer> {
     async fn handle_not_found(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {
         Err(no_absence(fetch, "OpenID configuration", error))
     }
+}
+
+/// Refuses an answer that came in plain text on any hop: whoever is on the way could have put keys into it.
+fn require_https(fetch: &DocumentFetch<'_>, answer: &Document) -> Result<(), Error> {
+    if answer.origins.iter().all(Origin::is_https) {
+        return Ok(());
+    }
+    Err(fetch.unusable("a redirect led over plain http, and keys count over https only").into())
 }
 
 /// The error of an issuer that answers with a 404.
@@ -146,23 +161,41 @@ impl Documents {
     }
 }
 
+impl KeysAtTime {
+    /// Returns true if the issuer may have made keys for a token after it was asked.
+    pub fn are_older_than(&self, token_made: Option<Timestamp>) -> bool {
+        token_made.is_none_or(|made| self.confirmed.checked < made)
+    }
+}
+
 impl IssuerKeyring {
-    /// The keys of the issuer: the stored ones while they are fresh or the issuer does not answer.
+    /// The keys of the issuer: the stored ones while they are fresh or the issuer does not answer. After a start and after a
+    /// reload it is asked, however fresh they are.
     ///
     /// # Errors
     /// None are stored, and the issuer gives none.
     pub async fn keys(&self, now: Timestamp) -> Result<KeysAtTime, Error> {
-        let call = self.request_context(now);
-        let (issuer, key) = (&self.issuer, self.issuer.key(&self.config));
-        if let Some(Some(failure)) = self.config.asked_issuers.get(&issuer.name, now)
-            && self.documents.library.stored_document(&key).await?.is_none()
-        {
-            return Err(failure);
+        let key = self.issuer.key(&self.config);
+        if let Some(Some(failure)) = self.config.asked_issuers.get(&self.issuer.name, now) {
+            let stored = self.documents.library.stored_document(&key).await?.ok_or(failure)?;
+            return self.parsed(stored.value, stored.confirmed).await;
         }
-        let answer = self.documents.get(issuer, &call).await;
-        let answer = answer.inspect_err(|error| self.note_asked(&call, Some(error)))?;
+        let answer = self.asking(now, move |keyring: Self, call| async move {
+            let answer = keyring.documents.get(&keyring.issuer, &call).await;
+            let failure = match &answer {
+                Err(error) => Some(error.clone()),
+                Ok(answer) if answer.outcome == Outcome::Stale => {
+                    let last = &keyring.config.last_answers;
+                    last.replay(&key, &keyring.issuer.label(), Duration::MAX, call.present()).err()
+                }
+                Ok(_) => None,
+            };
+            failure.inspect(|failure| keyring.note_asked(&call, Some(failure)));
+            answer
+        });
+        let answer = answer.await?;
         let confirmed = Confirmation { checked: answer.checked, gone: answer.outcome == Outcome::Gone };
-        self.parsed(&answer.value, confirmed)
+        self.parsed(answer.value, confirmed).await
     }
 
     /// The keys of the issuer after it was asked for newer ones, once a minute at most.
@@ -170,38 +203,54 @@ impl IssuerKeyring {
     /// # Errors
     /// It gives none.
     pub async fn newer(&self, known: &KeysAtTime, now: Timestamp) -> Result<KeysAtTime, Error> {
-        let call = self.request_context(now);
         match self.config.asked_issuers.get(&self.issuer.name, now) {
             Some(Some(failure)) => return Err(failure),
             Some(None) => return self.keys(now).await,
-            None => {}
+            None => self.documents.runtime.must_be_online(&self.issuer.label())?,
         }
-        let subject = self.issuer.label();
-        self.documents.runtime.must_be_online(&subject)?;
-        let _place = self.documents.runtime.take_waiting_place(&subject, &call)?;
-        let fetch = self.documents.fetch_now(&self.issuer, Some(known.confirmed), &call);
-        let fetched = timeout_at(call.deadline, fetch).await.unwrap_or(Err(Error::Slow(subject)));
-        self.note_asked(&call, fetched.as_ref().err());
-        let fetched = fetched?;
-        self.parsed(&fetched.value, fetched.confirmed)
+        let seen = known.confirmed;
+        let fetched = self.asking(now, move |keyring: Self, call| async move {
+            let subject = keyring.issuer.label();
+            let _place = keyring.documents.runtime.take_waiting_place(&subject, &call)?;
+            let fetch = keyring.documents.fetch_now(&keyring.issuer, Some(seen), &call);
+            let fetched = timeout_at(call.deadline, fetch).await.unwrap_or(Err(Error::Slow(subject)));
+            keyring.note_asked(&call, fetched.as_ref().err());
+            fetched
+        });
+        let fetched = fetched.await?;
+        self.parsed(fetched.value, fetched.confirmed).await
     }
 
-    fn parsed(&self, document: &StoredDocument, confirmed: Confirmation) -> Result<KeysAtTime, Error> {
-        let keys = IssuerKeys::parse(&document.body)
-            .map_err(|reason| Error::Unreadable { subject: self.issuer.label(), reason })?;
+    /// Asks in a task of its own: a client that leaves ends neither the request nor the note of it.
+    async fn asking<T: Send + 'static, F>(
+        &self,
+        now: Timestamp,
+        ask: impl FnOnce(Self, RequestContext) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let runtime = &self.documents.runtime;
+        // Requests that pass through other larders do not lead to an issuer: its keys are for this one.
+        let call = runtime.request_context(now, Arc::clone(&self.config), CdnLoop::default(), None, true);
+        let asked = runtime.tasks.spawn(ask(self.clone(), call)).await;
+        asked.ok().flatten().unwrap_or_else(|| Err(Error::Interrupted(self.issuer.label())))
+    }
+
+    async fn parsed(&self, document: Arc<StoredDocument>, confirmed: Confirmation) -> Result<KeysAtTime, Error> {
+        let keys = document.parse_as(|document| IssuerKeys::parse(&document.body)).await;
+        let keys = keys.map_err(|reason| Error::Unreadable { subject: self.issuer.label(), reason })?;
         Ok(KeysAtTime { keys, confirmed })
     }
 
-    /// Notes that the issuer was asked.
+    /// Notes that the issuer was asked, and logs a failure: once for all the tokens that meet it.
     fn note_asked(&self, call: &RequestContext, failure: Option<&Error>) {
+        let failure = failure.filter(|failure| is_of_upstream(failure));
+        if let Some(failure) = failure {
+            tracing::warn!(issuer = self.issuer.name, error = %failure, "the issuer gives no keys; those that are stored count");
+        }
         let until = if failure.is_some() { AFTER_FAILURE } else { NEWER_AGAIN };
         let (asked, name) = (&self.config.asked_issuers, self.issuer.name.clone());
         asked.insert(call.effects(), name, failure.cloned(), until, call.present());
-    }
-
-    /// The requests that pass through other larders do not lead to an issuer: its keys are for this one.
-    fn request_context(&self, now: Timestamp) -> RequestContext {
-        let runtime = &self.documents.runtime;
-        runtime.request_context(now, Arc::clone(&self.config), CdnLoop::default(), None, true)
     }
 }

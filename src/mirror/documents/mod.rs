@@ -22,7 +22,7 @@ use crate::config::FreshnessLifetimes;
 use crate::error::Error;
 use crate::mirror::documents::discovery::DiscoveryTrust;
 use crate::mirror::documents::version_lists::ListingState;
-use crate::mirror::freshness::{Confirmation, Confirmed, FreshnessDecision, decide};
+use crate::mirror::freshness::{Confirmation, Confirmed, FreshnessDecision, FreshnessRule, decide};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::request_context::{ConfigAndProxyPath, DocumentRequest, FetchReason};
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
@@ -76,6 +76,11 @@ pub trait DocumentKind: Clone + Send + Sync + 'static {
 
     /// The time for which it is fresh.
     fn lifetime(lifetimes: &FreshnessLifetimes) -> Duration;
+
+    /// The rule by which this document ages now.
+    fn rule(&self, rule: FreshnessRule) -> FreshnessRule {
+        rule
+    }
 
     /// The most bytes of its body.
     fn max_bytes(limits: &Limits) -> u64 {
@@ -139,7 +144,7 @@ pub trait DocumentKind: Clone + Send + Sync + 'static {
 impl DocumentRequest {
     pub fn of<K: DocumentKind>(kind: &K, call: &RequestContext) -> Result<Self, Error> {
         let upstream = Arc::clone(kind.upstream(call)?);
-        let rule = upstream.freshness_rule(K::lifetime);
+        let rule = kind.rule(upstream.freshness_rule(K::lifetime));
         Ok(Self { subject: kind.label(), key: kind.key(&call.config), upstream, rule })
     }
 }
