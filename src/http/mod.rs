@@ -15,17 +15,17 @@ pub mod listener;
 pub mod local_socket;
 mod page;
 pub mod probe_client;
+mod request_log;
 mod requests;
 pub mod response;
 mod runs;
 pub mod tls;
 pub mod watchdog;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::header::{self, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -37,10 +37,11 @@ pub use self::runs::Runs;
 use self::client_tokens::{ClientTokens, NotAuthenticated};
 use self::clients::{Clients, RequestClient, origin, origin_of_browser};
 use self::listener::Peer;
+use self::request_log::RequestLog;
 use self::requests::{Content, Refusal, RequestOutcome};
-use self::runs::{RunContent, RunRequest};
+use self::runs::RunContent;
 use crate::cdn_loop::CdnLoop;
-use crate::clock::{Clock, Timestamp};
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::protocol::rights::{Rights, without_url_token};
 use crate::protocol::route::{Api, Route, RouteError, RouteKind, is_probe};
@@ -367,68 +368,5 @@ fn log_failure(request_number: u64, failure: &RequestFailure) {
         RequestFailure::Mirror(_) => {
             tracing::warn!(request = request_number, error = %response::log_text(failure), "could not be answered")
         }
-    }
-}
-
-/// The record of a request. Counts the request and writes its line of the access log when it is dropped: when the body
-/// of the answer has been sent, or before the answer if the client disconnected.
-struct RequestLog {
-    requests: RequestMetrics,
-    request_number: u64,
-    method: Method,
-    uri: Uri,
-    client: IpAddr,
-    start: Instant,
-    route: RouteKind,
-    /// The request's part in the counts of its run.
-    run: Option<RunRequest>,
-    /// True for one of too many wrong tokens: it is counted, and not logged.
-    is_quiet: bool,
-    /// The status of the answer, and the outcome of the request.
-    answer: Option<(StatusCode, RequestOutcome)>,
-    /// The body bytes sent, and true if larder truncated the body itself.
-    sent: (u64, bool),
-    /// The time of the request.
-    now: Timestamp,
-}
-
-impl Drop for RequestLog {
-    fn drop(&mut self) {
-        let Self { request_number, method, uri, client, route, sent: (bytes, is_truncated), .. } = self;
-        let outcome = match self.answer {
-            Some((_, outcome)) => outcome,
-            // The listener catches a panic of the handler; the client has not disconnected then.
-            None if std::thread::panicking() => RequestOutcome::Error,
-            None => RequestOutcome::Left,
-        };
-        let end = if *is_truncated { RequestOutcome::Error } else { outcome };
-        if let (true, Some((status, _))) = (*is_truncated, self.answer) {
-            let (_, path) = RunId::split(uri.path());
-            let path = without_url_token(path);
-            self.requests.failures().record_broken_off(&path, status, *client, self.now);
-            if let Some(run) = &mut self.run {
-                run.broke_off(&path);
-            }
-        }
-        self.requests.record_end(*route, end, outcome.body_source(), *bytes);
-        if let Some(run) = &mut self.run {
-            run.end(end, *bytes);
-        }
-        if self.is_quiet {
-            return;
-        }
-        tracing::info!(
-            target: "larder::request",
-            request = *request_number,
-            %client,
-            status = self.answer.map(|(status, _)| status.as_u16()),
-            route = route.label(),
-            outcome = end.label(),
-            bytes = *bytes,
-            ms = self.start.elapsed().as_millis() as u64,
-            "{method} {}",
-            // The id of a run opens its larder, the proof in a URL its archive, and logs are read by others.
-            without_url_token(RunId::without_id(uri.path())),
-        );
     }
 }

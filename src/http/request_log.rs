@@ -1,0 +1,76 @@
+//! What is known of a request when its answer has been sent: its counts, and its line of the access log.
+
+use std::net::IpAddr;
+
+use http::{Method, StatusCode, Uri};
+use tokio::time::Instant;
+
+use super::requests::{RequestMetrics, RequestOutcome};
+use super::runs::RunRequest;
+use crate::clock::Timestamp;
+use crate::protocol::rights::without_url_token;
+use crate::protocol::route::RouteKind;
+use crate::protocol::run::RunId;
+
+/// The record of a request. Counts the request and writes its line of the access log when it is dropped: when the body
+/// of the answer has been sent, or before the answer if the client disconnected.
+pub(super) struct RequestLog {
+    pub(super) requests: RequestMetrics,
+    pub(super) request_number: u64,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    pub(super) client: IpAddr,
+    pub(super) start: Instant,
+    pub(super) route: RouteKind,
+    /// The request's part in the counts of its run.
+    pub(super) run: Option<RunRequest>,
+    /// True for one of too many wrong tokens: it is counted, and not logged.
+    pub(super) is_quiet: bool,
+    /// The status of the answer, and the outcome of the request.
+    pub(super) answer: Option<(StatusCode, RequestOutcome)>,
+    /// The body bytes sent, and true if larder truncated the body itself.
+    pub(super) sent: (u64, bool),
+    /// The time of the request.
+    pub(super) now: Timestamp,
+}
+
+impl Drop for RequestLog {
+    fn drop(&mut self) {
+        let Self { request_number, method, uri, client, route, sent: (bytes, is_truncated), .. } = self;
+        let outcome = match self.answer {
+            Some((_, outcome)) => outcome,
+            // The listener catches a panic of the handler; the client has not disconnected then.
+            None if std::thread::panicking() => RequestOutcome::Error,
+            None => RequestOutcome::Left,
+        };
+        let end = if *is_truncated { RequestOutcome::Error } else { outcome };
+        if let (true, Some((status, _))) = (*is_truncated, self.answer) {
+            let (_, path) = RunId::split(uri.path());
+            let path = without_url_token(path);
+            self.requests.failures().record_broken_off(&path, status, *client, self.now);
+            if let Some(run) = &mut self.run {
+                run.broke_off(&path);
+            }
+        }
+        self.requests.record_end(*route, end, outcome.body_source(), *bytes);
+        if let Some(run) = &mut self.run {
+            run.end(end, *bytes);
+        }
+        if self.is_quiet {
+            return;
+        }
+        tracing::info!(
+            target: "larder::request",
+            request = *request_number,
+            %client,
+            status = self.answer.map(|(status, _)| status.as_u16()),
+            route = route.label(),
+            outcome = end.label(),
+            bytes = *bytes,
+            ms = self.start.elapsed().as_millis() as u64,
+            "{method} {}",
+            // The id of a run opens its larder, the proof in a URL its archive, and logs are read by others.
+            without_url_token(RunId::without_id(uri.path())),
+        );
+    }
+}
