@@ -24,6 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 pub use self::reload::{NotReloaded, Reloaded};
+use crate::audit::{AuditError, AuditTrail};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
 use crate::config::Config;
@@ -330,6 +331,7 @@ impl App {
         background_tasks.shutdown().await;
         running.parts.traffic.save().await;
         running.parts.runs.save_totals().await;
+        running.handlers.load_full().main.flush_audit().await;
         running.parts.mirror.library.close().await
     }
 }
@@ -420,6 +422,9 @@ impl SharedParts {
             true => None,
             false => Some(Arc::new(ArchiveUrls::new(self.archive_url_key()?.as_bytes(), tokens.classes()))),
         };
+        // What a run of one user fetches is nobody's decision.
+        let target = config.audit.as_ref().filter(|_| self.run_ids.is_none());
+        let audit = target.map(|target| AuditTrail::open(target, self.requests.audit().clone())).transpose()?;
         let mirror = Arc::clone(&self.mirror);
         let protocols = protocols_of(config, self.main_address, mirror, runtime_config, archive_urls);
         let reads = if self.run_ids.is_some() { ReadAccess::Token } else { ReadAccess::Open };
@@ -435,6 +440,7 @@ impl SharedParts {
             tokens,
             self.runs.clone(),
             self.clock.clone(),
+            audit,
         );
         let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
         let admin_tls = admin_tls::server_config(&token)?;
@@ -726,6 +732,9 @@ pub enum StartError {
         /// Error of the system.
         source: std::io::Error,
     },
+    /// The audit trail could not be opened.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// The admin token makes no key.
     #[error("[admin] token: {0}")]
     AdminTls(#[from] rustls::Error),

@@ -14,6 +14,7 @@
 pub mod address;
 mod answer_json;
 pub mod app;
+pub mod audit;
 pub mod bundle;
 pub mod cdn_loop;
 pub mod cli;

@@ -19,7 +19,7 @@ use crate::mirror::{
 };
 use crate::policy::Approval;
 use crate::protocol::admin::verdict::Verdict;
-use crate::protocol::admin::{ProcessKind, RecentFailure, STATUS, SinceStart, StatusReport};
+use crate::protocol::admin::{ProcessKind, RecentFailure, RecentRefusal, STATUS, SinceStart, StatusReport};
 
 /// Maximum number of entries shown of each list.
 const MAX_LISTED: usize = 20;
@@ -86,6 +86,28 @@ pub(super) fn findings(page: &mut TextPage, report: &StatusReport, shown: usize)
     lines.iter().for_each(|line| page.item(&line.text, None));
     alarms(page, &report.mirror.alarms);
     failures(page, report.since_start.as_ref().map_or(&[], |since| &since.failures), shown);
+    refusals(page, report.since_start.as_ref().map_or(&[], |since| &since.refusals), shown);
+}
+
+/// The refused requests of the last day, each with its reason, client and count.
+fn refusals(page: &mut TextPage, refusals: &[RecentRefusal], shown: usize) {
+    if refusals.is_empty() {
+        return;
+    }
+    let times = refusals.iter().fold(0, |times: u64, refusal| times.saturating_add(refusal.times));
+    page.group("refusals", &format!("{} of the last day, the newest first", plural(times, "refused request")));
+    for refusal in refusals.iter().take(shown) {
+        let RecentRefusal { subject, reason, times, last, .. } = refusal;
+        let what = subject.as_deref().map_or_else(|| "any request".to_owned(), escape_for_terminal);
+        page.item(&format!("{what}, for {}", escape_for_terminal(&refusal.whom())), Some(&escape_for_terminal(reason)));
+        page.push_with_prefix(
+            "    ",
+            &format!("{}, the last at {}", plural(*times, "request"), format_timestamp(*last)),
+        );
+    }
+    if refusals.len() > shown {
+        page.item(&format!("… and {} more (`larder status --json` lists them)", refusals.len() - shown), None);
+    }
 }
 
 /// The failed requests of the last day, each with its cause, remedy, client and count.
@@ -329,9 +351,25 @@ mod tests {
     use crate::config::StoreNaming;
     use crate::jobs::job_report::ItemCounts;
     use crate::mirror::{MissingRequest, OriginBackoff, PackageAmounts, Served};
+    use crate::protocol::admin::RefusalKind;
 
     fn host() -> Hostname {
         Hostname::parse("registry.terraform.io").unwrap()
+    }
+
+    fn refusal(kind: RefusalKind, subject: Option<&str>, name: Option<&str>, times: u64) -> RecentRefusal {
+        RecentRefusal {
+            kind,
+            subject: subject.map(str::to_owned),
+            reason: "it is not among the addresses that this \u{1b}[2J client may use".to_owned(),
+            rules: Vec::new(),
+            status: 421,
+            client: "10.0.0.9".to_owned(),
+            name: name.map(str::to_owned),
+            times,
+            first: Timestamp(1_795_293_761),
+            last: Timestamp(1_795_293_770),
+        }
     }
 
     fn warm_up(last: Option<LastRun>, running: Option<&str>) -> RecurringState {
@@ -457,6 +495,11 @@ mod tests {
                     upstream("registry.opentofu.org", vec![]),
                     upstream("registry.terraform.io", vec![backoff]),
                 ],
+                refusals: vec![
+                    refusal(RefusalKind::Policy, Some("registry.terraform.io/acme/evil"), Some("payments"), 16),
+                    refusal(RefusalKind::Token, None, None, 1),
+                ],
+                lost_audit_lines: 0,
                 failures: vec![RecentFailure {
                     path: "/registry/registry.terraform.io/v1/providers/hashicorp/aws/6.0.0/download/linux/amd64"
                         .to_owned(),

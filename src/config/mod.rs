@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use derive_more::Display;
 use ipnet::IpNet;
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
@@ -63,8 +64,21 @@ pub struct Config {
     pub clients: Vec<Client>,
     /// Signing key and trusted keys of bundles.
     pub bundle: BundleKeys,
+    /// The place of the audit trail; `None` without one.
+    pub audit: Option<AuditTarget>,
     /// Recurring warm-ups.
     pub warm: Vec<RecurringWarmUp>,
+}
+
+/// The place of the audit trail.
+#[derive(Debug, Clone, PartialEq, Eq, Display)]
+pub enum AuditTarget {
+    /// A file.
+    #[display("{}", _0.display())]
+    File(PathBuf),
+    /// systemd's journal.
+    #[display("journal")]
+    Journal,
 }
 
 /// A configuration file as far as it can be read, for a command that asks a running larder: that goes on with what it read.

@@ -16,8 +16,8 @@ use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
 use super::{
-    Admin, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, client, credential, os, policy, upstream,
-    values, warm,
+    Admin, AuditTarget, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, client, credential, os,
+    policy, upstream, values, warm,
 };
 
 /// Reads the whole text of one file, even if it has problems. The configuration is valid only if the reader has none.
@@ -56,6 +56,7 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let store = root.table_or_defaults("store", read_store);
     let network = root.table_or_defaults("network", read_network);
     let bundle = root.table_or_defaults("bundle", read_bundle);
+    let audit = root.table_or_defaults("audit", read_audit);
     let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
     let credentials = credentials.unwrap_or_default();
@@ -90,7 +91,7 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let policy = Arc::new(policy::policy(root, rules, &upstreams));
     let clients = client::distinct(root, clients, &upstreams);
     let credentials = credentials.into_iter().filter_map(|(_, (_, credential))| credential).collect();
-    Config { source: None, server, admin, store, network, upstreams, credentials, policy, clients, bundle, warm }
+    Config { source: None, server, admin, store, network, upstreams, credentials, policy, clients, bundle, audit, warm }
 }
 
 fn on_loopback(port: u16) -> SocketAddr {
@@ -126,6 +127,12 @@ fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
         token: section.secret("token", r#"{ env = "LARDER_ADMIN_TOKEN" }"#),
         asked: None,
     }
+}
+
+/// `"journal"` is the journal; a file of that name is `"./journal"`.
+fn read_audit(section: &mut Section<'_, '_, '_>) -> Option<AuditTarget> {
+    let path = section.path("path", "/var/log/larder/audit.jsonl")?;
+    Some(if section.has_text("path", "journal") { AuditTarget::Journal } else { AuditTarget::File(path) })
 }
 
 fn read_store(section: &mut Section<'_, '_, '_>) -> Store {

@@ -266,6 +266,12 @@ impl<'r, 'a, 't> Section<'r, 'a, 't> {
         value.is_some_and(|value| matches!(value.get_ref(), DeValue::String(_)))
     }
 
+    /// Returns true if a key has exactly this text.
+    pub(super) fn has_text(&self, key: &str, text: &str) -> bool {
+        let value = self.table.and_then(|table| table.get(key));
+        value.is_some_and(|value| matches!(value.get_ref(), DeValue::String(written) if *written == text))
+    }
+
     /// Reads the path of a file that is opened later. The file must be readable now.
     pub(super) fn file(&mut self, key: &'static str, example: &str) -> Option<PathBuf> {
         let path = self.path(key, example)?;

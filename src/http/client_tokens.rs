@@ -34,6 +34,8 @@ const MAX_ADDRESSES: u64 = 4096;
 const MAX_VERIFIED: u64 = 4096;
 /// The time after which a token of a CI system is verified again, because its issuer may have withdrawn the key.
 const VERIFIED_FOR: Duration = Duration::from_secs(300);
+/// The most characters of the id of a token.
+const MAX_JOB_ID_CHARS: usize = 128;
 /// The prefix that counts as one address of IPv6.
 const IPV6_PREFIX: u8 = 64;
 
@@ -51,13 +53,25 @@ pub struct ClientTokens {
 #[derive(Debug, Clone)]
 struct VerifiedToken {
     clients: Arc<[usize]>,
+    job: Option<Arc<str>>,
     until: Timestamp,
+}
+
+/// A client that authenticated.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Its name.
+    pub name: Arc<str>,
+    /// The id of the token of a CI system (`jti`).
+    pub job: Option<Arc<str>>,
+    /// Its rights.
+    pub class: Arc<RightsClass>,
 }
 
 /// A client that authenticates.
 #[derive(Debug)]
 struct KnownClient {
-    name: String,
+    name: Arc<str>,
     tokens: Vec<Digest>,
     oidc: Option<Oidc>,
     networks: Option<Vec<IpNet>>,
@@ -122,7 +136,7 @@ pub enum NotAuthenticated {
     #[error(
         "the token of client {0} {COUNTS_NOT_FROM} {1}; its operator can add that network to the client's networks"
     )]
-    WrongNetwork(String, String),
+    WrongNetwork(Arc<str>, String),
     /// The request came in plain text.
     #[error(
         "larder takes tokens over https only, and this one came in plain text: have its operator replace it, and write https in the \
@@ -138,7 +152,7 @@ impl ClientTokens {
     /// The clients of a configuration, and the issuers that it asks, by their names.
     pub fn new(clients: &[Client], keyrings: HashMap<String, IssuerKeyring>) -> Self {
         let known = |Client { name, tokens, oidc, networks, allow }: &Client| KnownClient {
-            name: name.clone(),
+            name: name.as_str().into(),
             tokens: tokens.clone(),
             oidc: oidc.clone(),
             networks: networks.clone(),
@@ -158,16 +172,16 @@ impl ClientTokens {
         self.clients.iter().map(|client| Arc::clone(&client.class))
     }
 
-    /// The class of rights of the client that sent a request with these headers.
+    /// The client that sent a request with these headers.
     ///
     /// # Errors
     /// [`NotAuthenticated`].
-    pub async fn class_of(
+    pub async fn identity_of(
         &self,
         headers: &HeaderMap,
         client: &RequestClient,
         now: Timestamp,
-    ) -> Result<&Arc<RightsClass>, NotAuthenticated> {
+    ) -> Result<Identity, NotAuthenticated> {
         let token = bearer_token(headers).ok_or(NotAuthenticated::NoToken)?;
         let digest = Digest::of(token);
         let has_token = |known: &KnownClient| {
@@ -177,37 +191,37 @@ impl ClientTokens {
         // All are compared: the time says nothing about which one it was.
         let found =
             self.clients.iter().fold(None, |found, known| if has_token(known).into() { Some(known) } else { found });
-        let candidates = match found {
-            Some(known) => vec![known],
+        let (candidates, job) = match found {
+            Some(known) => (vec![known], None),
             None => self.of_ci_system(token, digest, now).await?,
         };
         let counts_here =
             |known: &&&KnownClient| known.networks.as_ref().is_none_or(|networks| client.is_within(networks));
         match (candidates.iter().find(counts_here), candidates.first()) {
-            (Some(known), _) => Ok(&known.class),
-            (None, Some(known)) => Err(NotAuthenticated::WrongNetwork(known.name.clone(), client.shown())),
+            (Some(known), _) => Ok(Identity { name: Arc::clone(&known.name), job, class: Arc::clone(&known.class) }),
+            (None, Some(known)) => Err(NotAuthenticated::WrongNetwork(Arc::clone(&known.name), client.shown())),
             (None, None) => Err(NotAuthenticated::WrongToken),
         }
     }
 
-    /// The clients that the token of a CI system counts for, in the order of the configuration.
+    /// The clients that the token of a CI system counts for, in the order of the configuration, and its id.
     async fn of_ci_system(
         &self,
         token: &[u8],
         digest: Digest,
         now: Timestamp,
-    ) -> Result<Vec<&KnownClient>, NotAuthenticated> {
+    ) -> Result<(Vec<&KnownClient>, Option<Arc<str>>), NotAuthenticated> {
         let known = |clients: &[usize]| clients.iter().filter_map(|index| self.clients.get(*index)).collect();
         // A time that lies further ahead is from before the clock was set back.
         let latest = now.after(VERIFIED_FOR);
         if let Some(verified) = self.verified.get(&digest).filter(|verified| (now..=latest).contains(&verified.until)) {
-            return Ok(known(&verified.clients));
+            return Ok((known(&verified.clients), verified.job));
         }
         let token = std::str::from_utf8(token).map_err(|_| NotAuthenticated::WrongToken)?;
         let issuer = claimed_issuer(token).ok_or(NotAuthenticated::WrongToken)?;
         // Many clients can have the keys of one issuer: each set of keys is tried once.
         let mut judgements: BTreeMap<Option<Digest>, Result<Jwt, BadJwt>> = BTreeMap::new();
-        let (mut matching, mut until, mut refusals) = (Vec::new(), latest, Vec::new());
+        let (mut matching, mut job, mut until, mut refusals) = (Vec::new(), None, latest, Vec::new());
         for (index, client) in self.clients.iter().enumerate() {
             let Some(oidc) = client.oidc.as_ref().filter(|oidc| oidc.issuer == issuer) else { continue };
             let keys = if let KeySource::File(keys) = &oidc.keys { Some(*keys.id()) } else { None };
@@ -217,8 +231,9 @@ impl ClientTokens {
             };
             match counting(judgement, oidc) {
                 Ok(jwt) => {
-                    tracing::info!(client = client.name, issuer, jti = jwt.id, "the token of a CI system counts");
+                    tracing::info!(client = &*client.name, issuer, jti = jwt.id, "the token of a CI system counts");
                     until = until.min(jwt.expires);
+                    job = jwt.id.as_deref().map(job_id);
                     matching.push(index);
                 }
                 Err(refusal) => refusals.push(refusal),
@@ -228,8 +243,8 @@ impl ClientTokens {
             return Err(refusals.into_iter().max_by_key(nearness).unwrap_or(NotAuthenticated::WrongToken));
         }
         let clients = known(&matching);
-        self.verified.insert(digest, VerifiedToken { clients: matching.into(), until });
-        Ok(clients)
+        self.verified.insert(digest, VerifiedToken { clients: matching.into(), job: job.clone(), until });
+        Ok((clients, job))
     }
 }
 
@@ -270,6 +285,11 @@ fn counting<'a>(judgement: &'a Result<Jwt, BadJwt>, oidc: &Oidc) -> Result<&'a J
         Some((name, _)) => Err(NotAuthenticated::Claims(oidc.issuer.clone(), name.clone())),
         None => Ok(jwt),
     }
+}
+
+/// The id of a token, as far as it is kept.
+fn job_id(id: &str) -> Arc<str> {
+    id.chars().take(MAX_JOB_ID_CHARS).collect::<String>().into()
 }
 
 /// Ranks refusals of a CI system's token: the higher one came nearer to a client, and helps more.
@@ -342,7 +362,7 @@ mod tests {
         }
         let client = Clients::default().client(address.parse().unwrap(), &headers);
         tokens
-            .class_of(&headers, &client, Timestamp(0))
+            .identity_of(&headers, &client, Timestamp(0))
             .now_or_never()
             .unwrap()
             .map(drop)
@@ -369,7 +389,7 @@ mod tests {
         }
         let of_network = tokens(Some("10.0.0.0/8"));
         assert_eq!(class_of(&of_network, &["Bearer first"], "::ffff:10.1.1.1"), Ok(()));
-        let foreign = NotAuthenticated::WrongNetwork("one".to_owned(), "192.0.2.1".to_owned());
+        let foreign = NotAuthenticated::WrongNetwork("one".into(), "192.0.2.1".to_owned());
         assert_eq!(class_of(&of_network, &["Bearer first"], "192.0.2.1"), Err(foreign.to_string()));
     }
 

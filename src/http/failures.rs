@@ -72,10 +72,7 @@ impl RecentFailures {
         }
         let mut by_path = self.by_path.lock();
         by_path.retain(|_, failure| now.since(failure.last) < REMEMBERED_FOR);
-        if !by_path.contains_key(path) && by_path.len() >= MAX_FAILURES {
-            let oldest = by_path.iter().min_by_key(|(_, failure)| failure.last).map(|(path, _)| path.clone());
-            oldest.and_then(|oldest| by_path.remove(&oldest));
-        }
+        make_room(&mut by_path, &path.to_owned(), MAX_FAILURES, |failure| failure.last);
         let before = by_path.get(path).map(|failure| (failure.first, failure.times));
         let (first, times) = before.unwrap_or((now, 0));
         let failure = RecentFailure {
@@ -118,6 +115,19 @@ impl RecentFailures {
         let mut listed: Vec<RecentFailure> = by_path.values().cloned().collect();
         listed.sort_by_key(|failure| (failure.is_over, std::cmp::Reverse(failure.last)));
         listed
+    }
+}
+
+/// Makes room for a key in a bounded map: the oldest entry goes.
+pub(super) fn make_room<K: Ord + Clone, V>(
+    map: &mut BTreeMap<K, V>,
+    key: &K,
+    most: usize,
+    last: impl Fn(&V) -> Timestamp,
+) {
+    if !map.contains_key(key) && map.len() >= most {
+        let oldest = map.iter().min_by_key(|(_, entry)| last(entry)).map(|(key, _)| key.clone());
+        oldest.and_then(|oldest| map.remove(&oldest));
     }
 }
 

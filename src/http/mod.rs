@@ -2,6 +2,7 @@
 //! `protocol`.
 
 mod admin;
+mod audit;
 
 pub mod admin_client;
 pub mod admin_tls;
@@ -34,15 +35,18 @@ pub use self::body::Body;
 pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;
 
+use self::audit::{AuditLine, Decision, Who};
 use self::client_tokens::{ClientTokens, NotAuthenticated};
 use self::clients::{Clients, RequestClient, origin, origin_of_browser};
 use self::listener::Peer;
 use self::request_log::RequestLog;
 use self::requests::{Content, Refusal, RequestOutcome};
 use self::runs::RunContent;
+use crate::audit::AuditTrail;
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Clock;
 use crate::error::Error;
+use crate::protocol::admin::RefusalKind;
 use crate::protocol::rights::{Rights, without_url_token};
 use crate::protocol::route::{Api, Route, RouteError, RouteKind, is_probe};
 use crate::protocol::run::RunId;
@@ -62,6 +66,7 @@ pub struct MainListener {
     tokens: Arc<ClientTokens>,
     runs: Runs,
     clock: Clock,
+    audit: Option<Arc<AuditTrail<AuditLine>>>,
 }
 
 impl MainListener {
@@ -73,8 +78,16 @@ impl MainListener {
         tokens: Arc<ClientTokens>,
         runs: Runs,
         clock: Clock,
+        audit: Option<Arc<AuditTrail<AuditLine>>>,
     ) -> Arc<Self> {
-        Arc::new(Self { protocols, requests, clients, tokens, runs, clock })
+        Arc::new(Self { protocols, requests, clients, tokens, runs, clock, audit })
+    }
+
+    /// Waits until the audit trail is written, for a few seconds at most.
+    pub async fn flush_audit(&self) {
+        if let Some(audit) = &self.audit {
+            audit.flush().await;
+        }
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
@@ -96,6 +109,8 @@ impl MainListener {
             answer: None,
             sent: (0, false),
             now: self.clock.now(),
+            decision: Decision::default(),
+            audit: self.audit.clone(),
         };
         let (response, outcome) = self.answer(&request, &peer, &client, &mut log).await;
         log.answer = Some((response.status(), outcome));
@@ -139,15 +154,24 @@ impl MainListener {
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
         let (route, api) = self.protocols.route(&mut parsed_request);
+        log.decision.view = parsed_request.view;
+        if log.audit.is_some() {
+            log.decision.route = route.as_ref().ok().cloned();
+            log.decision.note_url(parsed_request.url_token);
+        }
         // The client is checked before the route, or an outsider could learn which registries are mirrored. Probes are
         // open to all.
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client, run)
         {
+            log.decision.note_refusal(RefusalKind::Network, &refusal.to_string());
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
         match self.rights(&route, &parsed_request, request.headers(), client, peer).await {
-            Ok(rights) => parsed_request.rights = rights,
+            Ok(who) => {
+                parsed_request.rights = who.rights();
+                log.decision.who = who;
+            }
             Err(refusal) => return self.refuse_unauthenticated(&refusal, api, client, log),
         }
         let is_open = matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
@@ -183,6 +207,7 @@ impl MainListener {
         }
         match self.protocols.answer(&route, &parsed_request).await {
             Ok(reply) => {
+                log.decision.note_reply(&reply);
                 let (outcome, age) = (reply.outcome.map_or(RequestOutcome::NoOutcome, RequestOutcome::from), reply.age);
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
                 let mut response = response::reply(reply, &route, request, &peer.memory);
@@ -221,6 +246,7 @@ impl MainListener {
         log: &mut RequestLog,
     ) -> (Response<Body>, RequestOutcome) {
         let (status, path) = (response::failure_status(failure, api), without_url_token(request.path));
+        log.decision.note_failure(failure);
         if !log.is_quiet {
             log_failure(log.request_number, failure);
             if request.query.is_none() {
@@ -233,7 +259,7 @@ impl MainListener {
         (response::failure(failure, api), self.record_failure(failure, api))
     }
 
-    /// The rights of a request. The probes and the page for browsers are open to all.
+    /// The client of a request, with its rights. The probes and the page for browsers are open to all.
     ///
     /// # Errors
     /// It is not that of a client.
@@ -244,26 +270,26 @@ impl MainListener {
         headers: &HeaderMap,
         client: &RequestClient,
         peer: &Peer,
-    ) -> Result<Rights, NotAuthenticated> {
+    ) -> Result<Who, NotAuthenticated> {
         let is_open = self.tokens.is_empty() || matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
         let is_local = self.clients.is_on_this_machine(peer.address.ip(), headers);
         // A larder of a run answers its runs alone. The id of a run is in the URLs of its client, which may have logged them.
         let is_trusted_run =
             request.run.is_some_and(|run| self.clients.runs.is_some() || (is_local && self.runs.is_trusted(run)));
         if is_open || is_trusted_run {
-            return Ok(Rights::All);
+            return Ok(Who::Anybody);
         }
         let of_url = route.as_ref().ok().and_then(|route| self.protocols.rights_of_url(route, request));
         let bad_url = match of_url {
-            Some(Ok(rights)) => return Ok(rights),
+            Some(Ok(class)) => return Ok(Who::OfClass(class)),
             Some(Err(bad_url)) => Some(NotAuthenticated::from(bad_url)),
             None => None,
         };
-        match self.tokens.class_of(headers, client, request.now).await {
+        match self.tokens.identity_of(headers, client, request.now).await {
             Ok(_) if peer.tls.is_none() && !is_local && !self.clients.came_over_tls(peer.address.ip(), headers) => {
                 Err(NotAuthenticated::PlainText)
             }
-            Ok(class) => Ok(Rights::Of(Arc::clone(class))),
+            Ok(identity) => Ok(Who::Client(identity)),
             // The URL is what such a client has.
             Err(NotAuthenticated::NoToken) => Err(bad_url.unwrap_or(NotAuthenticated::NoToken)),
             Err(refusal) => Err(refusal),
@@ -278,6 +304,14 @@ impl MainListener {
         client: &RequestClient,
         log: &mut RequestLog,
     ) -> (Response<Body>, RequestOutcome) {
+        if let NotAuthenticated::WrongNetwork(name, _) = refusal {
+            log.decision.who = Who::Named(Arc::clone(name));
+        }
+        let kind = match refusal {
+            NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText => RefusalKind::Network,
+            _ => RefusalKind::Token,
+        };
+        log.decision.note_refusal(kind, &refusal.to_string());
         if let NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText = refusal {
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }

@@ -1,12 +1,15 @@
-//! What is known of a request when its answer has been sent: its counts, and its line of the access log.
+//! What is known of a request when its answer has been sent: its counts, its line of the access log, and the decision about it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::{Method, StatusCode, Uri};
 use tokio::time::Instant;
 
+use super::audit::{AuditLine, Decision, End};
 use super::requests::{RequestMetrics, RequestOutcome};
 use super::runs::RunRequest;
+use crate::audit::AuditTrail;
 use crate::clock::Timestamp;
 use crate::protocol::rights::without_url_token;
 use crate::protocol::route::RouteKind;
@@ -32,6 +35,9 @@ pub(super) struct RequestLog {
     pub(super) sent: (u64, bool),
     /// The time of the request.
     pub(super) now: Timestamp,
+    /// The decision, and where it is written.
+    pub(super) decision: Decision,
+    pub(super) audit: Option<Arc<AuditTrail<AuditLine>>>,
 }
 
 impl Drop for RequestLog {
@@ -59,11 +65,21 @@ impl Drop for RequestLog {
         if self.is_quiet {
             return;
         }
+        let status = self.answer.map(|(status, _)| status);
+        if let Some(refusal) = status.and_then(|status| self.decision.refusal(status, *client, self.now)) {
+            self.requests.refusals().record(refusal);
+        }
+        if let Some(audit) = &self.audit {
+            let path = without_url_token(RunId::without_id(uri.path()));
+            let ended = End { status, outcome: end, bytes: *bytes, broken_off: *is_truncated };
+            let line = AuditLine::of(std::mem::take(&mut self.decision), *client, &path, ended, self.now);
+            line.into_iter().for_each(|line| audit.add(line));
+        }
         tracing::info!(
             target: "larder::request",
             request = *request_number,
             %client,
-            status = self.answer.map(|(status, _)| status.as_u16()),
+            status = status.map(|status| status.as_u16()),
             route = route.label(),
             outcome = end.label(),
             bytes = *bytes,

@@ -12,8 +12,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::audit::RecentRefusals;
 use super::client_tokens::WrongTokens;
 use super::failures::RecentFailures;
+use crate::audit::AuditCounters;
 use crate::error::Error;
 use crate::jobs::{Traffic, TrafficCount, TrafficSource};
 use crate::labels::labelled_enum;
@@ -181,7 +183,9 @@ struct RequestCounters {
     hit: [Histogram; Content::ALL.len()],
     ages: [Histogram; RouteKind::DOCUMENTS],
     failures: RecentFailures,
+    refusals: RecentRefusals,
     wrong_tokens: WrongTokens,
+    audit: AuditCounters,
 }
 
 /// Metrics that are not exposed.
@@ -212,6 +216,8 @@ impl RequestMetrics {
         let ages: Histograms = Family::new_with_constructor(|| Histogram::new(AGES));
         let help = "Age of served documents since upstream last confirmed them";
         registry.register_with_unit("larder_document_age", help, Unit::Seconds, ages.clone());
+        let audit = AuditCounters::default();
+        audit.register(registry);
         let counter = |family: &Counters, name, label| family.get_or_create_owned(&[(name, label)]);
         Self(Arc::new(RequestCounters {
             started: AtomicU64::default(),
@@ -223,13 +229,25 @@ impl RequestMetrics {
             hit: Content::ALL.map(|content| hit.get_or_create_owned(&[("content", content.label())])),
             ages: array::from_fn(|index| ages.get_or_create_owned(&[("route", RouteKind::ALL[index].label())])),
             failures: RecentFailures::default(),
+            refusals: RecentRefusals::default(),
             wrong_tokens: WrongTokens::default(),
+            audit,
         }))
     }
 
     /// The failures of the last day, for people.
     pub(super) fn failures(&self) -> &RecentFailures {
         &self.0.failures
+    }
+
+    /// The refusals of the last day, for people.
+    pub(super) fn refusals(&self) -> &RecentRefusals {
+        &self.0.refusals
+    }
+
+    /// The lines of the audit trail.
+    pub fn audit(&self) -> &AuditCounters {
+        &self.0.audit
     }
 
     /// The wrong tokens of the last minute.

@@ -283,6 +283,64 @@ pub struct SinceStart {
     /// first of each; at most 200.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<RecentFailure>,
+    /// The refusals of the last day, the newest first; at most 200.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<RecentRefusal>,
+    /// The lines that the audit trail did not take in time.
+    #[serde(default)]
+    pub lost_audit_lines: u64,
+}
+
+/// Refused requests of one client for one subject.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct RecentRefusal {
+    /// The decision that it is.
+    pub kind: RefusalKind,
+    /// The provider or module, with its version where one was requested; absent where the client may ask for nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// The reason.
+    pub reason: String,
+    /// The rules, by their `match`; `client` for the limits of the client.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<String>,
+    /// The status of the last answer.
+    pub status: u16,
+    /// The address of the client.
+    pub client: String,
+    /// The name of the client, where its token proved it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The number of refused requests.
+    pub times: u64,
+    /// The time of the first.
+    pub first: Timestamp,
+    /// The time of the last.
+    pub last: Timestamp,
+}
+
+impl RecentRefusal {
+    /// The client, for people: its address, with its name where it proved that.
+    pub fn whom(&self) -> String {
+        match &self.name {
+            Some(name) => format!("{name} at {}", self.client),
+            None => self.client.clone(),
+        }
+    }
+}
+
+/// The kinds of refusals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum RefusalKind {
+    /// A rule, or what the client may use.
+    Policy,
+    /// The address of the client.
+    Network,
+    /// The token of the client, or the proof in its URL.
+    Token,
 }
 
 /// Failed requests of clients for one URL.

@@ -233,9 +233,13 @@ impl Protocols {
     ///
     /// # Errors
     /// The proof does not count.
-    pub fn rights_of_url(&self, route: &Route, request: &Request<'_>) -> Option<Result<Rights, BadArchiveUrl>> {
+    pub fn rights_of_url(
+        &self,
+        route: &Route,
+        request: &Request<'_>,
+    ) -> Option<Result<Arc<RightsClass>, BadArchiveUrl>> {
         let (urls, token) = (self.archive_urls.as_ref()?, request.url_token?);
-        Some(urls.check(token, &route.path(), request.now).map(Rights::Of))
+        Some(urls.check(token, &route.path(), request.now))
     }
 
     /// Returns true if a Host is an upstream's name under which larder answers (take-over).

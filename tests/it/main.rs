@@ -16,6 +16,7 @@ mod bundle_refusals;
 mod caching;
 mod limits;
 
+mod audit;
 mod backoff;
 mod client_tokens;
 mod commands;

@@ -460,6 +460,8 @@ impl Admin {
             fills_under_way: runtime.fills_under_way(),
             upstreams: runtime.upstream_states(now),
             failures: self.requests.failures().list(now),
+            refusals: self.requests.refusals().list(now),
+            lost_audit_lines: self.requests.audit().lost(),
         }
     }
 }

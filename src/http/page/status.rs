@@ -19,7 +19,7 @@ use crate::mirror::{
     UpstreamState,
 };
 use crate::protocol::admin::verdict::{self, Level, Part, VerdictLine};
-use crate::protocol::admin::{RecentFailure, SinceStart, StatusReport};
+use crate::protocol::admin::{RecentFailure, RecentRefusal, SinceStart, StatusReport};
 use crate::wording::{escape_invisible, format_seconds, format_timestamp, percent, plural, shell_word};
 
 const SCRIPT: &str = include_str!("../../../templates/status.js");
@@ -114,6 +114,7 @@ struct StatusPage<'a> {
     warm_ups: Listed<WarmUpView>,
     upstreams: Listed<UpstreamView>,
     failures: Listed<FailureView>,
+    refusals: Listed<RefusalView>,
     missing: Listed<MissingView>,
     archives: Result<Content, &'a str>,
     store: Vec<Fact>,
@@ -228,6 +229,30 @@ impl FailureView {
     }
 }
 
+/// Refused requests of a client.
+struct RefusalView {
+    what: String,
+    whom: String,
+    reason: String,
+    status: u16,
+    times: String,
+    last: Moment,
+}
+
+impl RefusalView {
+    fn of(refusal: &RecentRefusal, now: Timestamp) -> Self {
+        let RecentRefusal { subject, reason, status, times, last, .. } = refusal;
+        Self {
+            what: subject.as_deref().map_or_else(|| "any request".to_owned(), shown),
+            whom: shown(&refusal.whom()),
+            reason: shown(reason),
+            status: *status,
+            times: plural(*times, "request"),
+            last: Moment::ago(*last, now),
+        }
+    }
+}
+
 /// Requests for a package that is not stored.
 struct MissingView {
     what: String,
@@ -276,6 +301,7 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
         |archives: &[StoredArchiveNames]| archives.iter().map(|archive| ArchiveView::of(archive, host, now)).collect();
     let upstreams = since_start.as_ref().map_or(&[][..], |since| &since.upstreams);
     let failures = since_start.as_ref().map_or(&[][..], |since| &since.failures);
+    let refusals = since_start.as_ref().map_or(&[][..], |since| &since.refusals);
     let traffic_of_day = traffic.as_ref().filter(|traffic| !traffic.of_last_day().is_empty());
     let template = StatusPage {
         frame: Frame::of_admin(SCRIPT),
@@ -291,6 +317,7 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
         warm_ups: Listed::first(MAX_LISTED, warm_ups, |warm_up| WarmUpView::of(warm_up, now)),
         upstreams: Listed::first(MAX_LISTED, upstreams, UpstreamView::of),
         failures: Listed::first(MAX_LISTED, failures, |failure| FailureView::of(failure, now)),
+        refusals: Listed::first(MAX_LISTED, refusals, |refusal| RefusalView::of(refusal, now)),
         missing: Listed::first(MAX_LISTED, &mirror.missing, |request| MissingView::of(request, host, now)),
         archives: match archives {
             Ok(NotableArchives { largest, oldest }) => {

@@ -93,6 +93,15 @@ impl Verdict {
             );
             add(Level::Warn, text, Part::Failures);
         }
+        let lost = since_start.as_ref().map_or(0, |since| since.lost_audit_lines);
+        if lost > 0 {
+            let text = format!(
+                "{} of the audit trail {} lost since the start: its disk is full or slow, and the log has the cause.",
+                plural(lost, "line"),
+                if lost == 1 { "is" } else { "are" }
+            );
+            add(Level::Bad, text, Part::None);
+        }
         let left_alone = |upstream: &&UpstreamState| !upstream.left_alone.is_empty();
         let down = since_start.iter().flat_map(|since| &since.upstreams).filter(left_alone).count() as u64;
         if down > 0 {
@@ -148,6 +157,7 @@ fn title(mirror: &Status, level: Level, refused: u64) -> String {
         (Level::Bad, 2..) if mirror.store_state == StoreState::Ready => {
             format!("{refused} versions wait for your decision")
         }
+        (Level::Bad, _) if mirror.store_state == StoreState::Ready => "Records of decisions are lost".to_owned(),
         (Level::Bad, _) => "The store needs you".to_owned(),
         (Level::Warn, _) => "It works, and something needs a look".to_owned(),
         (Level::Good, _) if is_unused(mirror) => "Ready".to_owned(),
