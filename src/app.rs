@@ -27,8 +27,9 @@ pub use self::reload::{NotReloaded, Reloaded};
 use crate::audit::{AuditError, AuditTrail};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
-use crate::config::Config;
+use crate::config::{AuditTarget, Config};
 use crate::error::Error;
+use crate::http::AuditLine;
 use crate::http::admin_client::AdminClient;
 use crate::http::admin_tls;
 use crate::http::client_tokens::ClientTokens;
@@ -208,7 +209,8 @@ impl App {
             main_address,
             admin_address,
         };
-        let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.runtime.config())?);
+        let audit = parts.open_audit(config).await?;
+        let handlers = ArcSwap::from_pointee(parts.build_handlers(config, parts.mirror.runtime.config(), audit)?);
         let current_config = tokio::sync::Mutex::new(config.clone());
         let admin_limits = open_files::of_admin(&settings.connections);
         let new_slots = |limits| ConnectionSlots::new(limits, parts.requests.clone());
@@ -414,17 +416,27 @@ impl RunningApp {
 }
 
 impl SharedParts {
+    /// Opens the audit trail of a configuration. What a run of one user fetches is nobody's decision.
+    async fn open_audit(&self, config: &Config) -> Result<Option<Arc<AuditTrail<AuditLine>>>, StartError> {
+        match config.audit.as_ref().filter(|_| self.run_ids.is_none()) {
+            Some(target) => Ok(Some(AuditTrail::open(target, self.requests.audit().clone()).await?)),
+            None => Ok(None),
+        }
+    }
+
     /// Builds the request handlers for a configuration. Counters and request numbers continue.
-    fn build_handlers(&self, config: &Config, runtime_config: Arc<RuntimeConfig>) -> Result<Handlers, StartError> {
+    fn build_handlers(
+        &self,
+        config: &Config,
+        runtime_config: Arc<RuntimeConfig>,
+        audit: Option<Arc<AuditTrail<AuditLine>>>,
+    ) -> Result<Handlers, StartError> {
         // Rendered answers of an earlier configuration are dropped with their `Protocols`.
         let tokens = Arc::new(ClientTokens::new(&config.clients, self.mirror.documents.keyrings(&runtime_config)));
         let archive_urls = match tokens.is_empty() {
             true => None,
             false => Some(Arc::new(ArchiveUrls::new(self.archive_url_key()?.as_bytes(), tokens.classes()))),
         };
-        // What a run of one user fetches is nobody's decision.
-        let target = config.audit.as_ref().filter(|_| self.run_ids.is_none());
-        let audit = target.map(|target| AuditTrail::open(target, self.requests.audit().clone())).transpose()?;
         let mirror = Arc::clone(&self.mirror);
         let protocols = protocols_of(config, self.main_address, mirror, runtime_config, archive_urls);
         let reads = if self.run_ids.is_some() { ReadAccess::Token } else { ReadAccess::Open };
@@ -649,6 +661,11 @@ pub fn start_problems(config: &Config) -> Vec<String> {
     let outbound = outbound(config, Traffic::default(), UpstreamLimits::default());
     let issuers = outbound.and_then(|outbound| Ok(Issuers::new(config, &outbound)?));
     problems.extend(issuers.err().map(|error| error.to_string()));
+    if let Some(AuditTarget::File(path)) = &config.audit
+        && let Some(folder) = path.parent().filter(|folder| !folder.is_dir())
+    {
+        problems.push(format!("[audit] path: there is no folder {}", folder.display()));
+    }
     problems
 }
 

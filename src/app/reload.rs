@@ -48,7 +48,9 @@ impl RunningApp {
         let outbound = outbound.map_err(|e| failed(&e))?;
         let issuers = Issuers::new(&config, &outbound).map_err(|e| failed(&e))?;
         let runtime_config = Arc::new(previous.reloaded(upstreams, outbound, issuers, &config));
-        let handlers = self.parts.build_handlers(&config, Arc::clone(&runtime_config)).map_err(|e| failed(&e))?;
+        let audit = self.parts.open_audit(&config).await.map_err(|e| failed(&e))?;
+        let handlers =
+            self.parts.build_handlers(&config, Arc::clone(&runtime_config), audit).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);

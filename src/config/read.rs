@@ -56,7 +56,7 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let store = root.table_or_defaults("store", read_store);
     let network = root.table_or_defaults("network", read_network);
     let bundle = root.table_or_defaults("bundle", read_bundle);
-    let audit = root.table_or_defaults("audit", read_audit);
+    let audit = root.optional_table("audit", AUDIT_EXAMPLE, read_audit).flatten();
     let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
     let credentials = credentials.unwrap_or_default();
@@ -129,8 +129,11 @@ fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
     }
 }
 
+const AUDIT_EXAMPLE: &str = r#"{ path = "/var/log/larder/audit.jsonl" }"#;
+
 /// `"journal"` is the journal; a file of that name is `"./journal"`.
 fn read_audit(section: &mut Section<'_, '_, '_>) -> Option<AuditTarget> {
+    section.require(&["path"]);
     let path = section.path("path", "/var/log/larder/audit.jsonl")?;
     Some(if section.has_text("path", "journal") { AuditTarget::Journal } else { AuditTarget::File(path) })
 }

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};
 
-use super::client_tokens::Identity;
+use super::client_tokens::{Identity, counted_address};
 use super::failures::make_room;
 use super::requests::RequestOutcome;
-use crate::address::{Address, Platform, Version};
+use crate::address::{Address, ModulePackage, Platform, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -20,12 +20,13 @@ use crate::explanation::safe_text;
 use crate::mirror::{Archive, ArchiveRef, HiddenVersions, ModuleArchiveRef, ProofFileRef};
 use crate::protocol::admin::{RecentRefusal, RefusalKind};
 use crate::protocol::rights::{Rights, RightsClass};
-use crate::protocol::route::{Route, RouteKind};
+use crate::protocol::route::{Route, RouteError, RouteKind};
 use crate::protocol::view::View;
 use crate::protocol::{Reply, ReplyContent, RequestFailure};
 
-/// The most refusals that are remembered, and the time for which.
-const MAX_REFUSALS: usize = 200;
+/// The most refusals that are remembered: by rules, and of others; of one address; and the time for which.
+const MAX_REFUSALS: usize = 100;
+const MAX_REFUSALS_OF_ADDRESS: usize = 20;
 const REMEMBERED_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 /// The most bytes of a path or an id that somebody else chose.
 const MAX_TEXT_BYTES: usize = 1024;
@@ -56,9 +57,9 @@ pub(super) enum Who {
     /// No client needs to prove anything here, or it proved nothing and is refused.
     #[default]
     Anybody,
-    /// A client of this name; its token does not count from there.
-    Named(Arc<str>),
-    /// One that authenticated.
+    /// A `larder run` of larder's own user.
+    OwnRun,
+    /// One with this token, whether it counts from there or not.
     Client(Identity),
     /// Somebody with a URL that larder made for clients of this class.
     OfClass(Arc<RightsClass>),
@@ -68,7 +69,7 @@ impl Who {
     /// The rights of the request.
     pub(super) fn rights(&self) -> Rights {
         match self {
-            Self::Anybody | Self::Named(_) => Rights::All,
+            Self::Anybody | Self::OwnRun => Rights::All,
             Self::Client(Identity { class, .. }) | Self::OfClass(class) => Rights::Of(Arc::clone(class)),
         }
     }
@@ -94,10 +95,18 @@ impl Decision {
         self.cause = Some(Cause { refusal: Some(kind), subject: None, text: text.to_owned(), rules: Vec::new() });
     }
 
+    /// Notes why there is no good answer, which nobody decided.
+    pub(super) fn note_cause(&mut self, text: &str) {
+        self.cause = Some(Cause { refusal: None, subject: None, text: text.to_owned(), rules: Vec::new() });
+    }
+
     /// Notes a failure, or the refusal of a rule.
     pub(super) fn note_failure(&mut self, failure: &RequestFailure) {
         let explanation = failure.explain();
         let (refusal, rules) = match failure {
+            RequestFailure::Mirror(Error::UnknownHost(_)) | RequestFailure::NoRoute(RouteError::UnknownHost(_)) => {
+                (Some(RefusalKind::Host), Vec::new())
+            }
             RequestFailure::Mirror(Error::Refused { refusal, .. }) => {
                 (Some(RefusalKind::Policy), refusal.rules.clone())
             }
@@ -121,9 +130,8 @@ impl Decision {
 
     fn name(&self) -> Option<&Arc<str>> {
         match &self.who {
-            Who::Named(name) => Some(name),
             Who::Client(identity) => Some(&identity.name),
-            Who::Anybody | Who::OfClass(_) => None,
+            Who::Anybody | Who::OwnRun | Who::OfClass(_) => None,
         }
     }
 
@@ -151,12 +159,15 @@ pub struct AuditLine {
     #[serde(serialize_with = "as_date_time")]
     time: Timestamp,
     client: IpAddr,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    own_run: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<String>,
+    method: String,
     route: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     view: Option<String>,
@@ -166,6 +177,8 @@ pub struct AuditLine {
     version: Option<Version>,
     #[serde(skip_serializing_if = "Option::is_none")]
     platform: Option<Platform>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
     outcome: &'static str,
@@ -196,6 +209,15 @@ struct HiddenByRule {
     newest: Vec<Version>,
 }
 
+/// What was asked, by whom and when.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) client: IpAddr,
+    pub(super) method: &'a Method,
+    pub(super) path: &'a str,
+    pub(super) time: Timestamp,
+}
+
 /// The end of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
@@ -207,7 +229,7 @@ pub(super) struct End {
 
 impl AuditLine {
     /// The line of a request that has ended. `None` for what is no decision: probes, the page for browsers, paths without a route.
-    pub(super) fn of(decision: Decision, client: IpAddr, path: &str, end: End, now: Timestamp) -> Option<Self> {
+    pub(super) fn of(decision: Decision, asked: Asked<'_>, end: End) -> Option<Self> {
         let name = decision.name().map(|name| name.to_string());
         let Decision { who, view, route, url, digest, hidden, cause } = decision;
         let refused_by = cause.as_ref().and_then(|cause| cause.refusal);
@@ -215,13 +237,17 @@ impl AuditLine {
         if matches!(kind, RouteKind::NoRoute | RouteKind::Health | RouteKind::Home) && refused_by.is_none() {
             return None;
         }
+        let own_run = matches!(who, Who::OwnRun);
         let (job, class) = match who {
             Who::Client(Identity { job, class, .. }) => (job.map(|job| job.to_string()), Some(class)),
             Who::OfClass(class) => (None, Some(class)),
-            Who::Anybody | Who::Named(_) => (None, None),
+            Who::Anybody | Who::OwnRun => (None, None),
         };
-        let (address, version, platform, prefix) = route.map_or((None, None, None, None), parts);
-        let path = address.is_none().then(|| shortened(path));
+        // The route's own path names the registry, in the one spelling that larder has for it.
+        let canonical = route.as_ref().map(Route::path);
+        let Subject { address, version, platform, file, digest: prefix } = route.map(Subject::of).unwrap_or_default();
+        let path = address.is_none().then(|| shortened(canonical.as_deref().unwrap_or(asked.path)));
+        let is_good = cause.is_none();
         let (rules, reason) = cause.map_or((Vec::new(), None), |cause| (cause.rules, Some(safe_text(&cause.text))));
         let of_rule = |hidden: &HiddenVersions| HiddenByRule {
             rule: hidden.rule.clone(),
@@ -229,22 +255,25 @@ impl AuditLine {
             newest: hidden.newest.iter().map(|hidden| hidden.version.clone()).collect(),
         };
         Some(Self {
-            time: now,
-            client,
+            time: asked.time,
+            client: asked.client,
+            own_run,
             name,
             job,
             class: class.map(|class| class.tag().trim_start_matches('~').to_owned()),
+            method: asked.method.to_string(),
             route: kind.label(),
             view: view.map(|view| view.to_string().trim_start_matches('/').to_owned()),
             address: address.map(|address| address.to_string()),
             version,
             platform,
+            file,
             path,
             outcome: end.outcome.label(),
             status: end.status.map(|status| status.as_u16()),
             bytes: end.bytes,
             broken_off: end.broken_off,
-            digest: digest.map(|digest| digest.to_string()).or(prefix),
+            digest: digest.map(|digest| digest.to_string()).or(prefix.filter(|_| is_good)),
             url,
             refused_by,
             rules,
@@ -263,65 +292,104 @@ fn shortened(path: &str) -> String {
     safe_text(path.get(..end.filter(|_| path.len() > MAX_TEXT_BYTES).unwrap_or(path.len())).unwrap_or_default())
 }
 
-/// The subject of a route, with the digest that its path names.
-fn parts(route: Route) -> (Option<Address>, Option<Version>, Option<Platform>, Option<String>) {
-    let of_module =
-        |package: crate::address::ModulePackage| (Some(Address::Module(package.module)), Some(package.version));
-    match route {
-        Route::Versions(address) => (Some(address), None, None, None),
-        Route::MirrorIndex(provider) => (Some(Address::Provider(provider)), None, None, None),
-        Route::MirrorVersion(provider, version) => (Some(Address::Provider(provider)), Some(version), None, None),
-        Route::ProviderDownload(package) => {
-            (Some(Address::Provider(package.provider)), Some(package.version), Some(package.platform), None)
+/// What a route is about.
+#[derive(Debug, Default)]
+struct Subject {
+    address: Option<Address>,
+    version: Option<Version>,
+    platform: Option<Platform>,
+    file: Option<String>,
+    /// The digest that the path names.
+    digest: Option<String>,
+}
+
+impl Subject {
+    fn of(route: Route) -> Self {
+        let about = |address: Address| Self { address: Some(address), ..Self::default() };
+        let of_module =
+            |ModulePackage { module, version }| Self { version: Some(version), ..about(Address::Module(module)) };
+        match route {
+            Route::Versions(address) => about(address),
+            Route::MirrorIndex(provider) => about(Address::Provider(provider)),
+            Route::MirrorVersion(provider, version) => {
+                Self { version: Some(version), ..about(Address::Provider(provider)) }
+            }
+            Route::ProviderDownload(package) => Self {
+                version: Some(package.version),
+                platform: Some(package.platform),
+                ..about(Address::Provider(package.provider))
+            },
+            Route::ProviderFile(ArchiveRef { package, digest, filename }) => Self {
+                digest: Some(digest.to_string()),
+                file: Some(filename.to_string()),
+                ..Self::of(Route::ProviderDownload(package))
+            },
+            Route::ProofFile(ProofFileRef { provider, version, digest, file }) => Self {
+                version: Some(version),
+                digest: Some(digest.to_string()),
+                file: Some(file.name().to_owned()),
+                ..about(Address::Provider(provider))
+            },
+            Route::ModuleDownload(package) => of_module(package),
+            Route::ModuleArchive(ModuleArchiveRef { package, digest }) => {
+                Self { digest: digest.map(|digest| digest.to_string()), ..of_module(package) }
+            }
+            Route::ModuleLatest(module) => about(Address::Module(module)),
+            Route::Discovery(_) | Route::Page(_) | Route::Health | Route::Ready | Route::Home => Self::default(),
         }
-        Route::ProviderFile(ArchiveRef { package, digest, .. }) => {
-            let digest = Some(digest.to_string());
-            (Some(Address::Provider(package.provider)), Some(package.version), Some(package.platform), digest)
-        }
-        Route::ProofFile(ProofFileRef { provider, version, digest, .. }) => {
-            (Some(Address::Provider(provider)), Some(version), None, Some(digest.to_string()))
-        }
-        Route::ModuleDownload(package) => {
-            let (address, version) = of_module(package);
-            (address, version, None, None)
-        }
-        Route::ModuleArchive(ModuleArchiveRef { package, digest }) => {
-            let (address, version) = of_module(package);
-            (address, version, None, digest.map(|digest| digest.to_string()))
-        }
-        Route::ModuleLatest(module) => (Some(Address::Module(module)), None, None, None),
-        Route::Discovery(_) | Route::Page(_) | Route::Health | Route::Ready | Route::Home => (None, None, None, None),
     }
 }
 
-/// The address of a client, and what it was refused.
-type RefusalKey = (String, RefusalKind, Option<String>);
+/// A client, as far as it is known, and what it was refused. Where nothing was asked for by name, the reason tells them apart.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct RefusalKey {
+    address: IpAddr,
+    name: Option<String>,
+    what: String,
+}
 
-/// The refusals of the last day, by client and subject. A bounded list in memory, for people; the audit trail has all of them.
+/// The refusals of the last day, by client and subject. Bounded lists in memory, for people; the audit trail has all of them. Those
+/// by rules are apart: strangers cannot push them out.
 #[derive(Debug, Default)]
-pub(super) struct RecentRefusals(Mutex<BTreeMap<RefusalKey, RecentRefusal>>);
+pub(super) struct RecentRefusals {
+    by_rules: Mutex<BTreeMap<RefusalKey, RecentRefusal>>,
+    others: Mutex<BTreeMap<RefusalKey, RecentRefusal>>,
+}
 
 impl RecentRefusals {
-    /// Records a refusal.
-    pub(super) fn record(&self, refusal: RecentRefusal) {
-        if refusal.subject.as_ref().is_some_and(|subject| subject.len() > MAX_TEXT_BYTES) {
+    /// Records a refusal of a client at an address.
+    pub(super) fn record(&self, address: IpAddr, refusal: RecentRefusal) {
+        let what = refusal.subject.clone().unwrap_or_else(|| refusal.reason.clone());
+        if what.len() > MAX_TEXT_BYTES {
             return;
         }
-        let key = (refusal.client.clone(), refusal.kind, refusal.subject.clone());
-        let mut by_client = self.0.lock();
-        make_room(&mut by_client, &key, MAX_REFUSALS, |refusal| refusal.last);
-        let before = by_client.get(&key).map(|before| (before.first, before.times));
+        let key = RefusalKey { address: counted_address(address), name: refusal.name.clone(), what };
+        let of_kind = if refusal.kind == RefusalKind::Policy { &self.by_rules } else { &self.others };
+        let mut refusals = of_kind.lock();
+        let last = |refusal: &RecentRefusal| refusal.last;
+        if !refusals.contains_key(&key) {
+            let of_address = || refusals.iter().filter(|(other, _)| other.address == key.address);
+            if of_address().count() >= MAX_REFUSALS_OF_ADDRESS {
+                let oldest = of_address().min_by_key(|(_, refusal)| last(refusal)).map(|(key, _)| key.clone());
+                oldest.and_then(|oldest| refusals.remove(&oldest));
+            }
+        }
+        make_room(&mut refusals, &key, MAX_REFUSALS, last);
+        let before = refusals.get(&key).map(|before| (before.first, before.times));
         let (first, times) = before.map_or((refusal.first, 1), |(first, times)| (first, times.saturating_add(1)));
-        by_client.insert(key, RecentRefusal { first, times, ..refusal });
+        refusals.insert(key, RecentRefusal { first, times, ..refusal });
     }
 
-    /// The refusals of the last day, the newest first.
+    /// The refusals of the last day: those by rules, then the others, the newest first of each.
     pub(super) fn list(&self, now: Timestamp) -> Vec<RecentRefusal> {
-        let mut by_client = self.0.lock();
-        by_client.retain(|_, refusal| now.since(refusal.last) < REMEMBERED_FOR);
-        let mut listed: Vec<RecentRefusal> = by_client.values().cloned().collect();
-        listed.sort_by_key(|refusal| std::cmp::Reverse(refusal.last));
-        listed
+        let listed = [&self.by_rules, &self.others].map(|refusals| {
+            let mut refusals = refusals.lock();
+            refusals.retain(|_, refusal| now.since(refusal.last) < REMEMBERED_FOR);
+            let mut listed: Vec<RecentRefusal> = refusals.values().cloned().collect();
+            listed.sort_by_key(|refusal| std::cmp::Reverse(refusal.last));
+            listed
+        });
+        listed.concat()
     }
 }
 
@@ -347,12 +415,26 @@ mod tests {
     #[test]
     fn refusals_are_counted_by_client_and_bounded() {
         let refusals = RecentRefusals::default();
-        (0..3).for_each(|now| refusals.record(refusal(1, now)));
+        let record = |kind, subject: &str, name: Option<&str>, client: u32, now| {
+            let subject = (!subject.is_empty()).then(|| subject.to_owned());
+            let address = std::net::Ipv4Addr::from(client).into();
+            let name = name.map(str::to_owned);
+            refusals.record(address, RecentRefusal { kind, subject, name, ..refusal(client, now) });
+        };
+        (0..3).for_each(|now| record(RefusalKind::Policy, "acme/evil", Some("net"), 1, now));
+        // Another client at the same address.
+        record(RefusalKind::Policy, "acme/evil", Some("ci"), 1, 3);
         let listed = refusals.list(Timestamp(5));
-        assert_eq!((listed.len(), listed[0].times, listed[0].first.0, listed[0].last.0), (1, 3, 0, 2));
-        (0..1000).for_each(|client| refusals.record(refusal(client, 10 + u64::from(client))));
+        let lines: Vec<_> =
+            listed.iter().map(|refusal| (refusal.name.as_deref(), refusal.times, refusal.first.0)).collect();
+        assert_eq!(lines, [(Some("ci"), 1, 3), (Some("net"), 3, 0)]);
+        // One client has a share, and strangers push out none of the others.
+        (0..300).for_each(|number| record(RefusalKind::Policy, &format!("acme/x{number}"), Some("ci"), 2, 10 + number));
+        (0..1000).for_each(|client| record(RefusalKind::Token, "", None, client, 10 + u64::from(client)));
         let listed = refusals.list(Timestamp(1010));
-        assert_eq!((listed.len(), listed[0].last.0), (MAX_REFUSALS, 1009));
+        let of = |kind| listed.iter().filter(|refusal| refusal.kind == kind).count();
+        assert_eq!((of(RefusalKind::Policy), of(RefusalKind::Token)), (2 + MAX_REFUSALS_OF_ADDRESS, MAX_REFUSALS));
+        assert!(listed.iter().any(|refusal| refusal.name.as_deref() == Some("net")));
         assert!(refusals.list(Timestamp(1009 + REMEMBERED_FOR.as_secs())).is_empty());
     }
 

@@ -24,11 +24,12 @@ use crate::mirror::IssuerKeyring;
 use crate::protocol::rights::{BadArchiveUrl, RightsClass};
 use crate::verify::jwt::{BadJwt, IssuerKeys, Jwt, claimed_issuer, made_at};
 
-/// The wrong tokens of one address within a minute that are answered in full. Further ones are neither logged nor remembered.
-const WRONG_TOKENS: u32 = 60;
-/// The time after its last wrong token at which an address counts as new.
-const WRONG_TOKENS_WITHIN: Duration = Duration::from_secs(60);
-/// The most addresses whose wrong tokens are counted.
+/// The requests of one address within a minute, without a right token, that are answered in full. Further ones are neither logged
+/// nor remembered.
+const STRANGERS: u32 = 60;
+/// The time after its last such request at which an address counts as new.
+const STRANGERS_WITHIN: Duration = Duration::from_secs(60);
+/// The most addresses that are counted.
 const MAX_ADDRESSES: u64 = 4096;
 /// The most verified tokens of CI systems in memory.
 const MAX_VERIFIED: u64 = 4096;
@@ -134,15 +135,16 @@ pub enum NotAuthenticated {
     Claims(String, String),
     /// The token does not count from this address.
     #[error(
-        "the token of client {0} {COUNTS_NOT_FROM} {1}; its operator can add that network to the client's networks"
+        "the token of client {name} {COUNTS_NOT_FROM} {1}; its operator can add that network to the client's networks",
+        name = .0.name
     )]
-    WrongNetwork(Arc<str>, String),
+    WrongNetwork(Identity, String),
     /// The request came in plain text.
     #[error(
         "larder takes tokens over https only, and this one came in plain text: have its operator replace it, and write https in the \
          client's URL"
     )]
-    PlainText,
+    PlainText(Identity),
     /// The proof in the URL of an archive does not count.
     #[error(transparent)]
     ArchiveUrl(#[from] BadArchiveUrl),
@@ -197,9 +199,11 @@ impl ClientTokens {
         };
         let counts_here =
             |known: &&&KnownClient| known.networks.as_ref().is_none_or(|networks| client.is_within(networks));
+        let identity =
+            |known: &KnownClient| Identity { name: Arc::clone(&known.name), job, class: Arc::clone(&known.class) };
         match (candidates.iter().find(counts_here), candidates.first()) {
-            (Some(known), _) => Ok(Identity { name: Arc::clone(&known.name), job, class: Arc::clone(&known.class) }),
-            (None, Some(known)) => Err(NotAuthenticated::WrongNetwork(Arc::clone(&known.name), client.shown())),
+            (Some(known), _) => Ok(identity(known)),
+            (None, Some(known)) => Err(NotAuthenticated::WrongNetwork(identity(known), client.shown())),
             (None, None) => Err(NotAuthenticated::WrongToken),
         }
     }
@@ -312,28 +316,46 @@ fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"Bearer ")).then(|| token.trim_ascii())
 }
 
-/// Counts wrong tokens by address.
+/// Counts the requests by address that are those of no client.
 #[derive(Debug, Clone)]
-pub struct WrongTokens(Cache<IpAddr, Arc<AtomicU32>>);
+pub struct Strangers {
+    counts: Cache<IpAddr, Arc<AtomicU32>>,
+    /// What is logged about an address beyond the limit.
+    beyond: &'static str,
+}
 
-impl Default for WrongTokens {
-    fn default() -> Self {
-        Self(Cache::builder().max_capacity(MAX_ADDRESSES).time_to_live(WRONG_TOKENS_WITHIN).build())
+/// An address for counts: one of IPv6 has a whole network to choose from.
+pub(super) fn counted_address(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(_) => IpNet::new(address, IPV6_PREFIX).map_or(address, |network| network.network()),
     }
 }
 
-impl WrongTokens {
-    /// Counts a wrong token of an address. Returns true if it is beyond the limit of a minute.
+impl Strangers {
+    fn new(beyond: &'static str) -> Self {
+        Self { counts: Cache::builder().max_capacity(MAX_ADDRESSES).time_to_live(STRANGERS_WITHIN).build(), beyond }
+    }
+
+    /// Those with wrong tokens.
+    pub fn with_wrong_tokens() -> Self {
+        Self::new(
+            "sent 60 wrong tokens within a minute; for the rest of it further ones are answered 401 and not logged",
+        )
+    }
+
+    /// All those that are refused before they are known.
+    pub fn refused() -> Self {
+        Self::new("was refused 60 times within a minute; for the rest of it the audit trail has no further lines")
+    }
+
+    /// Counts a request of an address. Returns true if it is beyond the limit of a minute.
     pub fn exceeds(&self, address: IpAddr) -> bool {
-        let counted = match address {
-            IpAddr::V4(_) => address,
-            IpAddr::V6(_) => IpNet::new(address, IPV6_PREFIX).map_or(address, |network| network.network()),
-        };
-        let count = self.0.get_with(counted, Arc::default).fetch_add(1, Ordering::Relaxed);
-        if count == WRONG_TOKENS {
-            tracing::warn!(client = %address, "sent {WRONG_TOKENS} wrong tokens within a minute; for the rest of it further ones are answered 401 and not logged");
+        let count = self.counts.get_with(counted_address(address), Arc::default).fetch_add(1, Ordering::Relaxed);
+        if count == STRANGERS {
+            tracing::warn!(client = %address, "{}", self.beyond);
         }
-        count >= WRONG_TOKENS
+        count >= STRANGERS
     }
 }
 
@@ -389,13 +411,13 @@ mod tests {
         }
         let of_network = tokens(Some("10.0.0.0/8"));
         assert_eq!(class_of(&of_network, &["Bearer first"], "::ffff:10.1.1.1"), Ok(()));
-        let foreign = NotAuthenticated::WrongNetwork("one".into(), "192.0.2.1".to_owned());
-        assert_eq!(class_of(&of_network, &["Bearer first"], "192.0.2.1"), Err(foreign.to_string()));
+        let foreign = class_of(&of_network, &["Bearer first"], "192.0.2.1").unwrap_err();
+        assert!(foreign.starts_with("the token of client one does not count from 192.0.2.1"), "{foreign}");
     }
 
     #[test]
     fn wrong_tokens_of_one_address_are_counted_together() {
-        let wrong = WrongTokens::default();
+        let wrong = Strangers::with_wrong_tokens();
         let address = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]);
         assert!((0..60).all(|last| !wrong.exceeds(address(last))));
         assert!(wrong.exceeds(address(99)) && !wrong.exceeds([192, 0, 2, 1].into()));

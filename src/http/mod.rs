@@ -35,7 +35,8 @@ pub use self::body::Body;
 pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;
 
-use self::audit::{AuditLine, Decision, Who};
+pub use self::audit::AuditLine;
+use self::audit::{Decision, Who};
 use self::client_tokens::{ClientTokens, NotAuthenticated};
 use self::clients::{Clients, RequestClient, origin, origin_of_browser};
 use self::listener::Peer;
@@ -106,6 +107,7 @@ impl MainListener {
             route: RouteKind::NoRoute,
             run: None,
             is_quiet: false,
+            is_beyond_limit: false,
             answer: None,
             sent: (0, false),
             now: self.clock.now(),
@@ -164,7 +166,7 @@ impl MainListener {
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client, run)
         {
-            log.decision.note_refusal(RefusalKind::Network, &refusal.to_string());
+            log.note_stranger(RefusalKind::Network, &refusal.to_string());
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
         match self.rights(&route, &parsed_request, request.headers(), client, peer).await {
@@ -178,6 +180,7 @@ impl MainListener {
         log.run = run.filter(|_| !is_open).map(|run| self.runs.begin(run));
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let reason = "only GET and HEAD are answered here".to_owned();
+            log.decision.note_cause(&reason);
             let (mut response, end) = self.refuse(Refusal::Method, StatusCode::METHOD_NOT_ALLOWED, reason);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             return (response, end);
@@ -186,6 +189,7 @@ impl MainListener {
             Ok(route) => route,
             Err(no_route) => {
                 let failure = RequestFailure::from(no_route);
+                log.decision.note_failure(&failure);
                 tracing::debug!(request = request_number, error = %response::log_text(&failure), "no route");
                 let end = if is_probe(parsed_request.path) {
                     RequestOutcome::NoOutcome
@@ -277,7 +281,7 @@ impl MainListener {
         let is_trusted_run =
             request.run.is_some_and(|run| self.clients.runs.is_some() || (is_local && self.runs.is_trusted(run)));
         if is_open || is_trusted_run {
-            return Ok(Who::Anybody);
+            return Ok(if is_trusted_run { Who::OwnRun } else { Who::Anybody });
         }
         let of_url = route.as_ref().ok().and_then(|route| self.protocols.rights_of_url(route, request));
         let bad_url = match of_url {
@@ -286,8 +290,10 @@ impl MainListener {
             None => None,
         };
         match self.tokens.identity_of(headers, client, request.now).await {
-            Ok(_) if peer.tls.is_none() && !is_local && !self.clients.came_over_tls(peer.address.ip(), headers) => {
-                Err(NotAuthenticated::PlainText)
+            Ok(identity)
+                if peer.tls.is_none() && !is_local && !self.clients.came_over_tls(peer.address.ip(), headers) =>
+            {
+                Err(NotAuthenticated::PlainText(identity))
             }
             Ok(identity) => Ok(Who::Client(identity)),
             // The URL is what such a client has.
@@ -304,19 +310,20 @@ impl MainListener {
         client: &RequestClient,
         log: &mut RequestLog,
     ) -> (Response<Body>, RequestOutcome) {
-        if let NotAuthenticated::WrongNetwork(name, _) = refusal {
-            log.decision.who = Who::Named(Arc::clone(name));
-        }
-        let kind = match refusal {
-            NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText => RefusalKind::Network,
-            _ => RefusalKind::Token,
-        };
-        log.decision.note_refusal(kind, &refusal.to_string());
-        if let NotAuthenticated::WrongNetwork(..) | NotAuthenticated::PlainText = refusal {
-            return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
-        }
         if let NotAuthenticated::NoKeys(_, cause) = refusal {
-            return self.refuse(Refusal::Token, cause.status(), refusal.to_string());
+            // larder's own failure, which the log tells where it is noted.
+            log.decision.note_cause(&refusal.to_string());
+            return (response::errors(cause.status(), vec![refusal.to_string()]), RequestOutcome::Error);
+        }
+        let of_network = match refusal {
+            NotAuthenticated::WrongNetwork(identity, _) | NotAuthenticated::PlainText(identity) => Some(identity),
+            _ => None,
+        };
+        let kind = if of_network.is_some() { RefusalKind::Network } else { RefusalKind::Token };
+        log.note_stranger(kind, &refusal.to_string());
+        if let Some(identity) = of_network {
+            log.decision.who = Who::Client(identity.clone());
+            return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
         if matches!(refusal, NotAuthenticated::WrongToken | NotAuthenticated::Jwt(..) | NotAuthenticated::Claims(..)) {
             log.is_quiet = self.requests.wrong_tokens().exceeds(client.address);

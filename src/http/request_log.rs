@@ -6,11 +6,12 @@ use std::sync::Arc;
 use http::{Method, StatusCode, Uri};
 use tokio::time::Instant;
 
-use super::audit::{AuditLine, Decision, End};
+use super::audit::{Asked, AuditLine, Decision, End};
 use super::requests::{RequestMetrics, RequestOutcome};
 use super::runs::RunRequest;
 use crate::audit::AuditTrail;
 use crate::clock::Timestamp;
+use crate::protocol::admin::RefusalKind;
 use crate::protocol::rights::without_url_token;
 use crate::protocol::route::RouteKind;
 use crate::protocol::run::RunId;
@@ -29,6 +30,8 @@ pub(super) struct RequestLog {
     pub(super) run: Option<RunRequest>,
     /// True for one of too many wrong tokens: it is counted, and not logged.
     pub(super) is_quiet: bool,
+    /// True for one of too many refusals of strangers.
+    pub(super) is_beyond_limit: bool,
     /// The status of the answer, and the outcome of the request.
     pub(super) answer: Option<(StatusCode, RequestOutcome)>,
     /// The body bytes sent, and true if larder truncated the body itself.
@@ -38,6 +41,15 @@ pub(super) struct RequestLog {
     /// The decision, and where it is written.
     pub(super) decision: Decision,
     pub(super) audit: Option<Arc<AuditTrail<AuditLine>>>,
+}
+
+impl RequestLog {
+    /// Notes a refusal before the client is known. Beyond a limit for its address it is neither shown nor in the audit trail, or
+    /// strangers could fill both.
+    pub(super) fn note_stranger(&mut self, kind: RefusalKind, reason: &str) {
+        self.is_beyond_limit = self.requests.refused_strangers().exceeds(self.client);
+        self.decision.note_refusal(kind, reason);
+    }
 }
 
 impl Drop for RequestLog {
@@ -66,13 +78,17 @@ impl Drop for RequestLog {
             return;
         }
         let status = self.answer.map(|(status, _)| status);
-        if let Some(refusal) = status.and_then(|status| self.decision.refusal(status, *client, self.now)) {
-            self.requests.refusals().record(refusal);
+        let is_decision = !self.is_beyond_limit;
+        if let Some(refusal) =
+            status.filter(|_| is_decision).and_then(|status| self.decision.refusal(status, *client, self.now))
+        {
+            self.requests.refusals().record(*client, refusal);
         }
-        if let Some(audit) = &self.audit {
+        if let Some(audit) = self.audit.as_ref().filter(|_| is_decision) {
             let path = without_url_token(RunId::without_id(uri.path()));
+            let asked = Asked { client: *client, method, path: &path, time: self.now };
             let ended = End { status, outcome: end, bytes: *bytes, broken_off: *is_truncated };
-            let line = AuditLine::of(std::mem::take(&mut self.decision), *client, &path, ended, self.now);
+            let line = AuditLine::of(std::mem::take(&mut self.decision), asked, ended);
             line.into_iter().for_each(|line| audit.add(line));
         }
         tracing::info!(

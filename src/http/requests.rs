@@ -13,7 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::audit::RecentRefusals;
-use super::client_tokens::WrongTokens;
+use super::client_tokens::Strangers;
 use super::failures::RecentFailures;
 use crate::audit::AuditCounters;
 use crate::error::Error;
@@ -184,7 +184,8 @@ struct RequestCounters {
     ages: [Histogram; RouteKind::DOCUMENTS],
     failures: RecentFailures,
     refusals: RecentRefusals,
-    wrong_tokens: WrongTokens,
+    wrong_tokens: Strangers,
+    refused_strangers: Strangers,
     audit: AuditCounters,
 }
 
@@ -230,7 +231,8 @@ impl RequestMetrics {
             ages: array::from_fn(|index| ages.get_or_create_owned(&[("route", RouteKind::ALL[index].label())])),
             failures: RecentFailures::default(),
             refusals: RecentRefusals::default(),
-            wrong_tokens: WrongTokens::default(),
+            wrong_tokens: Strangers::with_wrong_tokens(),
+            refused_strangers: Strangers::refused(),
             audit,
         }))
     }
@@ -251,8 +253,13 @@ impl RequestMetrics {
     }
 
     /// The wrong tokens of the last minute.
-    pub(super) fn wrong_tokens(&self) -> &WrongTokens {
+    pub(super) fn wrong_tokens(&self) -> &Strangers {
         &self.0.wrong_tokens
+    }
+
+    /// The requests of the last minute that were refused before their client was known.
+    pub(super) fn refused_strangers(&self) -> &Strangers {
+        &self.0.refused_strangers
     }
 
     /// Returns the number of the next request, for the log.

@@ -283,7 +283,7 @@ pub struct SinceStart {
     /// first of each; at most 200.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<RecentFailure>,
-    /// The refusals of the last day, the newest first; at most 200.
+    /// The refusals of the last day: those by rules, then the others, the newest first of each; at most 200.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<RecentRefusal>,
     /// The lines that the audit trail did not take in time.
@@ -302,7 +302,7 @@ pub struct RecentRefusal {
     pub subject: Option<String>,
     /// The reason.
     pub reason: String,
-    /// The rules, by their `match`; `client` for the limits of the client.
+    /// The rules, by their `match`; `client` for the limits of the client: its `allow`, or the view that it chose.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
     /// The status of the last answer.
@@ -341,6 +341,8 @@ pub enum RefusalKind {
     Network,
     /// The token of the client, or the proof in its URL.
     Token,
+    /// The registry that it asked for, which is not an upstream.
+    Host,
 }
 
 /// Failed requests of clients for one URL.

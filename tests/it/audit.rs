@@ -121,10 +121,14 @@ async fn every_decision_has_a_line() {
         larder.get(path).await.expect(200);
     }
     with(&larder, CI, "/nothing").await.expect(404);
+    with(&larder, CI, "/registry/Other.Example/v1/providers/a/b/versions").await.expect(421);
+    let headers = [("authorization", &*format!("Bearer {CI}")), ("range", "bytes=0-9")];
+    larder.get_with(&archive, &headers).await.expect(206);
+    larder.head(&archive).await.expect(200);
     larder.stop().await;
     let lines = site.lines();
-    let null = format!("{HOST}/acme/null");
-    let digest = Digest::of(&zip.body).to_string();
+    let (null, ci_class) = (format!("{HOST}/acme/null"), lines[0]["class"].clone());
+    let (digest, file) = (Digest::of(&zip.body).to_string(), archive.rsplit('/').next().unwrap().to_owned());
     let hidden = serde_json::json!([{ "rule": "acme/null", "versions": 1, "newest": ["2.0.0"] }]);
     let expected = [
         serde_json::json!({ "client": "127.0.0.1", "name": "ci", "route": "versions", "address": "NULL", "outcome": "miss",
@@ -138,17 +142,21 @@ async fn every_decision_has_a_line() {
             "reason": "the policy for acme/null does not allow it: 2.0.0 loses state", "outcome": "refused", "status": 421 }),
         serde_json::json!({ "name": "ci", "address": format!("{HOST}/acme/evil"), "refused_by": "policy", "rules": ["acme/evil"] }),
         serde_json::json!({ "name": "net", "refused_by": "policy", "rules": ["client"] }),
-        serde_json::json!({ "name": "far", "refused_by": "network", "status": 421, "address": "NULL" }),
+        serde_json::json!({ "name": "far", "refused_by": "network", "status": 421, "address": "NULL", "class": ci_class }),
         serde_json::json!({ "name": Value::Null, "refused_by": "token", "status": 401, "address": "NULL" }),
         serde_json::json!({ "refused_by": "token", "status": 401, "path": "/nothing/at/all", "address": Value::Null }),
         serde_json::json!({ "name": "jobs", "job": "job-1", "status": 200, "hidden": hidden }),
         serde_json::json!({ "name": "net", "route": "module-download", "address": format!("{HOST}/acme/net/test"), "version": "1.0.0" }),
         serde_json::json!({ "route": "module-archive", "address": format!("{HOST}/acme/net/test"), "version": "1.0.0", "status": 200 }),
-        serde_json::json!({ "route": "archive", "refused_by": "token", "status": 401, "address": "NULL" }),
+        serde_json::json!({ "route": "archive", "refused_by": "token", "status": 401, "address": "NULL", "digest": Value::Null }),
         serde_json::json!({ "name": "ci", "view": "age/1d", "route": "versions" }),
         serde_json::json!({ "route": "mirror-index", "refused_by": "policy", "rules": ["acme/evil"], "status": 503 }),
         serde_json::json!({ "outcome": "absent", "status": 404, "refused_by": Value::Null }),
         serde_json::json!({ "route": "discovery", "path": format!("/registry/{HOST}/.well-known/terraform.json") }),
+        serde_json::json!({ "name": "ci", "refused_by": "host", "status": 421,
+            "reason": "other.example is not an upstream of this mirror" }),
+        serde_json::json!({ "method": "GET", "status": 206, "bytes": 10, "digest": digest }),
+        serde_json::json!({ "method": "HEAD", "status": 200, "bytes": 0, "digest": digest, "file": file }),
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");
     for (line, mut expected) in lines.iter().zip(expected) {
@@ -173,7 +181,7 @@ async fn every_decision_has_a_line() {
     let members: BTreeSet<&str> = lines
         .iter()
         .flat_map(|line| line.as_object().unwrap().keys().map(String::as_str))
-        .chain(["broken_off"])
+        .chain(["broken_off", "own_run"])
         .collect();
     assert_eq!(members, documented);
     for block in page.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
@@ -196,7 +204,7 @@ async fn a_reload_opens_the_file_anew() {
     larder.reload(site.larder("audit.jsonl")).await.unwrap();
     with(&larder, CI, &providers("evil/versions")).await.expect(421);
     let refused = larder.reload(site.larder("absent/audit.jsonl")).await.unwrap_err().to_string();
-    assert!(refused.contains("[audit] path: ") && refused.contains("absent/audit.jsonl cannot be opened"), "{refused}");
+    assert!(refused.contains("[audit] path: there is no folder"), "{refused}");
     with(&larder, CI, &providers("evil/versions")).await.expect(421);
     larder.stop().await;
     let of_first = std::fs::read_to_string(&rotated).unwrap();
@@ -222,6 +230,23 @@ async fn a_full_disk_delays_no_answer_and_is_reported() {
     assert_eq!(status["since_start"]["lost_audit_lines"], 3);
 }
 
+/// Strangers cannot fill the trail, or the list of refusals: beyond sixty a minute they are counted only. A client's own decisions have
+/// their lines all the same.
+#[tokio::test]
+async fn strangers_do_not_fill_the_trail() {
+    let site = Site::new().await;
+    let larder = site.larder("audit.jsonl").start().await;
+    for number in 0..70 {
+        larder.get(&format!("/registry/{HOST}/v1/providers/acme/x{number}/versions")).await.expect(401);
+    }
+    with(&larder, TEAM, &providers("null/versions")).await.expect(421);
+    let refusals = status(&larder).await["since_start"]["refusals"].clone();
+    assert_eq!((refusals[0]["name"].as_str(), refusals[1]["times"].as_u64()), (Some("net"), Some(60)), "{refusals:#}");
+    larder.stop().await;
+    let lines = site.lines();
+    assert_eq!((lines.len(), lines[60]["name"].as_str()), (61, Some("net")));
+}
+
 /// Who was refused what: `status` shows it, with the client, its name and the count, also without an audit trail.
 #[tokio::test]
 async fn the_status_shows_the_last_refusals() {
@@ -237,9 +262,9 @@ async fn the_status_shows_the_last_refusals() {
     larder.get(&providers("evil/versions")).await.expect(401);
     let refusals = status(&larder).await["since_start"]["refusals"].clone();
     let expected = [
-        serde_json::json!({ "kind": "token", "client": "127.0.0.1", "times": 2, "status": 401 }),
         serde_json::json!({ "kind": "policy", "name": "ci", "subject": format!("{HOST}/acme/evil"), "rules": ["acme/evil"], "times": 1 }),
         serde_json::json!({ "kind": "policy", "name": "net", "subject": format!("{HOST}/acme/null"), "rules": ["client"], "times": 3 }),
+        serde_json::json!({ "kind": "token", "client": "127.0.0.1", "times": 2, "status": 401 }),
     ];
     assert_eq!(refusals.as_array().unwrap().len(), expected.len(), "{refusals:#}");
     for (refusal, expected) in refusals.as_array().unwrap().iter().zip(&expected) {

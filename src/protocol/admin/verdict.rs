@@ -66,6 +66,15 @@ impl Verdict {
             level = level.max(of_line);
             lines.push(VerdictLine { text, part });
         };
+        let lost = since_start.as_ref().map_or(0, |since| since.lost_audit_lines);
+        if lost > 0 {
+            let text = format!(
+                "{} of the audit trail {} lost since the start; the log has the cause.",
+                plural(lost, "line"),
+                if lost == 1 { "is" } else { "are" }
+            );
+            add(Level::Warn, text, Part::None);
+        }
         if let Some(text) = store_line(mirror.store_state) {
             add(Level::Bad, text.to_owned(), Part::Store);
         }
@@ -92,15 +101,6 @@ impl Verdict {
                 plural(lasting.len() as u64, "URL")
             );
             add(Level::Warn, text, Part::Failures);
-        }
-        let lost = since_start.as_ref().map_or(0, |since| since.lost_audit_lines);
-        if lost > 0 {
-            let text = format!(
-                "{} of the audit trail {} lost since the start: its disk is full or slow, and the log has the cause.",
-                plural(lost, "line"),
-                if lost == 1 { "is" } else { "are" }
-            );
-            add(Level::Bad, text, Part::None);
         }
         let left_alone = |upstream: &&UpstreamState| !upstream.left_alone.is_empty();
         let down = since_start.iter().flat_map(|since| &since.upstreams).filter(left_alone).count() as u64;
@@ -157,7 +157,6 @@ fn title(mirror: &Status, level: Level, refused: u64) -> String {
         (Level::Bad, 2..) if mirror.store_state == StoreState::Ready => {
             format!("{refused} versions wait for your decision")
         }
-        (Level::Bad, _) if mirror.store_state == StoreState::Ready => "Records of decisions are lost".to_owned(),
         (Level::Bad, _) => "The store needs you".to_owned(),
         (Level::Warn, _) => "It works, and something needs a look".to_owned(),
         (Level::Good, _) if is_unused(mirror) => "Ready".to_owned(),
