@@ -139,6 +139,12 @@ pub(crate) fn long_list() -> anyhow::Result<ServedFile> {
     versions(entries)
 }
 
+/// A version list of this many versions without archives, each for three platforms.
+pub(crate) fn list_of(count: usize) -> anyhow::Result<ServedFile> {
+    let number = |number: usize| format!("{}.{}.{}", number / 100, number / 10 % 10, number % 10);
+    versions((1..=count).map(|version| entry(&number(version), &["5.0"], &PLATFORMS[..3])).collect())
+}
+
 fn versions(entries: Vec<Value>) -> anyhow::Result<ServedFile> {
     ServedFile::json(json!({"versions": entries, "warnings": null}).to_string())
 }

@@ -77,11 +77,16 @@ impl Home {
         Ok(self)
     }
 
+    /// Adds sections.
+    pub(crate) fn added(self, sections: &str) -> anyhow::Result<Self> {
+        let config = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
+        self.file("mirror.toml", &format!("{config}{sections}"))?;
+        Ok(self)
+    }
+
     /// Adds a `[network]` section with these lines.
     pub(crate) fn network(self, lines: &str) -> anyhow::Result<Self> {
-        let config = fs::read_to_string(self.folder.path().join("mirror.toml"))?;
-        self.file("mirror.toml", &format!("{config}[network]\n{lines}\n"))?;
-        Ok(self)
+        self.added(&format!("[network]\n{lines}\n"))
     }
 
     /// Replaces the options of `[store]` except the path.

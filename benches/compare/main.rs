@@ -5,6 +5,7 @@
 //! `cargo bench --bench compare -- --rows archive --rounds 3`
 #![expect(clippy::disallowed_methods, reason = "the limits on calls are for the modules of larder itself")]
 
+mod access;
 mod cached;
 mod catalog;
 mod clients;
@@ -158,8 +159,9 @@ impl Bench {
 type Measure = fn(&Bench) -> anyhow::Result<Vec<ResultTable>>;
 
 /// All parts with their names.
-const PARTS: [(&str, Measure); 8] = [
+const PARTS: [(&str, Measure); 9] = [
     ("cached content", cached::tables),
+    ("tokens and rules", |bench| Ok(access::table(bench)?.into_iter().collect())),
     ("cold archives", |bench| Ok(cold::table(bench)?.into_iter().collect())),
     ("memory", |bench| Ok(memory::table(bench)?.into_iter().collect())),
     ("an outage", |bench| Ok(outage::table(bench)?.into_iter().collect())),

@@ -86,7 +86,7 @@ fn addresses_and_processes(larders: &[Larder]) -> (Addresses, Processes) {
 }
 
 /// Publishes these resources at the registry.
-fn publish(bench: &Bench, resources: &HashSet<Resource>) -> anyhow::Result<()> {
+pub(crate) fn publish(bench: &Bench, resources: &HashSet<Resource>) -> anyhow::Result<()> {
     let archives = ARCHIVES.into_iter().filter(|(name, ..)| resources.contains(&Resource::Archive(name)));
     for (name, _, bytes) in archives {
         bench.publish(&Release::new(name, bytes))?;
@@ -94,6 +94,14 @@ fn publish(bench: &Bench, resources: &HashSet<Resource>) -> anyhow::Result<()> {
     bench.publish(&Release::new(DOCUMENT_PROVIDER, 4_000))?;
     bench.upstream.publish(catalog::list_path(DOCUMENT_PROVIDER), catalog::long_list()?);
     Ok(())
+}
+
+/// The path of a document at the registry; that of the long list for what is no document there.
+pub(crate) fn document_path_of(resource: Resource) -> String {
+    match resource {
+        Resource::DownloadDocument => catalog::document_path(DOCUMENT_PROVIDER, "1.0.0", PLATFORM),
+        Resource::VersionList | Resource::MirrorVersion | Resource::Archive(_) => catalog::list_path(DOCUMENT_PROVIDER),
+    }
 }
 
 /// The paths of the resources at larder. Each is requested, so that it is stored.

@@ -23,7 +23,7 @@ pub(super) fn send_requests(shared: &Shared) -> anyhow::Result<()> {
     // The barrier is released even after a failed connection: the other clients wait for it.
     shared.ready.wait();
     let mut connection = connection?;
-    let request_text = request_text(load.address, &load.path, load.gzip);
+    let request_text = request_text(load.address, &load.path, load.gzip, load.token.as_deref());
     while !shared.is_over() {
         let is_complete = connection.request(&request_text, |bytes| {
             shared.add_bytes(bytes);
@@ -38,9 +38,10 @@ pub(super) fn send_requests(shared: &Shared) -> anyhow::Result<()> {
 }
 
 /// The text of a request for a path.
-pub(super) fn request_text(address: SocketAddr, path: &str, gzip: bool) -> String {
+pub(super) fn request_text(address: SocketAddr, path: &str, gzip: bool, token: Option<&str>) -> String {
     let coding = if gzip { "Accept-Encoding: gzip\r\n" } else { "" };
-    format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n{coding}\r\n")
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n{coding}{token}\r\n")
 }
 
 trait Stream: Read + Write {}

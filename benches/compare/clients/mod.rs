@@ -25,6 +25,7 @@ pub(crate) struct RequestLoad {
     protocol: ClientProtocol,
     path: String,
     gzip: bool,
+    token: Option<String>,
     tls: Option<Arc<ClientConfig>>,
 }
 
@@ -39,12 +40,17 @@ impl RequestLoad {
             ClientProtocol::Http1Tls => Some(certificate.client_config(b"http/1.1")?),
             ClientProtocol::Http1 => None,
         };
-        Ok(Self { address: server.address(protocol), protocol, path: path.to_owned(), gzip: false, tls })
+        Ok(Self { address: server.address(protocol), protocol, path: path.to_owned(), gzip: false, token: None, tls })
     }
 
     /// Sets whether the clients accept gzip.
     pub(crate) fn gzip(self, gzip: bool) -> Self {
         Self { gzip, ..self }
+    }
+
+    /// Sets the token that the clients send.
+    pub(crate) fn token(self, token: &str) -> Self {
+        Self { token: Some(token.to_owned()), ..self }
     }
 }
 

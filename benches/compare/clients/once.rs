@@ -25,7 +25,7 @@ pub(crate) fn time_one(address: SocketAddr, path: &str) -> anyhow::Result<Answer
     let mut connection = Connection::new(address, None)?;
     let mut first_byte = None;
     let mut bytes = 0;
-    connection.request(&http1::request_text(address, path, false), |received| {
+    connection.request(&http1::request_text(address, path, false, None), |received| {
         if received > 0 {
             first_byte.get_or_insert(began.elapsed());
         }
