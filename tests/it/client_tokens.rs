@@ -354,8 +354,14 @@ async fn the_real_client_installs_with_its_token_by_every_way_in() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(10_000));
     let ca = TestCa::new();
-    let plain = Larder::mirroring(&upstream).config_lines(&two_clients()).start().await;
-    let larder = Larder::mirroring(&upstream).config_lines(&two_clients());
+    let clients = format!(
+        "[[client]]\nname = \"ci\"\ntoken = [{}, {}]\n[[client]]\nname = \"far\"\ntoken = {}\nnetworks = [\"192.0.2.0/24\"]\n",
+        digest(CI),
+        digest("the-next-token-of-the-pipelines"),
+        digest("the-token-of-somebody-far-away")
+    );
+    let plain = Larder::mirroring(&upstream).config_lines(&clients).start().await;
+    let larder = Larder::mirroring(&upstream).config_lines(&clients);
     let larder = larder.server(&format!("default_upstream = \"{HOST}\"")).tls(&ca, &["localhost"]).start().await;
     let own = format!("localhost:{}", larder.address().port());
     let mirror = network_mirror(&format!("https://{own}/mirror/"));
@@ -372,7 +378,12 @@ async fn the_real_client_installs_with_its_token_by_every_way_in() {
         let (output, workspace) = install(Some(CI)).await;
         output.expect_success();
         // The network mirror protocol gives the client no hashes of other platforms.
-        assert_eq!(workspace.lock_file().contains("zh:"), config != mirror, "{source}: {}", workspace.lock_file());
+        let hash = if config == mirror { "h1:" } else { "zh:" };
+        assert!(workspace.lock_file().contains(hash), "{source}: {}", workspace.lock_file());
+        // While tokens rotate, both count.
+        install(Some("the-next-token-of-the-pipelines")).await.0.expect_success();
+        let foreign = install(Some("the-token-of-somebody-far-away")).await.0.expect_failure().one_line();
+        assert!(foreign.contains("the token of client far does not count from"), "{source}: {foreign}");
         for token in [None, Some("wrong-wrong-wrong-wrong")] {
             let text = install(token).await.0.expect_failure().one_line();
             let expected = ["requires authentication credentials", "rejected the given authentication credentials"];
@@ -394,7 +405,7 @@ async fn the_real_client_fetches_a_module_with_its_token() {
         [(Some(CI), "bad", true), (Some(TEAM), "net", true), (Some(TEAM), "bad", false), (None, "net", false)]
     {
         let mut workspace = workspace_with(&client, larder.client_config(), HOST, token);
-        workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"acme/{name}/test\"\n}}\n"));
+        workspace.file("main.tf", &format!("module \"m\" {{\n  source = \"{HOST}/acme/{name}/test\"\n}}\n"));
         let output = workspace.init().await;
         if works {
             output.expect_success();
@@ -447,12 +458,12 @@ async fn a_run_of_the_own_user_needs_no_token() {
     setup.write("home/config/larder/mirror.toml", &config);
     let served = format!("{config}[store]\npath = {:?}\n", setup.store());
     let serving = Process::serve(&served, &setup.path("home")).unwrap_or_else(|error| panic!("{error:?}"));
-    setup.require(&["acme/null"]);
+    setup.require(&[&format!("{HOST}/acme/null")]);
     setup.init(&[]).await;
     assert!(setup.read("work/.terraform.lock.hcl").contains("zh:"));
     drop(serving);
     // One that starts its own larder needs none either.
-    setup.require(&["acme/null"]);
+    setup.require(&[&format!("{HOST}/acme/null")]);
     setup.init(&[]).await;
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use larder::address::Hostname;
+use larder::digest::Digest;
 use larder::protocol::route::{Route, RouteContext};
 use serde_json::{Value, json};
 
@@ -245,6 +246,71 @@ async fn check_rows(larder: &Larder, rows: &[(String, Decision)], before: &BTree
             }
             Refused(status, cause) => assert_refused(path, &answer, *status, cause),
         }
+    }
+}
+
+/// Every route, asked without a token, with a wrong one, with one from a foreign network, and by clients that may use everything or
+/// only some addresses; for what is stored, and offline. Probes and the page for browsers are open to all.
+#[tokio::test]
+async fn every_route_obeys_the_tokens_and_rights_of_clients() {
+    const ALL: &str = "the-token-of-the-pipelines";
+    const TEAM: &str = "the-token-of-the-net-team";
+    const FAR: &str = "the-token-of-somebody-far-away";
+    const NOT_THEIRS: &str = "it is not among the addresses that this client may use";
+    let registry = Registry::start().await;
+    let open = registry.open().start().await;
+    let paths: Vec<String> = table(&open).await.into_iter().map(|(path, _)| path).collect();
+    for path in &paths {
+        open.get(path).await;
+    }
+    open.stop().await;
+    let client = |name: &str, token: &str, more: &str| {
+        let digest = Digest::of(token.as_bytes());
+        format!("[[client]]\nname = \"{name}\"\ntoken = {{ sha256 = \"{digest}\" }}\n{more}\n")
+    };
+    let clients = [
+        client("all", ALL, ""),
+        client("team", TEAM, "allow = [\"acme/null\", \"acme/net/*\", \"acme/other/*\"]"),
+        client("far", FAR, "networks = [\"192.0.2.0/24\"]"),
+    ]
+    .concat();
+    let refusal = |path: &str| match path.split('/').nth(1) {
+        Some("mirror") => 503,
+        Some("archive") => 403,
+        _ => 421,
+    };
+    for offline in ["", "offline = true"] {
+        let larder = registry.open().config_lines(&clients).network(offline).start().await;
+        for path in &paths {
+            let ask = async |token: Option<&str>| {
+                let header = token.map(|token| format!("Bearer {token}"));
+                let mut headers = vec![("accept", "text/html")];
+                headers.extend(header.as_deref().map(|header| ("authorization", header)));
+                larder.get_with(path, &headers).await
+            };
+            let good = ask(Some(ALL)).await;
+            assert!(matches!(good.status, 200 | 204 | 302), "{path}: {} {}", good.status, good.text());
+            if matches!(path.as_str(), "/healthz" | "/readyz" | "/") {
+                for token in [None, Some("wrong-wrong-wrong-wrong"), Some(FAR)] {
+                    assert_eq!(ask(token).await.status, 200, "{path}");
+                }
+                continue;
+            }
+            for token in [None, Some("wrong-wrong-wrong-wrong")] {
+                assert_eq!(ask(token).await.status, 401, "{path}");
+            }
+            let far = ask(Some(FAR)).await;
+            assert_eq!(far.status, refusal(path), "{path}: {}", far.text());
+            let of_team = ask(Some(TEAM)).await;
+            if path.contains("acme/evil") || path.contains("acme/bad") {
+                assert_refused(path, &of_team, refusal(path), NOT_THEIRS);
+            } else {
+                assert_eq!(of_team.status, good.status, "{path}: {}", of_team.text());
+                let text = of_team.text();
+                assert!(!text.contains("acme/evil") && !text.contains("acme/bad"), "{path}: {text}");
+            }
+        }
+        larder.stop().await;
     }
 }
 

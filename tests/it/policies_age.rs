@@ -342,7 +342,7 @@ async fn the_client_gets_the_newest_version_that_is_old_enough() {
     larder.clock.advance(DAY);
     publish(&upstream, &["1.2.0"]);
     let mut workspace = client.workspace();
-    workspace.require("acme/null", ">= 1.0.0");
+    workspace.require(&format!("{HOST}/acme/null"), ">= 1.0.0");
     workspace.cli_config(&host_override(HOST, &larder.providers_url(HOST), "http://127.0.0.1:9/v1/modules/"));
     let output = workspace.init().await.expect_success().one_line();
     assert!(workspace.lock_file().contains("\"1.1.0\""), "{}", workspace.lock_file());

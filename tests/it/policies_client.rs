@@ -54,7 +54,7 @@ impl Site {
     async fn start(client: &Terraform, larder: Builder, way: WayIn) -> Self {
         let ca = TestCa::new();
         let larder = larder.server(&format!("default_upstream = \"{HOST}\""));
-        let larder = if way == WayIn::Override { larder } else { larder.tls(&ca, &["localhost"]) };
+        let larder = if way == WayIn::Override { larder } else { larder.tls(&ca, &["localhost", "127.0.0.1"]) };
         Self { larder: larder.start().await, client: client.clone(), ca, way }
     }
 
@@ -146,19 +146,23 @@ async fn modules_obey_the_policies() {
     let fixture = ModuleFixture::with_one_module().await;
     let url = fixture.file("two.tar.gz", &tar_gz(&[("main.tf", b"# two\n")]));
     fixture.registry.publish_module(Module::new("acme", "one", "test").version("2.0.0").at(&url));
-    // A source address of a module takes no host name without a dot, and a network mirror has no modules.
-    let site = Site::start(&client, fixture.larder().config_lines(POLICIES), WayIn::Override).await;
-    let call = |version: &str| {
-        format!("module \"one\" {{\n  source  = \"{}/test\"\n  version = \"{version}\"\n}}\n", site.source("one"))
-    };
-    let mut workspace = site.workspace();
-    workspace.file("main.tf", &call(">= 1.0.0"));
-    workspace.init().await.expect_success();
-    let installed = std::fs::read_to_string(workspace.path().join(".terraform/modules/modules.json")).unwrap();
-    assert!(installed.contains("\"Version\":\"1.0.0\""), "{installed}");
-    let mut exact = site.workspace();
-    exact.file("main.tf", &call("2.0.0"));
-    // Module lists have no warnings: `explain` tells the rule.
-    let output = exact.init().await.expect_failure().one_line();
-    assert!(output.contains("The newest available version is 1.0.0"), "{output}");
+    // A network mirror has no modules.
+    for way in [WayIn::Override, WayIn::OwnHost] {
+        let site = Site::start(&client, fixture.larder().config_lines(POLICIES), way).await;
+        // A source address of a module takes no host name without a dot.
+        let source = site.source("one").replace("localhost", "127.0.0.1");
+        let call = |version: &str| {
+            format!("module \"one\" {{\n  source  = \"{source}/test\"\n  version = \"{version}\"\n}}\n")
+        };
+        let mut workspace = site.workspace();
+        workspace.file("main.tf", &call(">= 1.0.0"));
+        workspace.init().await.expect_success();
+        let installed = std::fs::read_to_string(workspace.path().join(".terraform/modules/modules.json")).unwrap();
+        assert!(installed.contains("\"Version\":\"1.0.0\""), "{way:?}: {installed}");
+        let mut exact = site.workspace();
+        exact.file("main.tf", &call("2.0.0"));
+        // Module lists have no warnings: `explain` tells the rule.
+        let output = exact.init().await.expect_failure().one_line();
+        assert!(output.contains("The newest available version is 1.0.0"), "{way:?}: {output}");
+    }
 }

@@ -32,7 +32,7 @@ fn planned(plan: &Value) -> Vec<String> {
 
 fn configuration(constraint: &str) -> Value {
     let text = format!(
-        "terraform {{\n  required_providers {{\n    null = {{ source = \"acme/null\", version = \"{constraint}\" }}\n  }}\n}}\n"
+        "terraform {{\n  required_providers {{\n    null = {{ source = \"{HOST}/acme/null\", version = \"{constraint}\" }}\n  }}\n}}\n"
     );
     json!({ "files": { "main.tf": text }, "platforms": ["linux_amd64"] })
 }
@@ -244,7 +244,7 @@ async fn run_starts_a_larder_under_the_policies() {
     let Some(setup) = RunSetup::with_terraform(&upstream) else { return };
     let config = setup.read("home/config/larder/mirror.toml");
     setup.write("home/config/larder/mirror.toml", &format!("{config}{POLICY}"));
-    setup.require(&["acme/null"]);
+    setup.require(&[&format!("{HOST}/acme/null")]);
     setup.init(&[]).await;
     let lock = setup.read("work/.terraform.lock.hcl");
     assert!(lock.contains("version = \"1.2.0\""), "{lock}");
