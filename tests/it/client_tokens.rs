@@ -16,7 +16,6 @@ use crate::support::command_setup::json;
 use crate::support::doctor_setup::{examine, registry, small_store_setup, write};
 use crate::support::http::{Answer, get};
 use crate::support::larder::{Builder, Folder, HOST, Larder};
-use crate::support::markdown::blocks;
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::process::Process;
 use crate::support::run_setup::RunSetup;
@@ -465,34 +464,6 @@ async fn a_run_of_the_own_user_needs_no_token() {
     // One that starts its own larder needs none either.
     setup.require(&[&format!("{HOST}/acme/null")]);
     setup.init(&[]).await;
-}
-
-/// The third worked example of docs/access.md: each team has its token, and the rights that the page says.
-#[tokio::test]
-async fn the_teams_of_the_documentation_have_their_rights() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/access.md")).unwrap();
-    let example = blocks(&page).into_iter().filter(|block| block.language == "toml").nth(2).unwrap().text;
-    let mut digests = example.split("sha256 = \"").skip(1).map(|rest| rest.split('"').next().unwrap());
-    let (platform, payments) = (digests.next().unwrap(), digests.next().unwrap());
-    let lines = example
-        .replace(platform, &Digest::of(CI.as_bytes()).to_string())
-        .replace(payments, &Digest::of(TEAM.as_bytes()).to_string())
-        .replace("10.20.0.0/16", "127.0.0.0/8");
-    let upstream = FakeUpstream::start().await;
-    for namespace in ["hashicorp", "acme"] {
-        upstream.publish(Provider::new(namespace, "anything"));
-    }
-    let larder = Larder::mirroring(&upstream).config_lines(&lines).start().await;
-    let list = |namespace: &str| format!("/registry/{HOST}/v1/providers/{namespace}/anything/versions");
-    larder.get(&list("hashicorp")).await.expect(401);
-    for namespace in ["hashicorp", "acme"] {
-        with(&larder, CI, &list(namespace)).await.expect(200);
-    }
-    with(&larder, TEAM, &list("hashicorp")).await.expect(200);
-    let refused = with(&larder, TEAM, &list("acme")).await.expect(421).text();
-    assert!(refused.contains("it is not among the addresses that this client may use"), "{refused}");
-    let text = page.split_once("## Teams with tokens").unwrap().1;
-    assert!(text.contains("it is not among the addresses that this client may use"), "the page says it otherwise");
 }
 
 const ISSUER: &str = "https://ci.example";

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use larder::clock::{Clock, Timestamp};
+use larder::digest::Digest;
 
 use crate::support::ci_tokens::{Issuer, job_claims};
 use crate::support::doctor_setup::{examine, small_store_setup};
 use crate::support::http::Answer;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
+use crate::support::markdown::blocks;
 use crate::support::until;
-use crate::support::upstream::{FakeUpstream, Target};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
 
 const CONFIGURATION: &str = "/tenant/.well-known/openid-configuration";
 const KEYS: &str = "/tenant/keys";
@@ -272,6 +274,46 @@ async fn the_doctor_asks_the_issuer() {
     setup.text = text + &site.client("");
     let report = examine(&setup, &[]).await;
     assert!(report.advice("issuer.keys").contains("oidc.ca"), "{report:#?}");
+}
+
+/// The third worked example of docs/access.md: each team has its token, the jobs have those of their CI system, and all have the
+/// rights that the page says.
+#[tokio::test]
+async fn the_teams_and_jobs_of_the_documentation_have_their_rights() {
+    const PLATFORM: &str = "the-token-of-the-platform-team";
+    const PAYMENTS: &str = "the-token-of-the-payments-team";
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/access.md")).unwrap();
+    let example = blocks(&page).into_iter().filter(|block| block.language == "toml").nth(2).unwrap().text;
+    let mut digests = example.split("sha256 = \"").skip(1).map(|rest| rest.split('"').next().unwrap());
+    let (platform, payments) = (digests.next().unwrap(), digests.next().unwrap());
+    let key = Issuer::new("one");
+    let site = Site::new(&key).await;
+    let ca = site.folder.path().join("ca.pem");
+    let lines = example
+        .replace(platform, &Digest::of(PLATFORM.as_bytes()).to_string())
+        .replace(payments, &Digest::of(PAYMENTS.as_bytes()).to_string())
+        .replace("10.20.0.0/16", "127.0.0.0/8")
+        .replace("https://token.actions.githubusercontent.com", &site.name())
+        .replace("\"acme/*\" } }", &format!("\"acme/*\" }}, ca = {ca:?} }}"));
+    for namespace in ["hashicorp", "acme"] {
+        site.registry.publish(Provider::new(namespace, "anything"));
+    }
+    let larder = Larder::mirroring(&site.registry).config_lines(&lines).start().await;
+    let ask = async |token: &str, namespace: &str| {
+        let path = format!("/registry/{HOST}/v1/providers/{namespace}/anything/versions");
+        larder.get_with(&path, &[("authorization", &format!("Bearer {token}"))]).await
+    };
+    ask("nobody-nobody-nobody-nobody", "hashicorp").await.expect(401);
+    let job = key.token(&job_claims(&site.name(), larder.clock.now()));
+    for namespace in ["hashicorp", "acme"] {
+        ask(PLATFORM, namespace).await.expect(200);
+        ask(&job, namespace).await.expect(200);
+    }
+    ask(PAYMENTS, "hashicorp").await.expect(200);
+    let refused = ask(PAYMENTS, "acme").await.expect(421).text();
+    assert!(refused.contains("it is not among the addresses that this client may use"), "{refused}");
+    let text = page.split_once("## Teams with tokens").unwrap().1;
+    assert!(text.contains("it is not among the addresses that this client may use"), "the page says it otherwise");
 }
 
 /// What an issuer answers in place of its keys changes nothing that is stored.
