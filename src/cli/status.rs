@@ -86,11 +86,12 @@ pub(super) fn findings(page: &mut TextPage, report: &StatusReport, shown: usize)
     lines.iter().for_each(|line| page.item(&line.text, None));
     alarms(page, &report.mirror.alarms);
     failures(page, report.since_start.as_ref().map_or(&[], |since| &since.failures), shown);
-    refusals(page, report.since_start.as_ref().map_or(&[], |since| &since.refusals), shown);
+    let default_host = report.default_host.as_ref().map_or("", Hostname::as_str);
+    refusals(page, report.since_start.as_ref().map_or(&[], |since| &since.refusals), default_host, shown);
 }
 
 /// The refused requests of the last day, each with its reason, client and count.
-fn refusals(page: &mut TextPage, refusals: &[RecentRefusal], shown: usize) {
+fn refusals(page: &mut TextPage, refusals: &[RecentRefusal], default_host: &str, shown: usize) {
     if refusals.is_empty() {
         return;
     }
@@ -98,7 +99,9 @@ fn refusals(page: &mut TextPage, refusals: &[RecentRefusal], shown: usize) {
     page.group("refusals", &format!("{} of the last day, the newest first", plural(times, "refused request")));
     for refusal in refusals.iter().take(shown) {
         let RecentRefusal { subject, reason, times, last, .. } = refusal;
-        let what = subject.as_deref().map_or_else(|| "any request".to_owned(), escape_for_terminal);
+        let what = subject.as_deref().unwrap_or("any request");
+        let path = what.strip_prefix(default_host).and_then(|path| path.strip_prefix('/'));
+        let what = escape_for_terminal(path.unwrap_or(what));
         page.item(&format!("{what}, for {}", escape_for_terminal(&refusal.whom())), Some(&escape_for_terminal(reason)));
         page.push_with_prefix(
             "    ",

@@ -175,6 +175,7 @@ async fn appearance_of_a_busy_larder(tools: &Tools) {
     for (selector, expected) in [
         ("#tiles", "Stored"),
         ("#alarms-section", "larder accept"),
+        ("#refusals-section", "ask #platform <b>to add it</b>"),
         ("#traffic-section", "Last day"),
         ("#jobs-section", "running"),
         ("#upstreams-section", "left alone"),

@@ -139,9 +139,18 @@ impl Scene {
         upstream.publish(Provider::new("hashicorp", "vault").version("3.23.0").size(3_000_000));
         let larder = Larder::mirroring(&upstream)
             .upstream("registry.opentofu.org", &format!("{}/", other.origin()), "")
+            .config_lines(
+                "[[policy]]\nmatch = \"acme/*\"\naction = \"deny\"\nreason = \"ask #platform <b>to add it</b>\"\n\
+                 [[policy]]\nmatch = \"a-namespace-with-a-rather-long-name/evil\"\naction = \"deny\"\n",
+            )
             .store_at(&folder)
             .clock(&clock);
         let larder = larder.start().await;
+        for (refused, times) in [("acme/anything", 12), ("a-namespace-with-a-rather-long-name/evil", 1)] {
+            for _ in 0..times {
+                larder.get(&format!("/registry/{HOST}/v1/providers/{refused}/versions")).await.expect(421);
+            }
+        }
         for (namespace, type_, version, _) in sizes {
             let document = format!("/registry/{HOST}/v1/providers/{namespace}/{type_}/{version}/download/linux/amd64");
             let document = larder.get(&document).await.expect(200).json();

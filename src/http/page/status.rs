@@ -240,10 +240,10 @@ struct RefusalView {
 }
 
 impl RefusalView {
-    fn of(refusal: &RecentRefusal, now: Timestamp) -> Self {
+    fn of(refusal: &RecentRefusal, default_host: &Hostname, now: Timestamp) -> Self {
         let RecentRefusal { subject, reason, status, times, last, .. } = refusal;
         Self {
-            what: subject.as_deref().map_or_else(|| "any request".to_owned(), shown),
+            what: subject.as_deref().map_or("any request".to_owned(), |what| shown(without_host(what, default_host))),
             whom: shown(&refusal.whom()),
             reason: shown(reason),
             status: *status,
@@ -317,7 +317,7 @@ pub(in crate::http) fn status(data: &StatusData) -> Response<Body> {
         warm_ups: Listed::first(MAX_LISTED, warm_ups, |warm_up| WarmUpView::of(warm_up, now)),
         upstreams: Listed::first(MAX_LISTED, upstreams, UpstreamView::of),
         failures: Listed::first(MAX_LISTED, failures, |failure| FailureView::of(failure, now)),
-        refusals: Listed::first(MAX_LISTED, refusals, |refusal| RefusalView::of(refusal, now)),
+        refusals: Listed::first(MAX_LISTED, refusals, |refusal| RefusalView::of(refusal, host, now)),
         missing: Listed::first(MAX_LISTED, &mirror.missing, |request| MissingView::of(request, host, now)),
         archives: match archives {
             Ok(NotableArchives { largest, oldest }) => {
