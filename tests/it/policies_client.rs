@@ -1,5 +1,9 @@
 //! Policies as the person at the real client sees them: by a host override, by a network mirror, and by larder's own host name.
 
+use std::time::Duration;
+
+use larder::clock::Clock;
+
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::terraform::{Terraform, Workspace, network_mirror};
@@ -136,6 +140,49 @@ async fn a_denied_provider_is_refused_with_the_reason() {
         let output = workspace.init().await.expect_failure().one_line();
         let text = "larder: the policy for acme/evil denies it: a typosquat";
         assert!(output.contains(text), "{way:?}: {output}");
+    }
+}
+
+/// A provider and a module with a version that is too young: the constraint resolves to the newest that is old enough, until a person
+/// approves it.
+#[tokio::test]
+async fn a_young_version_is_held_back_until_it_is_approved() {
+    let Some(client) = Terraform::find() else { return };
+    let rule = "[[policy]]\nmatch = \"acme/*\"\nminimum_age = \"7d\"\nreason = \"we wait a week\"\n";
+    for way in WAYS_IN {
+        let fixture = ModuleFixture::with_one_module().await;
+        fixture.registry.publish(Provider::new("acme", "null").version("1.0.0"));
+        let larder = fixture.larder().config_lines(rule).clock(&Clock::frozen());
+        let site = Site::start(&client, larder, way).await;
+        let has_modules = way != WayIn::Mirror;
+        let init = async |version: &str| {
+            let mut workspace = site.workspace();
+            workspace.require(&site.source("null"), ">= 1.0.0");
+            if has_modules {
+                let source = site.source("one").replace("localhost", "127.0.0.1");
+                workspace.file("modules.tf", &format!("module \"one\" {{\n  source  = \"{source}/test\"\n}}\n"));
+            }
+            let output = workspace.init().await.expect_success().one_line();
+            assert!(workspace.lock_file().contains(&format!("version     = \"{version}\"")), "{way:?}: {output}");
+            if has_modules {
+                let installed = workspace.path().join(".terraform/modules/modules.json");
+                let installed = std::fs::read_to_string(installed).unwrap();
+                assert!(installed.contains(&format!("\"Version\":\"{version}\"")), "{way:?}: {installed}");
+            }
+            output
+        };
+        init("1.0.0").await;
+        site.larder.clock.advance(Duration::from_secs(24 * 3600));
+        fixture.registry.publish(Provider::new("acme", "null").version("1.1.0"));
+        let url = fixture.file("next.tar.gz", &tar_gz(&[("main.tf", b"# next\n")]));
+        fixture.registry.publish_module(Module::new("acme", "one", "test").version("1.1.0").at(&url));
+        let output = init("1.0.0").await;
+        let is_warned = output.contains("this mirror hides 1.1.0 (until") && output.contains("we wait a week");
+        assert_eq!(is_warned, has_modules, "{way:?}: {output}");
+        let what = ["acme/null@1.1.0", "acme/one/test@1.1.0"];
+        site.larder.send_command("approve", serde_json::json!({ "what": what, "reason": "reviewed" })).await;
+        let output = init("1.1.0").await;
+        assert!(!output.contains("this mirror hides"), "{way:?}: {output}");
     }
 }
 
