@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ const QUEUED: usize = 8192;
 /// The time in which lines gather: a thread that is woken for each, and a write of each, cost more than the line itself.
 const GATHER: Duration = Duration::from_millis(10);
 /// The most bytes that are written at once, about.
-const BATCH_BYTES: usize = 64 << 10;
+const BATCH_BYTES: usize = 1 << 20;
 /// The socket of systemd's journal, and the beginning of an entry (its native protocol).
 const JOURNAL: &str = "/run/systemd/journal/socket";
 const JOURNAL_ENTRY: &[u8] = b"SYSLOG_IDENTIFIER=larder-audit\nPRIORITY=6\nMESSAGE=";
@@ -71,9 +72,21 @@ pub struct AuditError {
 #[derive(Debug)]
 pub struct AuditTrail<T> {
     queue: SyncSender<Message<T>>,
+    /// The lines in the queue, about.
+    queued: Arc<AtomicUsize>,
     counters: AuditCounters,
     /// The last line of the log about a queue that is full.
     logged: Mutex<Option<Instant>>,
+}
+
+/// The weight of a line. While half of the queue is full, only the heavy ones are taken: whoever fetches a package must not be able
+/// to push its lines out with searches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// About a package: a list, a document, an archive.
+    Package,
+    /// About anything else.
+    Other,
 }
 
 #[derive(Debug)]
@@ -98,15 +111,26 @@ impl<T: Serialize + Send + 'static> AuditTrail<T> {
             Ok(Err(_)) | Err(_) => return Err(failed(io::ErrorKind::TimedOut.into())),
         };
         let (queue, lines) = sync_channel(QUEUED);
-        let writer = Writer { sink, name, counters: counters.clone(), is_failing: false, told: counters.lost() };
+        let queued = Arc::new(AtomicUsize::new(0));
+        let writer = Writer {
+            sink,
+            name,
+            queued: Arc::clone(&queued),
+            counters: counters.clone(),
+            is_failing: false,
+            told: counters.lost(),
+        };
         let thread = std::thread::Builder::new().name("larder-audit".to_owned());
         thread.spawn(move || writer.run(&lines)).map_err(failed)?;
-        Ok(Arc::new(Self { queue, counters, logged: Mutex::default() }))
+        Ok(Arc::new(Self { queue, queued, counters, logged: Mutex::default() }))
     }
 
     /// Adds a line, or counts it as lost.
-    pub fn add(&self, line: T) {
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.queue.try_send(Message::Line(line)) {
+    pub fn add(&self, weight: Weight, line: T) {
+        let has_room = weight == Weight::Package || self.queued.load(Ordering::Relaxed) < QUEUED / 2;
+        if has_room && self.queue.try_send(Message::Line(line)).is_ok() {
+            self.queued.fetch_add(1, Ordering::Relaxed);
+        } else {
             self.counters.lost.inc();
             let mut logged = self.logged.lock();
             if logged.is_none_or(|logged| logged.elapsed() > LOG_AGAIN) {
@@ -270,6 +294,7 @@ struct Writer {
     sink: Sink,
     /// The name of the target, for messages.
     name: String,
+    queued: Arc<AtomicUsize>,
     counters: AuditCounters,
     is_failing: bool,
     /// The lost lines that a line of the trail tells.
@@ -285,11 +310,12 @@ struct LostLines {
 impl Writer {
     /// Writes lines until nobody can add any more.
     fn run<T: Serialize>(mut self, messages: &Receiver<Message<T>>) {
-        let mut lines = Vec::new();
+        let (mut lines, mut is_idle) = (Vec::new(), true);
         while let Ok(first) = messages.recv() {
-            if matches!(first, Message::Line(_)) {
+            if is_idle && matches!(first, Message::Line(_)) {
                 std::thread::sleep(GATHER);
             }
+            is_idle = true;
             let (mut count, mut flushes) = (0, Vec::new());
             for message in std::iter::once(first).chain(std::iter::from_fn(|| messages.try_recv().ok())) {
                 match message {
@@ -304,9 +330,11 @@ impl Writer {
                     Message::Flush(done) => flushes.push(done),
                 }
                 if lines.len() >= BATCH_BYTES {
+                    is_idle = false;
                     break;
                 }
             }
+            self.queued.fetch_sub(usize::try_from(count).unwrap_or_default(), Ordering::Relaxed);
             self.write(&lines, count);
             lines.clear();
             for done in flushes {
@@ -350,7 +378,7 @@ mod tests {
     async fn lines_that_the_disk_does_not_take_are_counted() {
         let counters = AuditCounters::default();
         let trail = AuditTrail::open(&AuditTarget::File("/dev/full".into()), counters.clone()).await.unwrap();
-        (0..3).for_each(|line| trail.add(line));
+        (0..3).for_each(|line| trail.add(Weight::Package, line));
         trail.flush().await;
         assert_eq!((counters.written.get(), counters.lost()), (0, 3));
     }
@@ -361,7 +389,7 @@ mod tests {
         let file = folder.path().join("audit.jsonl");
         for _ in 0..2 {
             let trail = AuditTrail::open(&AuditTarget::File(file.clone()), AuditCounters::default()).await.unwrap();
-            (0..2000).for_each(|line| trail.add(line));
+            (0..2000).for_each(|line| trail.add(Weight::Package, line));
             trail.flush().await;
         }
         #[expect(clippy::disallowed_methods, reason = "a test reads what was written")]
@@ -388,13 +416,13 @@ mod tests {
         let (file, rotated) = (folder.path().join("audit.jsonl"), folder.path().join("audit.jsonl.1"));
         std::fs::write(&file, "{\"half").unwrap();
         let trail = AuditTrail::open(&AuditTarget::File(file.clone()), AuditCounters::default()).await.unwrap();
-        trail.add(1);
+        trail.add(Weight::Package, 1);
         trail.flush().await;
         std::fs::rename(&file, &rotated).unwrap();
         let mut line = 1;
         while !file.exists() {
             line += 1;
-            trail.add(line);
+            trail.add(Weight::Package, line);
             trail.flush().await;
         }
         let text = [rotated, file].map(|file| std::fs::read_to_string(file).unwrap()).concat();

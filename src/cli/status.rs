@@ -95,8 +95,7 @@ fn refusals(page: &mut TextPage, refusals: &[RecentRefusal], default_host: &str,
     if refusals.is_empty() {
         return;
     }
-    let times = refusals.iter().fold(0, |times: u64, refusal| times.saturating_add(refusal.times));
-    page.group("refusals", &format!("{} of the last day, the newest first", plural(times, "refused request")));
+    page.group("refusals", "the last of each client within a day, the newest first");
     for refusal in refusals.iter().take(shown) {
         let RecentRefusal { subject, reason, times, last, .. } = refusal;
         let what = subject.as_deref().unwrap_or("any request");

@@ -13,6 +13,7 @@ use super::client_tokens::{Identity, counted_address};
 use super::failures::make_room;
 use super::requests::RequestOutcome;
 use crate::address::{Address, ModulePackage, Platform, Version};
+use crate::audit::Weight;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -228,6 +229,11 @@ pub(super) struct End {
 }
 
 impl AuditLine {
+    /// Its weight while lines are being lost.
+    pub(super) fn weight(&self) -> Weight {
+        if self.address.is_some() { Weight::Package } else { Weight::Other }
+    }
+
     /// The line of a request that has ended. `None` for what is no decision: probes, the page for browsers, paths without a route.
     pub(super) fn of(decision: Decision, asked: Asked<'_>, end: End) -> Option<Self> {
         let name = decision.name().map(|name| name.to_string());

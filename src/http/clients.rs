@@ -104,9 +104,9 @@ impl Clients {
     /// Returns true if a trusted proxy sent a request on that came to it over TLS. One that says nothing about it is believed: its
     /// operator lists it as the one that ends TLS.
     pub fn came_over_tls(&self, peer: IpAddr, headers: &HeaderMap) -> bool {
-        let says_http =
-            single_value(headers, &X_FORWARDED_PROTO).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http"));
-        self.is_trusted_proxy(peer) && !says_http
+        let schemes = headers.get_all(X_FORWARDED_PROTO).into_iter();
+        let mut schemes = schemes.flat_map(|value| value.to_str().unwrap_or("?").split(','));
+        self.is_trusted_proxy(peer) && schemes.all(|scheme| scheme.trim().eq_ignore_ascii_case("https"))
     }
 
     /// Determines the client of a request from `peer` with these headers.

@@ -348,6 +348,8 @@ impl MainListener {
             self.requests.record_refusal(refusal);
         }
         match response::failure_status(failure, api) {
+            // Whatever status its protocol shows.
+            _ if matches!(failure, RequestFailure::Mirror(Error::Refused { .. })) => RequestOutcome::Refused,
             StatusCode::NOT_FOUND => RequestOutcome::Absent,
             StatusCode::BAD_REQUEST | StatusCode::MISDIRECTED_REQUEST | StatusCode::LOOP_DETECTED => {
                 RequestOutcome::Refused

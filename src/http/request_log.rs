@@ -89,7 +89,7 @@ impl Drop for RequestLog {
             let asked = Asked { client: *client, method, path: &path, time: self.now };
             let ended = End { status, outcome: end, bytes: *bytes, broken_off: *is_truncated };
             let line = AuditLine::of(std::mem::take(&mut self.decision), asked, ended);
-            line.into_iter().for_each(|line| audit.add(line));
+            line.into_iter().for_each(|line| audit.add(line.weight(), line));
         }
         tracing::info!(
             target: "larder::request",

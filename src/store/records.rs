@@ -279,20 +279,19 @@ pub trait Records: fmt::Debug + Send + Sync {
         Ok(addresses)
     }
 
-    /// The other spellings of a module with a first-seen record of this version: those equal in lower case.
-    fn spellings_seen(&self, package: &ModulePackage) -> Result<Vec<ModulePackage>, StoreError> {
-        let (wanted, host_folder) = (package.folded(), Key::first_seen_of_modules(&package.module.host));
+    /// The other spellings of a module of which there are records of what was seen: those equal in lower case.
+    fn spellings_seen(&self, module: &ModuleAddress) -> Result<Vec<ModuleAddress>, StoreError> {
+        let (wanted, host_folder) = (module.folded(), Key::first_seen_of_modules(&module.host));
         let mut found = Vec::new();
         for namespace in self.names_in(&host_folder)? {
-            if !namespace.eq_ignore_ascii_case(wanted.module.namespace.as_str()) {
+            if !namespace.eq_ignore_ascii_case(wanted.namespace.as_str()) {
                 continue;
             }
             for name in self.names_in(&host_folder.join(&namespace))? {
                 let parsed = ModuleName::parse(&namespace).ok().zip(ModuleName::parse(&name).ok());
                 let Some((namespace, name)) = parsed else { continue };
-                let module = ModuleAddress { namespace, name, ..package.module.clone() };
-                let spelling = ModulePackage { module, version: package.version.clone() };
-                if spelling != *package && spelling.folded() == wanted {
+                let spelling = ModuleAddress { namespace, name, ..module.clone() };
+                if spelling != *module && spelling.folded() == wanted {
                     found.push(spelling);
                 }
             }

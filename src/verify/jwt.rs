@@ -195,6 +195,10 @@ impl Jwt {
             ErrorKind::Json(bad) if bad.is_data() => BadJwt::Algorithm,
             _ => BadJwt::Malformed,
         })?;
+        // None of the extensions that a token can demand is known here (RFC 7515, section 4.1.11).
+        if header.crit.is_some() {
+            return Err(BadJwt::Malformed);
+        }
         let family = family_of(header.alg).ok_or(BadJwt::Algorithm)?;
         let named = |id: &Option<String>| header.kid.is_none() || *id == header.kid;
         let mut candidates = keys.keys.iter().filter(|(id, of, _)| *of == family && named(id));

@@ -307,6 +307,31 @@ async fn a_new_version_of_a_module_is_held_back() {
     larder.get(&download).await.expect(204);
 }
 
+/// A registry may take every spelling of a module's name, and larder cannot know. A spelling that nobody asked for before must not
+/// make a new version look as old as a first list; what was on the list before stays free.
+#[tokio::test]
+async fn another_spelling_of_a_module_does_not_make_a_version_older() {
+    let fixture = ModuleFixture::with_one_module().await;
+    let publish = |namespace: &str, version: &str| {
+        let url = fixture.file(&format!("{version}.tar.gz"), &tar_gz(&[("main.tf", version.as_bytes())]));
+        fixture.registry.publish_module(Module::new(namespace, "one", "test").version(version).at(&url));
+    };
+    publish("Acme", "1.0.0");
+    let larder = fixture.larder().config_lines(&format!("fold_case = false\n{WEEK}")).start().await;
+    let modules = |rest: &str| format!("/registry/{HOST}/v1/modules/{rest}");
+    larder.get(&modules("acme/one/test/versions")).await.expect(200);
+    larder.clock.advance(DAY);
+    publish("acme", "2.0.0");
+    publish("Acme", "2.0.0");
+    let refused = larder.get(&modules("Acme/one/test/2.0.0/download")).await.expect(421).text();
+    assert!(refused.contains("holds it back until"), "{refused}");
+    let list = larder.get(&modules("Acme/one/test/versions")).await.expect(200).text();
+    assert!(list.contains("1.0.0") && !list.contains("2.0.0"), "{list}");
+    larder.get(&modules("Acme/one/test/1.0.0/download")).await.expect(204);
+    larder.clock.advance(7 * DAY);
+    larder.get(&modules("Acme/one/test/2.0.0/download")).await.expect(204);
+}
+
 /// A bundle brings a version that is too young: it is stored, hidden, and opens a week after its arrival, whatever times the
 /// bundle says.
 #[tokio::test]

@@ -111,7 +111,8 @@ fn a_name_that_is_a_prefix_of_another_lists_its_own(records: &dyn Records) {
     for package in &spellings {
         records.put(&Key::ModuleFirstSeen(package.clone()), b"seen", Durability::Lazy).unwrap();
     }
-    assert_eq!(records.spellings_seen(&spellings[0]).unwrap(), [spellings[1].clone()]);
+    let modules = [&spellings[0].module, &spellings[1].module];
+    assert_eq!(records.spellings_seen(modules[0]).unwrap(), [modules[1].clone()]);
     assert_eq!(Key::ModuleFirstSeen(spellings[0].clone()).group(), Key::ModuleFirstSeen(spellings[1].clone()).group());
 }
 

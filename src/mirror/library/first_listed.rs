@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Address, ProviderAddress, Version};
+use crate::address::{Address, ModuleAddress, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::mirror::library::Library;
 use crate::mirror::library::stored_document::{DocumentMetadata, StoredDocument};
@@ -266,8 +266,17 @@ pub fn record_times(
     if matches!(recorded, ReadOutcome::Intact(_)) && stored.is_some_and(|stored| stored.has_same_content(list)) {
         return Ok(());
     }
-    let stored = stored.map(|stored| (ListedVersions::of(stored, service), &stored.metadata));
     let named = ListedVersions::of(list, service);
+    // A registry may take every spelling of a module's name: a new one must not make its versions look as old as a first list.
+    if let (ReadOutcome::Absent, None, Address::Module(module)) = (&recorded, stored, address)
+        && let Some((before, stored)) = first_spelling(step, module)?
+    {
+        let stored = stored.as_ref().map(|stored| (ListedVersions::of(stored, service), stored.metadata.checked));
+        let after = before.with_list(stored.as_ref().map(|(named, checked)| (named, *checked)), &named, now);
+        step.put(&times, to_json(&after), Durability::Synced, IndexEntry::Document(now));
+        return Ok(());
+    }
+    let stored = stored.map(|stored| (ListedVersions::of(stored, service), &stored.metadata));
     let after = match FirstListed::before_change(recorded.clone(), stored.as_ref().map(|(named, of)| (named, *of))) {
         Some(before) => before.with_list(stored.as_ref().map(|(named, of)| (named, of.checked)), &named, now),
         None => {
@@ -280,6 +289,26 @@ pub fn record_times(
         step.put(&times, to_json(&after), Durability::Synced, IndexEntry::Document(now));
     }
     Ok(())
+}
+
+/// The times of a module under the spelling of its name that was listed first, with the stored list. `None` where no other spelling
+/// was listed.
+fn first_spelling(
+    step: &RecordStep<'_>,
+    module: &ModuleAddress,
+) -> Result<Option<(FirstListed, Option<StoredDocument>)>, StoreError> {
+    let mut first: Option<(FirstListed, Address)> = None;
+    for spelling in step.records.spellings_seen(module)? {
+        let address = Address::Module(spelling);
+        let times = step.read(&Key::FirstListed(address.clone()))?.json::<FirstListed>().intact();
+        let Some(times) = times.filter(|times| times.first_list.is_some()) else { continue };
+        if first.as_ref().is_none_or(|(first, _)| times.first_list < first.first_list) {
+            first = Some((times, address));
+        }
+    }
+    let Some((times, address)) = first else { return Ok(None) };
+    let list = step.read(&Key::version_list(&address))?.intact().and_then(StoredDocument::read);
+    Ok(Some((times, list)))
 }
 
 impl Library {

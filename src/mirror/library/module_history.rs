@@ -162,7 +162,10 @@ impl FirstSeenStep<'_, '_> {
             return Ok(self.put(seen));
         }
         let others = match package.folded() {
-            _ if folds => self.library.store.records.spellings_seen(package)?,
+            _ if folds => {
+                let spellings = self.library.store.records.spellings_seen(&package.module)?.into_iter();
+                spellings.map(|module| ModulePackage { module, version: package.version.clone() }).collect()
+            }
             // Without `fold_case` two spellings are two modules. The folded spelling has a record of this module only
             // if `fold_case` was on when it was written.
             folded if folded != *package => vec![folded],

@@ -60,9 +60,14 @@ impl<'a> Entry<'a> {
         Version::parse_of_module(&self.text("version")?).ok()
     }
 
-    /// The entry with another version, everything else as upstream wrote it.
+    /// The entry with the version that is shown, everything else as upstream wrote it. A list of all versions names that one alone:
+    /// nobody has judged the others.
     fn with_version(&self, shown: &Version) -> String {
-        let mut edits: Vec<Edit<'_>> = Vec::new();
+        let all = self.members.get("versions").map(|all| Edit::new(all, vec![shown.as_str()]));
+        if self.version().as_ref() == Some(shown) {
+            return with_edits(self.raw.get(), all.as_slice());
+        }
+        let mut edits: Vec<Edit<'_>> = all.into_iter().collect();
         if let Some(version) = self.members.get("version") {
             edits.push(Edit::new(version, shown.as_str()));
         }
@@ -126,8 +131,7 @@ pub(super) fn keep_entries(
     let show = |raw: &RawValue| -> Option<String> {
         let entry = Entry::of(raw)?;
         let version = shown.get(&entry.address(service, host)?)?;
-        let is_as_listed = entry.version().as_ref() == Some(version);
-        Some(if is_as_listed { raw.get().to_owned() } else { entry.with_version(version) })
+        Some(entry.with_version(version))
     };
     let entries: Vec<String> = entries.into_iter().filter_map(show).collect();
     Ok(with_edits(text, &[Edit { original: list, replacement: format!("[{}]", entries.join(",")) }]).into())
@@ -146,7 +150,7 @@ mod tests {
         let page = Bytes::from_static(
             br#"{ "meta":{"limit":2}, "modules": [ {"id":"a/x/aws/2.0.0","namespace":"a","name":"x","provider":"aws","version":"2.0.0","tag":"v2.0.0", "n":1e400},
               {"version" : "v1.0.0","namespace":"b","name":"x","provider":"aws"} ,{"namespace":"c"}, 7,
-              {"id":7,"namespace":"a","name":"y","provider":"aws","version":"3.0.0"},
+              {"id":7,"namespace":"a","name":"y","provider":"aws","version":"3.0.0","versions": ["2.0.0", "3.0.0"]},
               {"namespace":"bad","name":"x","provider":"aws"}, {"namespace":"a","name":"z","provider":"aws","version":"new"} ] }"#,
         );
         let listed: Vec<String> = listed_entries(&page, Service::Modules, &host())
@@ -164,7 +168,7 @@ mod tests {
         let shown = ShownEntries::from([shown("a", "x", "1.9.0"), shown("a", "y", "1.9.0"), shown("b", "x", "1.0.0")]);
         assert_eq!(
             keep_entries(&page, Service::Modules, &host(), &shown).unwrap(),
-            r#"{ "meta":{"limit":2}, "modules": [{"id":"a/x/aws/1.9.0","namespace":"a","name":"x","provider":"aws","version":"1.9.0","tag":null, "n":1e400},{"version" : "v1.0.0","namespace":"b","name":"x","provider":"aws"},{"id":7,"namespace":"a","name":"y","provider":"aws","version":"1.9.0"}] }"#
+            r#"{ "meta":{"limit":2}, "modules": [{"id":"a/x/aws/1.9.0","namespace":"a","name":"x","provider":"aws","version":"1.9.0","tag":null, "n":1e400},{"version" : "v1.0.0","namespace":"b","name":"x","provider":"aws"},{"id":7,"namespace":"a","name":"y","provider":"aws","version":"1.9.0","versions": ["1.9.0"]}] }"#
         );
         assert_eq!(keep_entries(&page, Service::Providers, &host(), &shown).unwrap(), page);
     }
