@@ -188,8 +188,9 @@ impl VersionAnswer<'_> {
         let archives_by_convention = self.archives_by_convention(listed, &sets);
         let mut archives = NamedArchives::new();
         let mut unresolved = Vec::new();
-        let mut platforms: BTreeSet<&Platform> = listed.platforms.iter().chain(sets.keys()).collect();
-        if listed.platforms.is_empty() {
+        let named = listed.platforms();
+        let mut platforms: BTreeSet<&Platform> = named.iter().chain(sets.keys()).collect();
+        if named.is_empty() {
             platforms.extend(archives_by_convention.keys());
         }
         for platform in platforms {
@@ -249,7 +250,7 @@ impl VersionAnswer<'_> {
         if !sets.is_empty() {
             return Ok(sets);
         }
-        let (common, listed) = (Platform::common().collect::<Vec<_>>(), &listed.platforms);
+        let (common, listed) = (Platform::common().collect::<Vec<_>>(), listed.platforms());
         let likely = common.iter().filter(|platform| listed.is_empty() || listed.contains(platform));
         let rare = listed.iter().filter(|platform| !common.contains(platform));
         for platform in likely.chain(rare).take(MAX_TRIED_PLATFORMS) {

@@ -72,8 +72,8 @@ pub struct ListedVersion {
     pub version: Version,
     /// The version as upstream spells it, for requests to upstream.
     pub upstream_spelling: String,
-    /// The platforms of the version; empty if the entry lists none, and for a module.
-    pub platforms: Vec<Platform>,
+    /// The platforms as upstream wrote them. Most readers of a list never ask for them.
+    platforms: Option<Box<RawValue>>,
     /// The entry as upstream wrote it.
     pub raw: Box<RawValue>,
 }
@@ -132,19 +132,14 @@ impl VersionList {
 impl ListedVersion {
     /// Parses an entry of a list. `None` if it has no version, or if clients would read other values from it.
     fn parse(service: Service, raw: Box<RawValue>) -> Option<Result<Self, UnreadableVersion>> {
-        #[derive(Deserialize)]
-        struct PlatformJson {
-            os: String,
-            arch: String,
-        }
         let read_members: &[&str] = match service {
             Service::Providers => &["version", "platforms"],
             Service::Modules => &["version"],
         };
-        let members = client_json::members(raw.get(), read_members).ok()?;
+        let mut members = client_json::members(raw.get(), read_members).ok()?;
         let upstream_spelling: String = serde_json::from_str(members.get("version")?.get()).ok()?;
         let (version, platforms) = match service {
-            Service::Providers => (Version::parse(&upstream_spelling), members.get("platforms")),
+            Service::Providers => (Version::parse(&upstream_spelling), members.swap_remove("platforms")),
             Service::Modules => (Version::parse_of_module(&upstream_spelling), None),
         };
         let Ok(version) = version else {
@@ -154,13 +149,23 @@ impl ListedVersion {
             }
             return Some(Err(UnreadableVersion { upstream_spelling, raw }));
         };
-        let parse_platform = |raw: Box<RawValue>| {
+        Some(Ok(Self { version, upstream_spelling, platforms, raw }))
+    }
+
+    /// The platforms of the version; empty if the entry lists none, and for a module.
+    pub fn platforms(&self) -> Vec<Platform> {
+        #[derive(Deserialize)]
+        struct PlatformJson {
+            os: String,
+            arch: String,
+        }
+        let parse_platform = |raw: &RawValue| {
             let PlatformJson { os, arch } = serde_json::from_str(raw.get()).ok()?;
             Platform::new(&os, &arch).ok()
         };
-        let platforms: Option<Vec<Box<RawValue>>> = platforms.and_then(|raw| serde_json::from_str(raw.get()).ok());
-        let platforms = platforms.unwrap_or_default().into_iter().filter_map(parse_platform).collect();
-        Some(Ok(Self { version, upstream_spelling, platforms, raw }))
+        let listed: Option<Vec<&RawValue>> =
+            self.platforms.as_ref().and_then(|raw| serde_json::from_str(raw.get()).ok());
+        listed.unwrap_or_default().into_iter().filter_map(parse_platform).collect()
     }
 }
 
@@ -325,7 +330,7 @@ mod tests {
             list.versions[0].raw.get(),
             r#"{"version":"1.2","x":1e400,"platforms":[{"os":"linux","arch":"amd64","y":1e400},7]}"#
         );
-        assert_eq!(list.versions[0].platforms, [Platform::parse("linux_amd64").unwrap()]);
+        assert_eq!(list.versions[0].platforms(), [Platform::parse("linux_amd64").unwrap()]);
         assert_eq!(list.other_members.keys().collect::<Vec<_>>(), ["warnings", "z"]);
         for body in
             ["[]", "{}", "{\"versions\":{}}", "{\"versions\":null}", "{\"versions\":[{\"version\":1}]}", "", "<html>"]

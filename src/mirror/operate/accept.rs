@@ -443,7 +443,7 @@ impl Operations {
         let list = answer.value.versions(Service::Providers).await;
         let list = list.map_err(|reason| Error::NotFound(format!("the version list of {}: {reason}", selection.of)))?;
         match list.get(version) {
-            Some(listed) => Ok(Ok(listed.platforms.clone())),
+            Some(listed) => Ok(Ok(listed.platforms())),
             None => {
                 let error = Error::NotFound(format!("upstream lists no {selection}"));
                 // A stale list does not show what upstream has now.

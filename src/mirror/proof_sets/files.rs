@@ -15,6 +15,7 @@ use crate::mirror::proof_sets::{ProofSets, describe_set};
 use crate::mirror::{Answer, FetchReason, Outcome, RequestContext};
 use crate::store::Key;
 use crate::upstream::outbound::Connectivity;
+use crate::upstream::providers::ListedVersion;
 
 /// The most platforms of a version for which upstream is asked for SHA256SUMS or a signature. Nearly every provider has
 /// one SHA256SUMS for all platforms.
@@ -89,10 +90,9 @@ impl ProofSets {
     ) -> Result<Vec<Platform>, Error> {
         let mut likely = stored;
         let list = self.library.stored_version_list(&provider.into()).await?;
-        let listed = list.as_ref().and_then(|list| list.get(version)).map(|listed| &listed.platforms[..]);
-        let names_none = listed.is_none_or(<[_]>::is_empty);
-        likely.extend(Platform::common().filter(|common| names_none || listed.is_some_and(|all| all.contains(common))));
-        likely.extend(listed.unwrap_or_default().iter().cloned());
+        let listed = list.as_ref().and_then(|list| list.get(version)).map(ListedVersion::platforms).unwrap_or_default();
+        likely.extend(Platform::common().filter(|common| listed.is_empty() || listed.contains(common)));
+        likely.extend(listed);
         let mut seen = HashSet::new();
         likely.retain(|platform| seen.insert(platform.clone()));
         likely.truncate(MAX_PLATFORMS_ASKED);
