@@ -127,10 +127,10 @@ impl<T: Serialize + Send + 'static> AuditTrail<T> {
 
     /// Adds a line, or counts it as lost.
     pub fn add(&self, weight: Weight, line: T) {
-        let has_room = weight == Weight::Package || self.queued.load(Ordering::Relaxed) < QUEUED / 2;
-        if has_room && self.queue.try_send(Message::Line(line)).is_ok() {
-            self.queued.fetch_add(1, Ordering::Relaxed);
-        } else {
+        let waiting = self.queued.fetch_add(1, Ordering::Relaxed);
+        let has_room = weight == Weight::Package || waiting < QUEUED / 2;
+        if !has_room || self.queue.try_send(Message::Line(line)).is_err() {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
             self.counters.lost.inc();
             let mut logged = self.logged.lock();
             if logged.is_none_or(|logged| logged.elapsed() > LOG_AGAIN) {

@@ -136,9 +136,14 @@ impl Runs {
             let counts = Arc::clone(runs.entry(id).or_default());
             counts.state.lock().in_flight += 1;
             if runs.len() > MAX_RUNS {
-                // A run with requests in flight has not ended. Their number has a limit, too.
-                let oldest =
-                    runs.values().position(|other| !Arc::ptr_eq(other, &counts) && other.state.lock().in_flight == 0);
+                // A run with requests in flight has not ended. Their number has a limit, too. Ids that somebody made up go before
+                // the runs of larder's own user, whose command asks for its counts.
+                let of_own_user = self.0.of_own_user.lock();
+                let is_idle =
+                    |other: &Arc<RunCounts>| !Arc::ptr_eq(other, &counts) && other.state.lock().in_flight == 0;
+                let made_up = runs.iter().position(|(id, other)| is_idle(other) && !of_own_user.contains(id));
+                let oldest = made_up.or_else(|| runs.values().position(is_idle));
+                drop(of_own_user);
                 if let Some((_, oldest)) = oldest.and_then(|index| runs.shift_remove_index(index)) {
                     self.take_from(&oldest);
                 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
+use larder::store::Store;
 use rustix::process::{Signal, kill_process_group};
 
 use crate::support::another_user::AnotherUser;
@@ -757,6 +758,29 @@ async fn a_run_with_a_request_in_flight_keeps_its_counts() {
     let files = counts["files"].as_object().unwrap();
     let sources: Vec<&str> = files.values().map(|file| file["source"].as_str().unwrap()).collect();
     assert_eq!(sources, ["fetched"], "{counts}");
+}
+
+/// Nor do ids that others make up push out a run of larder's own user between two of its requests: its command asks for its counts.
+#[tokio::test]
+async fn a_run_of_the_own_user_keeps_its_counts() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let upstream = upstream().await;
+    let larder = Larder::mirroring(&upstream).start().await;
+    let run = "00112233445566778899aabbccddeeff";
+    let mut socket = tokio::net::UnixStream::connect(Store::admin_socket(larder.folder.path())).await.unwrap();
+    let request =
+        format!("GET /admin/v1/runs/{run}/client-config HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let archive = larder.archive_path("null", "1.2.0").await;
+    larder.get(&format!("/run/{run}{archive}")).await.expect(200);
+    for other in 0..100 {
+        larder.get(&format!("/run/{other:032x}/.well-known/terraform.json")).await;
+    }
+    let counts = get(&format!("{}/admin/v1/runs/{run}", larder.admin())).await.expect(200).json();
+    assert_eq!(counts["files"].as_object().unwrap().len(), 1, "{counts}");
 }
 
 /// A home that cannot be written, such as in a container: the run works and says that nothing stays.
