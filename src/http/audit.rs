@@ -91,14 +91,9 @@ impl Decision {
         self.url = proof.map(|proof| Digest::of(proof.as_bytes()).to_string().chars().take(URL_ID_DIGITS).collect());
     }
 
-    /// Notes a refusal before any route.
-    pub(super) fn note_refusal(&mut self, kind: RefusalKind, text: &str) {
-        self.cause = Some(Cause { refusal: Some(kind), subject: None, text: text.to_owned(), rules: Vec::new() });
-    }
-
-    /// Notes why there is no good answer, which nobody decided.
-    pub(super) fn note_cause(&mut self, text: &str) {
-        self.cause = Some(Cause { refusal: None, subject: None, text: text.to_owned(), rules: Vec::new() });
+    /// Notes why there is no good answer, whatever was asked for; the kind is that of a refusal.
+    pub(super) fn note_refusal(&mut self, refusal: Option<RefusalKind>, text: &str) {
+        self.cause = Some(Cause { refusal, subject: None, text: text.to_owned(), rules: Vec::new() });
     }
 
     /// Notes a failure, or the refusal of a rule.

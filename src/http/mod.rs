@@ -166,7 +166,7 @@ impl MainListener {
         if !matches!(route, Ok(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client, run)
         {
-            log.note_stranger(RefusalKind::Network, &refusal.to_string());
+            log.note_stranger(Some(RefusalKind::Network), &refusal.to_string());
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
         match self.rights(&route, &parsed_request, request.headers(), client, peer).await {
@@ -180,7 +180,7 @@ impl MainListener {
         log.run = run.filter(|_| !is_open).map(|run| self.runs.begin(run));
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let reason = "only GET and HEAD are answered here".to_owned();
-            log.decision.note_cause(&reason);
+            log.decision.note_refusal(None, &reason);
             let (mut response, end) = self.refuse(Refusal::Method, StatusCode::METHOD_NOT_ALLOWED, reason);
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             return (response, end);
@@ -312,7 +312,7 @@ impl MainListener {
     ) -> (Response<Body>, RequestOutcome) {
         if let NotAuthenticated::NoKeys(_, cause) = refusal {
             // larder's own failure, which the log tells where it is noted.
-            log.decision.note_cause(&refusal.to_string());
+            log.note_stranger(None, &refusal.to_string());
             return (response::errors(cause.status(), vec![refusal.to_string()]), RequestOutcome::Error);
         }
         let of_network = match refusal {
@@ -320,7 +320,7 @@ impl MainListener {
             _ => None,
         };
         let kind = if of_network.is_some() { RefusalKind::Network } else { RefusalKind::Token };
-        log.note_stranger(kind, &refusal.to_string());
+        log.note_stranger(Some(kind), &refusal.to_string());
         if let Some(identity) = of_network {
             log.decision.who = Who::Client(identity.clone());
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());

@@ -44,9 +44,9 @@ pub(super) struct RequestLog {
 }
 
 impl RequestLog {
-    /// Notes a refusal before the client is known. Beyond a limit for its address it is neither shown nor in the audit trail, or
+    /// Notes why a request is not answered whose client is not known; the kind is that of a refusal. Beyond a limit for its address it is neither shown nor in the audit trail, or
     /// strangers could fill both.
-    pub(super) fn note_stranger(&mut self, kind: RefusalKind, reason: &str) {
+    pub(super) fn note_stranger(&mut self, kind: Option<RefusalKind>, reason: &str) {
         self.is_beyond_limit = self.requests.refused_strangers().exceeds(self.client);
         self.decision.note_refusal(kind, reason);
     }

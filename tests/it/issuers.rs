@@ -255,6 +255,26 @@ async fn an_issuer_that_gives_no_keys_is_named_with_the_cause() {
     assert!(refused.contains("it has no OpenID configuration (404)"), "{refused}");
 }
 
+/// Tokens that cannot be judged are not a way to fill the audit trail: beyond sixty a minute they have no line.
+#[tokio::test]
+async fn tokens_that_cannot_be_judged_do_not_fill_the_audit_trail() {
+    let (key, nobody) = (Issuer::new("one"), Issuer::new("nobody"));
+    let site = Site::new(&key).await;
+    let file = site.folder.path().join("audit.jsonl");
+    let larder = site.larder().config_lines(&format!("[audit]\npath = {file:?}\n")).start().await;
+    site.ask(&larder, &key, "a").await.expect(200);
+    site.ask(&larder, &nobody, "b").await.expect(401);
+    larder.clock.advance(Duration::from_secs(10));
+    for job in 0..80 {
+        site.ask(&larder, &nobody, &format!("c{job}")).await.expect(503);
+    }
+    site.ask(&larder, &key, "d").await.expect(200);
+    larder.stop().await;
+    let lines = std::fs::read_to_string(file).unwrap();
+    assert_eq!(lines.lines().count(), 62, "{lines}");
+    assert!(lines.lines().last().unwrap().contains("\"job\":\"d\""), "{lines}");
+}
+
 /// The doctor asks the issuer as larder does, and says what to change where it gives no keys.
 #[tokio::test]
 async fn the_doctor_asks_the_issuer() {
