@@ -3,6 +3,8 @@
 //! Discovery they read with `json.Unmarshal` into a map, which is as strict about what follows as larder's parser, and
 //! matches names exactly (Go's encoding/json; compared with it in `tests/fixtures/go-json.tsv`).
 
+use std::ops::Deref;
+
 use indexmap::IndexMap;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -24,8 +26,26 @@ pub(super) fn object(body: &[u8], read_members: &[&str]) -> serde_json::Result<R
 /// # Errors
 /// The text does not begin with a JSON object.
 pub(super) fn members(text: &str, read_members: &[&str]) -> serde_json::Result<RawObject> {
+    members_as(text, read_members)
+}
+
+/// The members of the object that a text begins with, as parts of that text: see [`object`].
+///
+/// # Errors
+/// The text does not begin with a JSON object.
+pub(super) fn borrowed_members<'t>(
+    text: &'t str,
+    read_members: &[&str],
+) -> serde_json::Result<IndexMap<String, &'t RawValue>> {
+    members_as(text, read_members)
+}
+
+fn members_as<'t, V: Deserialize<'t> + Deref<Target = RawValue>>(
+    text: &'t str,
+    read_members: &[&str],
+) -> serde_json::Result<IndexMap<String, V>> {
     // Without a check of the end.
-    let Members(members) = Members::<Box<RawValue>>::deserialize(&mut serde_json::Deserializer::from_str(text))?;
+    let Members(members) = Members::<V>::deserialize(&mut serde_json::Deserializer::from_str(text))?;
     let mut object = IndexMap::with_capacity(members.len());
     for (name, value) in members {
         let read = read_members.iter().find(|read| is_same_name(read, &name));
@@ -75,6 +95,8 @@ mod tests {
             let list = list.unwrap_or_else(|reason| panic!("{reason}: {shown}"));
             let read: Vec<&str> = list.versions.iter().map(|listed| &*listed.upstream_spelling).collect();
             assert_eq!(read.join(" "), versions, "{kind}: {shown}");
+            let named = list.versions.iter().map(|listed| listed.version.clone()).collect();
+            assert_eq!(VersionList::named(list.service, &body), Ok(named), "{kind}: {shown}");
             count += 1;
         }
         assert_eq!(count, 300);

@@ -1,7 +1,7 @@
 //! Parses `providers.v1` (provider registry protocol). Upstream JSON is preserved verbatim, so that unknown fields
 //! survive.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use indexmap::IndexMap;
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use url::Url;
 
 use super::client_json;
 use super::discovery::Service;
-use crate::address::{FileName, Platform, ProviderAddress, Version};
+use crate::address::{BadAddress, FileName, Platform, ProviderAddress, Version};
 use crate::digest::Digest;
 
 /// A JSON object whose members are preserved verbatim.
@@ -95,6 +95,42 @@ impl VersionList {
         Self { other_members, ..Self::empty(Service::Providers) }.with_entries(entries)
     }
 
+    /// The versions of a list, and nothing else of it: a fraction of the time.
+    ///
+    /// # Errors
+    /// The reason why the document is not a version list.
+    pub fn named(service: Service, body: &[u8]) -> Result<BTreeSet<Version>, String> {
+        let unreadable = |e: serde_json::Error| format!("it is not a list: {e}");
+        let text = String::from_utf8_lossy(body);
+        let (document, first_module);
+        let versions = match service {
+            Service::Providers => {
+                document = client_json::borrowed_members(&text, &["versions"]).map_err(unreadable)?;
+                Some(*document.get("versions").ok_or("it has no \"versions\"")?)
+            }
+            Service::Modules => {
+                document = client_json::borrowed_members(&text, &["modules"]).map_err(unreadable)?;
+                let modules = document.get("modules").ok_or("it has no \"modules\"")?;
+                let modules: Vec<&RawValue> = serde_json::from_str(modules.get()).map_err(unreadable)?;
+                let module = modules.first().ok_or("its \"modules\" are empty")?;
+                first_module = client_json::borrowed_members(module.get(), &["versions"]).map_err(unreadable)?;
+                first_module.get("versions").copied()
+            }
+        };
+        let entries: Option<Vec<&RawValue>> =
+            versions.map(|versions| serde_json::from_str(versions.get())).transpose().map_err(unreadable)?;
+        let entries = entries.unwrap_or_default();
+        if entries.len() > MAX_VERSIONS {
+            return Err(format!("it lists {} versions; at most {MAX_VERSIONS} are read", entries.len()));
+        }
+        let version = |entry: &RawValue| {
+            let members = client_json::borrowed_members(entry.get(), members_of_entry(service)).ok()?;
+            let spelling: String = serde_json::from_str(members.get("version")?.get()).ok()?;
+            parse_version(service, &spelling).ok()
+        };
+        Ok(entries.into_iter().filter_map(version).collect())
+    }
+
     /// Fills an empty list. Drops repeated versions, and entries of which clients would read something else than larder.
     ///
     /// # Errors
@@ -132,17 +168,10 @@ impl VersionList {
 impl ListedVersion {
     /// Parses an entry of a list. `None` if it has no version, or if clients would read other values from it.
     fn parse(service: Service, raw: Box<RawValue>) -> Option<Result<Self, UnreadableVersion>> {
-        let read_members: &[&str] = match service {
-            Service::Providers => &["version", "platforms"],
-            Service::Modules => &["version"],
-        };
-        let mut members = client_json::members(raw.get(), read_members).ok()?;
+        let mut members = client_json::members(raw.get(), members_of_entry(service)).ok()?;
         let upstream_spelling: String = serde_json::from_str(members.get("version")?.get()).ok()?;
-        let (version, platforms) = match service {
-            Service::Providers => (Version::parse(&upstream_spelling), members.swap_remove("platforms")),
-            Service::Modules => (Version::parse_of_module(&upstream_spelling), None),
-        };
-        let Ok(version) = version else {
+        let platforms = members.swap_remove("platforms").filter(|_| service == Service::Providers);
+        let Ok(version) = parse_version(service, &upstream_spelling) else {
             // Clients read such a version, and would ask for it.
             if upstream_spelling.len() > MAX_UNREADABLE_BYTES {
                 return None;
@@ -166,6 +195,21 @@ impl ListedVersion {
         let listed: Option<Vec<&RawValue>> =
             self.platforms.as_ref().and_then(|raw| serde_json::from_str(raw.get()).ok());
         listed.unwrap_or_default().into_iter().filter_map(parse_platform).collect()
+    }
+}
+
+/// The members of an entry of a list that clients read.
+fn members_of_entry(service: Service) -> &'static [&'static str] {
+    match service {
+        Service::Providers => &["version", "platforms"],
+        Service::Modules => &["version"],
+    }
+}
+
+fn parse_version(service: Service, spelling: &str) -> Result<Version, BadAddress> {
+    match service {
+        Service::Providers => Version::parse(spelling),
+        Service::Modules => Version::parse_of_module(spelling),
     }
 }
 
@@ -383,6 +427,8 @@ mod tests {
                     prop_assert!(versions.insert(&listed.version));
                 }
                 prop_assert_eq!(list.other_members[&other].get(), "1e400");
+                let named = versions.into_iter().cloned().collect();
+                prop_assert_eq!(VersionList::named(Service::Providers, body.as_bytes()), Ok(named));
             }
         }
 
@@ -390,8 +436,12 @@ mod tests {
         fn any_bytes_are_parsed_or_refused(body in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
             let url = Url::parse("https://registry.example/x").unwrap();
             let platform = Platform::parse("linux_amd64").unwrap();
-            let _ = VersionList::parse(&body);
-            let _ = VersionList::parse(text.as_bytes());
+            for body in [&body, text.as_bytes()] {
+                let named = VersionList::named(Service::Providers, body);
+                if let Ok(list) = VersionList::parse(body) {
+                    prop_assert_eq!(named, Ok(list.versions.into_iter().map(|listed| listed.version).collect()));
+                }
+            }
             let _ = DownloadDocument::parse(&body, &url, &platform);
             let _ = super::super::discovery::Discovery::parse(text.as_bytes(), url);
         }

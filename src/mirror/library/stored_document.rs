@@ -1,5 +1,6 @@
 //! A stored document: its record format, and how it is parsed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -180,6 +181,13 @@ impl StoredDocument {
         };
         list.add_new_versions(self.dropped());
         Ok(list)
+    }
+
+    /// The versions of the list, with the dropped ones that are still stored. One that cannot be read names nothing.
+    pub(in crate::mirror) fn named_versions(&self, service: Service) -> BTreeSet<Version> {
+        let Ok(mut named) = VersionList::named(service, &self.body) else { return BTreeSet::new() };
+        named.extend(self.dropped_versions(service).into_iter().map(|listed| listed.version));
+        named
     }
 
     /// The versions that upstream has dropped from the list.

@@ -113,8 +113,7 @@ impl Library {
             ReadOutcome::Absent => list.as_ref().map(|list| FirstListed::of_stored_list(list.metadata.fetched)),
             ReadOutcome::Damaged => None,
         };
-        let versions = list.map(|list| list.as_versions(address.into()).map(|list| list.versions).unwrap_or_default());
-        let listed = versions.unwrap_or_default().into_iter().map(|listed| listed.version).collect();
+        let listed = list.map(|list| list.named_versions(address.into())).unwrap_or_default();
         let dates = self.read_document(&Key::Document(DocumentKey::Dates(address.clone())))?;
         let published = dates.as_ref().map(|dates| dates_of_record(&dates.body));
         let settings = config.upstreams.get(address.host()).map(|upstream| &upstream.settings);
