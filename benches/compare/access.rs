@@ -1,4 +1,4 @@
-//! What tokens, rules and the audit trail cost: a larder with them beside one without, in turns. Ratios of processor time.
+//! The cost of tokens, rules and the audit trail: a larder with them beside one without, in turns. Ratios of processor time.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -26,7 +26,7 @@ const LISTED_VERSIONS: usize = 1000;
 /// The time that a started larder has before its processor time counts.
 const SETTLE_TIME: Duration = Duration::from_millis(500);
 
-/// What a larder has that the other one has not.
+/// The settings that one larder has and the other has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guard {
     Nothing,

@@ -38,11 +38,11 @@ pub struct Oidc {
     pub audience: String,
     /// The claims that a token must have, each with its pattern; never none.
     pub claims: Vec<(String, ClaimPattern)>,
-    /// Where its keys come from.
+    /// The source of its keys.
     pub keys: KeySource,
 }
 
-/// Where the keys of an issuer come from.
+/// The source of the keys of an issuer.
 #[derive(Debug, Clone)]
 pub enum KeySource {
     /// A file.

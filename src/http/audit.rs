@@ -34,7 +34,7 @@ const MAX_TEXT_BYTES: usize = 1024;
 /// Hex digits of the id of a URL's proof.
 const URL_ID_DIGITS: usize = 16;
 
-/// What is known about the decision on a request.
+/// The decision on a request, as far as it is known.
 #[derive(Debug, Default)]
 pub(super) struct Decision {
     /// The client that authenticated, or whose rights the URL proves.
@@ -46,7 +46,7 @@ pub(super) struct Decision {
     /// The id of the proof in the URL.
     url: Option<String>,
     digest: Option<Digest>,
-    /// What a list does not show.
+    /// The versions that a list does not show.
     hidden: Arc<[HiddenVersions]>,
     /// Why there is no good answer.
     cause: Option<Cause>,
@@ -205,7 +205,7 @@ struct HiddenByRule {
     newest: Vec<Version>,
 }
 
-/// What was asked, by whom and when.
+/// The request: its client, its path and its time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked<'a> {
     pub(super) client: IpAddr,
@@ -293,7 +293,7 @@ fn shortened(path: &str) -> String {
     safe_text(path.get(..end.filter(|_| path.len() > MAX_TEXT_BYTES).unwrap_or(path.len())).unwrap_or_default())
 }
 
-/// What a route is about.
+/// The subject of a route.
 #[derive(Debug, Default)]
 struct Subject {
     address: Option<Address>,

@@ -320,7 +320,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
 #[derive(Debug, Clone)]
 pub struct Strangers {
     counts: Cache<IpAddr, Arc<AtomicU32>>,
-    /// What is logged about an address beyond the limit.
+    /// The text of the log about an address beyond the limit.
     beyond: &'static str,
 }
 

@@ -31,11 +31,11 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 pub use self::admin::{Admin, AdminCaller, AdminProcess, RunAccess, ServingLarder};
+pub use self::audit::AuditLine;
 pub use self::body::Body;
 pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;
 
-pub use self::audit::AuditLine;
 use self::audit::{Decision, Who};
 use self::client_tokens::{ClientTokens, NotAuthenticated};
 use self::clients::{Clients, RequestClient, origin, origin_of_browser};

@@ -1,4 +1,4 @@
-//! What is known of a request when its answer has been sent: its counts, its line of the access log, and the decision about it.
+//! The record of a request: when its answer has been sent, its counts, its line of the access log, and the decision about it.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -247,7 +247,7 @@ async fn strangers_do_not_fill_the_trail() {
     assert_eq!((lines.len(), lines[60]["name"].as_str()), (61, Some("net")));
 }
 
-/// Who was refused what: `status` shows it, with the client, its name and the count, also without an audit trail.
+/// `status` shows the last refusals with the client, its name and the count.
 #[tokio::test]
 async fn the_status_shows_the_last_refusals() {
     let site = Site::new().await;

@@ -210,7 +210,7 @@ async fn stored_keys_count_while_the_issuer_is_gone() {
     assert!(unjudged.contains("offline"), "{unjudged}");
 }
 
-/// Where nothing is stored and the issuer gives no keys, no token can be judged. The cause is told, the issuer is not asked for each
+/// No token can be judged while nothing is stored and the issuer gives no keys. The cause is told, the issuer is not asked for each
 /// token, and tokens count as soon as it answers.
 #[tokio::test]
 async fn an_issuer_that_gives_no_keys_is_named_with_the_cause() {
@@ -336,7 +336,7 @@ async fn the_teams_and_jobs_of_the_documentation_have_their_rights() {
     assert!(text.contains("it is not among the addresses that this client may use"), "the page says it otherwise");
 }
 
-/// What an issuer answers in place of its keys changes nothing that is stored.
+/// An answer of the issuer without keys changes nothing that is stored.
 #[tokio::test]
 async fn a_bad_answer_of_the_issuer_leaves_the_stored_keys() {
     let key = Issuer::new("one");

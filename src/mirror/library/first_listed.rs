@@ -16,7 +16,7 @@ use crate::store::{
     DocumentKey, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, StoreError, to_json,
 };
 use crate::upstream::discovery::Service;
-use crate::upstream::providers::{ListedVersion, MAX_VERSIONS, VersionList};
+use crate::upstream::providers::{MAX_VERSIONS, VersionList};
 
 /// The longest time in which a first list that is not stored is asked for again. After a longer one, nobody knows what the lost
 /// list named, so its versions count as listed now.
@@ -230,13 +230,8 @@ struct ListedVersions {
 impl ListedVersions {
     /// Reads a list. One that cannot be read names nothing.
     fn of(list: &StoredDocument, service: Service) -> Self {
-        let versions = |listed: Vec<ListedVersion>| listed.into_iter().map(|listed| listed.version).collect();
-        let upstream = match service {
-            Service::Providers => VersionList::parse(&list.body),
-            Service::Modules => VersionList::parse_of_module(&list.body),
-        };
-        let upstream = upstream.map(|list| list.versions).unwrap_or_default();
-        Self { upstream: versions(upstream), kept: versions(list.dropped_versions(service)) }
+        let kept = list.dropped_versions(service).into_iter().map(|listed| listed.version).collect();
+        Self { upstream: VersionList::named(service, &list.body).unwrap_or_default(), kept }
     }
 }
 
