@@ -16,6 +16,7 @@ pub mod listener;
 pub mod local_socket;
 mod page;
 pub mod probe_client;
+mod refusals;
 mod request_log;
 mod requests;
 pub mod response;

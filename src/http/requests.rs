@@ -12,9 +12,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::audit::RecentRefusals;
 use super::client_tokens::Strangers;
 use super::failures::RecentFailures;
+use super::refusals::RecentRefusals;
 use crate::audit::AuditCounters;
 use crate::error::Error;
 use crate::jobs::{Traffic, TrafficCount, TrafficSource};
