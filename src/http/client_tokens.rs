@@ -126,7 +126,7 @@ pub enum NotAuthenticated {
     #[error("the token of {0} does not count: {1}")]
     Jwt(String, BadJwt),
     /// A CI system signed the token, and its keys cannot be had.
-    #[error("larder cannot check the token: the keys of its issuer {0} cannot be had: {1}")]
+    #[error("the token cannot be checked: the keys of its issuer {0} cannot be had: {1}")]
     NoKeys(String, NoKeys),
     /// A CI system signed the token, and no client has its claims.
     #[error(

@@ -45,11 +45,14 @@ impl Site {
     /// A larder whose trail is a file in the site's folder, or at another place.
     fn larder(&self, target: &str) -> Builder {
         let target = self.folder.path().join(target);
+        self.without_trail().config_lines(&format!("[audit]\npath = {target:?}\n"))
+    }
+
+    fn without_trail(&self) -> Builder {
         let digest = |token: &str| format!("{{ sha256 = \"{}\" }}", Digest::of(token.as_bytes()));
         let jwks = self.folder.path().join("ci.jwks");
         self.fixture.larder_on(&self.folder).clock(&Clock::frozen()).config_lines(&format!(
-            "[audit]\npath = {target:?}\n\
-             [[policy]]\nmatch = \"acme/evil\"\naction = \"deny\"\nreason = \"it is evil\"\n\
+            "[[policy]]\nmatch = \"acme/evil\"\naction = \"deny\"\nreason = \"it is evil\"\n\
              [[policy]]\nmatch = \"acme/null\"\nversions = \"< 2.0.0\"\nreason = \"2.0.0 loses state\"\n\
              [[client]]\nname = \"ci\"\ntoken = {}\n\
              [[client]]\nname = \"net\"\ntoken = {}\nallow = [\"acme/net/*\"]\n\
@@ -247,11 +250,11 @@ async fn strangers_do_not_fill_the_trail() {
     assert_eq!((lines.len(), lines[60]["name"].as_str()), (61, Some("net")));
 }
 
-/// `status` shows the last refusals with the client, its name and the count.
+/// `status` and the page show the last refusals with the client, its name and the count, also without an audit trail.
 #[tokio::test]
 async fn the_status_shows_the_last_refusals() {
     let site = Site::new().await;
-    let larder = site.larder("audit.jsonl").start().await;
+    let larder = site.without_trail().start().await;
     for _ in 0..3 {
         with(&larder, TEAM, &providers("null/versions")).await.expect(421);
     }
