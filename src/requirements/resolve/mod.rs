@@ -22,7 +22,7 @@ use super::{
     ClientKind, Configurations, Files, Order, OrderEntry, Registries, RequiredArchive, ResolvedRequirements,
     UnavailableItem, Unreadable, lock_file,
 };
-use crate::address::Artifact;
+use crate::address::{Artifact, Platform};
 
 /// Resolves an order. Each list and module is queried once, a few at a time.
 ///
@@ -34,27 +34,35 @@ pub async fn resolve(order: &Order, registries: &impl Registries) -> ResolvedReq
         match entry {
             OrderEntry::Address { what: selector, platforms } => {
                 let platforms = if platforms.is_empty() { &order.platforms } else { platforms };
-                versions::resolve_address(&queries, selector, platforms, &[], &selector.to_string()).await;
+                versions::resolve_address(&queries, selector, platforms, &[], &selector.to_string()).await
             }
             OrderEntry::LockFile { name, locked } => {
-                versions::resolve_lock_file(&queries, name, locked, &order.platforms).await;
+                versions::resolve_lock_file(&queries, name, locked, &order.platforms).await
             }
             OrderEntry::Configurations(configurations) => {
-                let local = LocalModules::new(configurations);
-                let (roots, problems) = local.roots().await;
-                problems
-                    .into_iter()
-                    .for_each(|reason| queries.result.lock().add_unavailable(CONFIGURATION, reason, []));
-                queries.result.lock().notes.extend(roots.iter().filter_map(|root| root.note.clone()));
-                for root in roots {
-                    // Roots are resolved one after the other, so that a query of several roots is sent once.
-                    tree::resolve_root(&queries, &local, &root, &order.platforms).await;
-                }
+                resolve_configurations(&queries, configurations, &order.platforms).await
             }
         }
     });
-    join_all(resolutions.collect::<Vec<_>>()).await;
-    queries.result.into_inner().into_requirements()
+    let results = join_all(resolutions.collect::<Vec<_>>()).await;
+    results.into_iter().collect::<ResolutionResult>().into_requirements()
+}
+
+/// Resolves the roots of configurations, one after the other, so that a query of several roots is sent once.
+async fn resolve_configurations(
+    queries: &RegistryQueries<'_, impl Registries>,
+    configurations: &Configurations,
+    platforms: &[Platform],
+) -> ResolutionResult {
+    let mut result = ResolutionResult::default();
+    let local = LocalModules::new(configurations);
+    let (roots, problems) = local.roots().await;
+    problems.into_iter().for_each(|reason| result.add_unavailable(CONFIGURATION, reason, []));
+    result.notes.extend(roots.iter().filter_map(|root| root.note.clone()));
+    for root in roots {
+        result.extend([tree::resolve_root(queries, &local, &root, platforms).await]);
+    }
+    result
 }
 
 /// The name of an order's files, for people.
@@ -219,7 +227,10 @@ impl ResolutionResult {
         reason: impl Into<String>,
         required_by: impl IntoIterator<Item = String>,
     ) {
-        let item = (shortened_text(subject.into()), shortened_text(reason.into()));
+        self.add_unavailable_item((shortened_text(subject.into()), shortened_text(reason.into())), required_by);
+    }
+
+    fn add_unavailable_item(&mut self, item: (String, String), required_by: impl IntoIterator<Item = String>) {
         if self.unavailable.len() < MAX_UNAVAILABLE || self.unavailable.contains_key(&item) {
             self.unavailable.entry(item).or_default().extend(required_by);
         }
@@ -247,6 +258,28 @@ impl ResolutionResult {
             unavailable: unavailable.chain(truncation_notice).collect(),
             notes: self.notes.into_iter().collect(),
         }
+    }
+}
+
+impl Extend<ResolutionResult> for ResolutionResult {
+    fn extend<T: IntoIterator<Item = ResolutionResult>>(&mut self, results: T) {
+        for ResolutionResult { required, unavailable, notes } in results {
+            for (artifact, RequirementDetails { hashes, required_by }) in required {
+                let details = self.required.entry(artifact).or_default();
+                details.hashes.extend(hashes);
+                details.required_by.extend(required_by);
+            }
+            unavailable.into_iter().for_each(|(item, required_by)| self.add_unavailable_item(item, required_by));
+            self.notes.extend(notes);
+        }
+    }
+}
+
+impl FromIterator<ResolutionResult> for ResolutionResult {
+    fn from_iter<T: IntoIterator<Item = ResolutionResult>>(results: T) -> Self {
+        let mut merged = Self::default();
+        merged.extend(results);
+        merged
     }
 }
 

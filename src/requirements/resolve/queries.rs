@@ -10,7 +10,7 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use super::super::configuration::{self, Module, ModuleRole, NO_PACKAGE, Problem, SourceLine, VariableValues};
 use super::super::{ClientKind, Configurations, ModuleFiles, Registries, UpstreamVersions};
-use super::{ResolutionResult, Root, find_roots};
+use super::{Root, find_roots};
 use crate::address::{Address, ModulePackage, Version};
 
 /// The maximum number of queries in flight.
@@ -97,8 +97,6 @@ impl OrderLimit {
 /// The registries, with their answers for one order.
 pub(super) struct RegistryQueries<'a, R> {
     registries: &'a R,
-    /// The requirements found so far.
-    pub(super) result: Mutex<ResolutionResult>,
     permits: Semaphore,
     versions: AnswerCache<Address, Vec<Version>>,
     module_files: AnswerCache<ModulePackage, ModuleFiles>,
@@ -119,7 +117,6 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         let bytes = format!("the called modules have more than {MAX_MODULE_MIB} MiB of configuration");
         Self {
             registries,
-            result: Mutex::default(),
             permits: Semaphore::new(MAX_CONCURRENT_QUERIES),
             versions: AnswerCache::new(),
             module_files: AnswerCache::new(),

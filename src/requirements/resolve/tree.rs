@@ -11,7 +11,7 @@ use super::super::configuration::{
 };
 use super::super::{Registries, files};
 use super::queries::{LocalModules, RegistryQueries};
-use super::{Root, versions};
+use super::{ResolutionResult, Root, versions};
 use crate::address::{Artifact, ModuleAddress, ModuleConstraint, ModulePackage, Platform, Version};
 
 /// The maximum depth of module calls.
@@ -38,12 +38,15 @@ pub(super) async fn resolve_root(
     local: &LocalModules,
     root: &Root,
     platforms: &[Platform],
-) {
+) -> ResolutionResult {
     let (visited, provider_requirements) = (BTreeMap::new(), Vec::new());
-    let mut walk = RequirementsWalk { queries, local, root, visited, provider_requirements };
+    let result = ResolutionResult::default();
+    let mut walk = RequirementsWalk { queries, local, root, visited, provider_requirements, result };
     walk.visit_all().await;
+    let RequirementsWalk { provider_requirements, mut result, .. } = walk;
     let files = &local.configurations.files;
-    versions::choose_versions(queries, files, root, &walk.provider_requirements, platforms).await;
+    versions::choose_versions(queries, files, root, &provider_requirements, platforms, &mut result).await;
+    result
 }
 
 /// A walk through the modules of one root.
@@ -54,6 +57,8 @@ struct RequirementsWalk<'a, R> {
     /// The folders that each visited folder calls, with the location of the call.
     visited: BTreeMap<CalledFolder, BTreeMap<CalledFolder, String>>,
     provider_requirements: Vec<ProviderRequirement>,
+    /// The requirements found so far.
+    result: ResolutionResult,
 }
 
 impl<R: Registries> RequirementsWalk<'_, R> {
@@ -106,7 +111,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         for ((caller, call), (required_package, target)) in calls.into_iter().zip(targets) {
             let required_by = call.location.to_string();
             if let Some(package) = required_package {
-                self.queries.result.lock().require(Artifact::Module(package), &[], [required_by.clone()]);
+                self.result.require(Artifact::Module(package), &[], [required_by.clone()]);
             }
             match target {
                 Ok(called) => {
@@ -123,7 +128,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
 
     /// Reports calls that lead back to one of their own callers. Clients follow such a cycle until their paths are too
     /// long.
-    fn report_cycles(&self, root_folder: &CalledFolder) {
+    fn report_cycles(&mut self, root_folder: &CalledFolder) {
         let called_by = |folder| self.visited.get(folder).into_iter().flatten().collect::<Vec<_>>();
         let (mut finished, mut ancestors) = (BTreeSet::new(), BTreeSet::from([root_folder]));
         let mut path = vec![(root_folder, called_by(root_folder))];
@@ -144,20 +149,16 @@ impl<R: Registries> RequirementsWalk<'_, R> {
         }
         for required_by in cycle_calls {
             let reason = "the call leads back to one of its own callers: clients never finish loading it";
-            self.queries.result.lock().add_unavailable(
-                format!("the module called at {required_by}"),
-                reason,
-                [required_by],
-            );
+            self.result.add_unavailable(format!("the module called at {required_by}"), reason, [required_by]);
         }
     }
 
-    fn report(&self, Problem { subject, reason, location }: &Problem) {
-        self.queries.result.lock().add_unavailable(subject, reason, [location.to_string()]);
+    fn report(&mut self, Problem { subject, reason, location }: &Problem) {
+        self.result.add_unavailable(subject, reason, [location.to_string()]);
     }
 
-    fn report_limit(&self, reason: String) {
-        self.queries.result.lock().add_unavailable(self.root.name(), reason, []);
+    fn report_limit(&mut self, reason: String) {
+        self.result.add_unavailable(self.root.name(), reason, []);
     }
 
     /// The module in a folder.

@@ -10,7 +10,7 @@ use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
 use super::super::{ClientKind, Files, Registries, UpstreamVersions};
 use super::queries::RegistryQueries;
-use super::{Root, shortened_list};
+use super::{ResolutionResult, Root, shortened_list};
 use crate::address::{
     Address, Artifact, Constraint, Hostname, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
     Selection, Version, Versions,
@@ -31,16 +31,17 @@ pub(super) async fn choose_versions(
     root: &Root,
     requirements: &[ProviderRequirement],
     platforms: &[Platform],
+    result: &mut ResolutionResult,
 ) {
     let mut by_provider: BTreeMap<Address, Vec<&ProviderRequirement>> = BTreeMap::new();
     for requirement in requirements {
         by_provider.entry((&requirement.provider).into()).or_default().push(requirement);
     }
-    let locked = locked_providers(queries, files, root);
+    let locked = locked_providers(files, root, result);
     if by_provider.len() > MAX_PROVIDERS {
         let reason =
             format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
-        queries.result.lock().add_unavailable(root.name(), reason, []);
+        result.add_unavailable(root.name(), reason, []);
     }
     let by_provider: BTreeMap<_, _> = by_provider.into_iter().take(MAX_PROVIDERS).collect();
     // All queries are sent at once; the loop below then finds their answers in the cache.
@@ -63,7 +64,7 @@ pub(super) async fn choose_versions(
         match chosen {
             Ok(chosen) => {
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
-                require_provider(queries, provider, &chosen, platforms, hashes, required_by);
+                result.require_provider(provider, &chosen, platforms, hashes, required_by);
             }
             Err(reason) => {
                 let constraints: BTreeSet<String> = requirements
@@ -74,7 +75,7 @@ pub(super) async fn choose_versions(
                     true => provider.to_string(),
                     false => format!("{provider}@{}", constraints.into_iter().collect::<Vec<_>>().join(", ")),
                 };
-                queries.result.lock().add_unavailable(subject, reason, required_by);
+                result.add_unavailable(subject, reason, required_by);
             }
         }
     }
@@ -124,9 +125,9 @@ fn constraints_text(requirements: &[&ProviderRequirement]) -> String {
 
 /// The locked providers of a root.
 fn locked_providers(
-    queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
     root: &Root,
+    result: &mut ResolutionResult,
 ) -> BTreeMap<ProviderAddress, LockedProvider> {
     let path = child_path(&root.folder, LOCK_FILE);
     let locked = match files.get(&path) {
@@ -135,7 +136,7 @@ fn locked_providers(
         Some(Err(reason)) => Err(vec![format!("{reason}: larder does not read this file")]),
     };
     let locked = locked.unwrap_or_else(|problems| {
-        problems.into_iter().for_each(|problem| queries.result.lock().add_unavailable(&path, problem, [path.clone()]));
+        problems.into_iter().for_each(|problem| result.add_unavailable(&path, problem, [path.clone()]));
         Vec::new()
     });
     let mut by_provider: BTreeMap<ProviderAddress, LockedProvider> =
@@ -198,20 +199,22 @@ pub(super) async fn resolve_address(
     platforms: &[Platform],
     hashes: &[String],
     required_by: &str,
-) {
+) -> ResolutionResult {
+    let mut result = ResolutionResult::default();
     let choose_listed = |listed: &[Version]| selector.choose(&listed.iter().collect::<Vec<_>>()).cloned();
     let address = selector.address();
     let required_by = [required_by.to_owned()];
     match (choose(queries, &address, choose_listed).await, address) {
         (Ok(chosen), Address::Provider(provider)) => {
-            require_provider(queries, &provider, &chosen, platforms, hashes, required_by);
+            result.require_provider(&provider, &chosen, platforms, hashes, required_by);
         }
         (Ok(ChosenVersion { version, .. }), Address::Module(module)) => {
             let artifact = Artifact::Module(ModulePackage { module, version });
-            queries.result.lock().require(artifact, &[], required_by);
+            result.require(artifact, &[], required_by);
         }
-        (Err(reason), _) => queries.result.lock().add_unavailable(selector.to_string(), reason, required_by),
+        (Err(reason), _) => result.add_unavailable(selector.to_string(), reason, required_by),
     }
+    result
 }
 
 /// Resolves a lock file.
@@ -220,26 +223,28 @@ pub(super) async fn resolve_lock_file(
     name: &str,
     locked: &[LockedProvider],
     platforms: &[Platform],
-) {
+) -> ResolutionResult {
     let resolutions = locked.iter().map(|locked| async move {
         let selection = Selection { of: locked.provider.clone(), versions: Versions::Exactly(locked.version.clone()) };
         let selector = PackageSelector::Provider(selection);
-        resolve_address(queries, &selector, platforms, &locked.hashes, name).await;
+        resolve_address(queries, &selector, platforms, &locked.hashes, name).await
     });
-    join_all(resolutions.collect::<Vec<_>>()).await;
+    join_all(resolutions.collect::<Vec<_>>()).await.into_iter().collect()
 }
 
-/// Requires a version of a provider for each platform.
-fn require_provider(
-    queries: &RegistryQueries<'_, impl Registries>,
-    provider: &ProviderAddress,
-    ChosenVersion { version, extra_platforms }: &ChosenVersion,
-    platforms: &[Platform],
-    hashes: &[String],
-    required_by: impl IntoIterator<Item = String> + Clone,
-) {
-    for platform in platforms.iter().chain(extra_platforms) {
-        let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
-        queries.result.lock().require(Artifact::Provider(package), hashes, required_by.clone());
+impl ResolutionResult {
+    /// Requires a version of a provider for each platform.
+    fn require_provider(
+        &mut self,
+        provider: &ProviderAddress,
+        ChosenVersion { version, extra_platforms }: &ChosenVersion,
+        platforms: &[Platform],
+        hashes: &[String],
+        required_by: impl IntoIterator<Item = String> + Clone,
+    ) {
+        for platform in platforms.iter().chain(extra_platforms) {
+            let package = Package { provider: provider.clone(), version: version.clone(), platform: platform.clone() };
+            self.require(Artifact::Provider(package), hashes, required_by.clone());
+        }
     }
 }
