@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use self::cli_config::Environment;
 use self::configuration::keep_deciding_values;
 use self::lock_file::LockedProvider;
-use crate::address::{Address, Artifact, ModulePackage, PackageSelector, Platform, Version};
+use crate::address::{
+    Address, Artifact, Constraint, ModulePackage, PackageSelector, Platform, ProviderAddress, Version,
+};
 use crate::labels::labelled_enum;
 
 pub use self::configuration::CommandLineValues;
@@ -72,6 +74,20 @@ pub struct Configurations {
     /// The client whose rules apply; `None` detects it from each root's files.
     #[serde(default)]
     pub client: Option<ClientKind>,
+    /// The part of the roots' lock files in the choice of versions.
+    #[serde(default)]
+    pub locked_versions: LockedVersions,
+}
+
+/// The part of a lock file in the choice of versions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LockedVersions {
+    /// A locked version is chosen, as by `init`.
+    #[default]
+    Kept,
+    /// The newest version that the constraints allow is chosen, as by `init -upgrade`.
+    Upgraded,
 }
 
 labelled_enum! {
@@ -156,7 +172,7 @@ impl Configurations {
         if let Some(empty_root) = roots.iter().find(|root| !folders.contains(&root.as_str())) {
             return Err(format!("there is no file that a client reads in {empty_root:?}"));
         }
-        Ok(Self { files, roots, client })
+        Ok(Self { files, roots, client, locked_versions: LockedVersions::Kept })
     }
 }
 
@@ -209,6 +225,41 @@ pub struct ResolvedRequirements {
     pub unavailable: Vec<UnavailableItem>,
     /// Sentences about choices that the files leave open, for people.
     pub notes: Vec<String>,
+    /// The roots of the configurations.
+    pub roots: Vec<ResolvedRoot>,
+}
+
+/// A folder in which `init` runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResolvedRoot {
+    /// The folder in the order's files; `""` is the top.
+    pub folder: String,
+    /// The client whose rules apply.
+    pub client: ClientKind,
+    /// The entries of its lock file, as the client reads them; `None` without such a file.
+    pub locked: Option<Vec<LockedProvider>>,
+    /// The version of each required provider, where one could be chosen.
+    pub providers: Vec<ChosenProvider>,
+    /// The items that no registry provides, with reasons. With any, `init` fails here.
+    pub unavailable: Vec<UnavailableItem>,
+}
+
+impl ResolvedRoot {
+    /// The path of its lock file, which may not exist.
+    pub fn lock_file(&self) -> String {
+        files::child_path(&self.folder, files::LOCK_FILE)
+    }
+}
+
+/// A required provider with the version that `init` chooses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChosenProvider {
+    /// The provider.
+    pub provider: ProviderAddress,
+    /// The version.
+    pub version: Version,
+    /// The constraints of all modules together.
+    pub constraint: Constraint,
 }
 
 /// One archive.

@@ -11,7 +11,9 @@ use super::policy::RuleText;
 use super::{object_of, or_problem, short};
 use crate::address::{Hostname, PackageSelector, Platform, Version};
 use crate::mirror::MissingPackage;
-use crate::requirements::{ClientKind, Configurations, FileContents, Files, Order, OrderEntry, lock_file};
+use crate::requirements::{
+    ClientKind, Configurations, FileContents, Files, LockedVersions, Order, OrderEntry, lock_file,
+};
 
 /// Maximum number of addresses in one order.
 const MAX_ADDRESSES: usize = 4096;
@@ -42,6 +44,10 @@ pub struct OrderRequest {
     /// The platforms. By default larder's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<String>,
+    /// Choose the newest versions that the constraints of the files allow, whatever their lock files have, as `init -upgrade`
+    /// does.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub upgrade: bool,
     /// Pin the packages that are warmed. Ignored by a plan.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub pin: bool,
@@ -110,7 +116,7 @@ impl OrderRequest {
     /// # Errors
     /// Both have files, they name different clients, or the other has roots without files.
     pub fn add(&mut self, other: Self) -> Result<(), String> {
-        let Self { what: addresses, lock_files, files, roots, client, platforms, pin, policy } = other;
+        let Self { what: addresses, lock_files, files, roots, client, platforms, upgrade, pin, policy } = other;
         if let (Some(own_client), Some(other_client)) = (self.client, client)
             && own_client != other_client
         {
@@ -126,6 +132,7 @@ impl OrderRequest {
         self.lock_files.extend(lock_files);
         self.platforms.extend(platforms);
         self.client = self.client.or(client);
+        self.upgrade |= upgrade;
         self.pin |= pin;
         self.policy = self.policy.take().or(policy);
         Ok(())
@@ -178,6 +185,8 @@ impl OrderRequest {
         if !self.files.is_empty() || !self.roots.is_empty() {
             let files = Files::try_from(self.files.clone()).map_err(|bad| bad.to_string());
             let configurations = files.and_then(|files| Configurations::new(files, self.roots.clone(), self.client));
+            let locked_versions = if self.upgrade { LockedVersions::Upgraded } else { LockedVersions::Kept };
+            let configurations = configurations.map(|files| Configurations { locked_versions, ..files });
             entries.extend(or_problem(configurations, &mut problems).map(OrderEntry::Configurations));
         }
         let platforms = platforms_of(&self.platforms, &mut problems);

@@ -20,7 +20,7 @@ use super::files::child_path;
 use super::files::{LOCK_FILE, resolve_path};
 use super::{
     ClientKind, Configurations, Files, Order, OrderEntry, Registries, RequiredArchive, ResolvedRequirements,
-    UnavailableItem, Unreadable, lock_file,
+    ResolvedRoot, UnavailableItem, Unreadable, lock_file,
 };
 use crate::address::{Artifact, Platform};
 
@@ -92,7 +92,7 @@ impl Root {
 /// Also returns the problems that concern no single root.
 fn find_roots(configurations: &Configurations) -> (Vec<Root>, Vec<String>) {
     let mut problems = Vec::new();
-    let Configurations { files, roots, client } = configurations;
+    let Configurations { files, roots, client, .. } = configurations;
     let folders: BTreeSet<String> = match roots.as_slice() {
         [] => uncalled_folders(files).into_iter().collect(),
         roots => roots.iter().cloned().collect(),
@@ -198,6 +198,7 @@ struct ResolutionResult {
     unavailable: BTreeMap<(String, String), BTreeSet<String>>,
     /// Sentences about choices, for people.
     notes: BTreeSet<String>,
+    roots: Vec<ResolvedRoot>,
 }
 
 /// The lock-file hashes of a required artifact, and the requirements that name it.
@@ -236,8 +237,19 @@ impl ResolutionResult {
         }
     }
 
+    /// The unavailable items, for people.
+    fn unavailable_items(&self) -> Vec<UnavailableItem> {
+        let items = self.unavailable.iter().map(|((subject, reason), required_by)| UnavailableItem {
+            subject: subject.clone(),
+            reason: reason.clone(),
+            required_by: shortened_list(required_by.clone(), MAX_REQUIRED_BY),
+        });
+        items.collect()
+    }
+
     /// Converts into the final requirements.
     fn into_requirements(self) -> ResolvedRequirements {
+        let unavailable = self.unavailable_items();
         let archives = self.required.into_iter().map(|(artifact, details)| RequiredArchive {
             artifact,
             hashes: details.hashes.into_iter().collect(),
@@ -248,22 +260,18 @@ impl ResolutionResult {
             reason: format!("{MAX_UNAVAILABLE} items are unavailable (stopped there); fix these first"),
             required_by: Vec::new(),
         });
-        let unavailable = self.unavailable.into_iter().map(|((subject, reason), required_by)| UnavailableItem {
-            subject,
-            reason,
-            required_by: shortened_list(required_by, MAX_REQUIRED_BY),
-        });
         ResolvedRequirements {
             archives: archives.collect(),
-            unavailable: unavailable.chain(truncation_notice).collect(),
+            unavailable: unavailable.into_iter().chain(truncation_notice).collect(),
             notes: self.notes.into_iter().collect(),
+            roots: self.roots,
         }
     }
 }
 
 impl Extend<ResolutionResult> for ResolutionResult {
     fn extend<T: IntoIterator<Item = ResolutionResult>>(&mut self, results: T) {
-        for ResolutionResult { required, unavailable, notes } in results {
+        for ResolutionResult { required, unavailable, notes, roots } in results {
             for (artifact, RequirementDetails { hashes, required_by }) in required {
                 let details = self.required.entry(artifact).or_default();
                 details.hashes.extend(hashes);
@@ -271,6 +279,7 @@ impl Extend<ResolutionResult> for ResolutionResult {
             }
             unavailable.into_iter().for_each(|(item, required_by)| self.add_unavailable_item(item, required_by));
             self.notes.extend(notes);
+            self.roots.extend(roots);
         }
     }
 }

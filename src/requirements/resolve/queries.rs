@@ -239,7 +239,7 @@ mod tests {
         runtime.block_on(async {
             let mut files = Files::default();
             files.insert("main.tf", b"").unwrap();
-            let local = LocalModules::new(&Configurations { files, roots: Vec::new(), client: None });
+            let local = LocalModules::new(&Configurations::new(files, Vec::new(), None).unwrap());
             // The only blocking thread is busy, so parsing is queued behind it.
             let (release, released) = mpsc::channel();
             let busy = tokio::task::spawn_blocking(move || released.recv());

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use super::super::configuration::ProviderRequirement;
 use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
-use super::super::{ClientKind, Files, Registries, UpstreamVersions};
+use super::super::{ChosenProvider, ClientKind, Files, LockedVersions, Registries, UpstreamVersions};
 use super::queries::RegistryQueries;
 use super::{ResolutionResult, Root, shortened_list};
 use crate::address::{
@@ -24,20 +24,25 @@ const MAX_PROVIDERS: usize = 4096;
 /// the same names in its own registry.
 const TERRAFORM_DEFAULT: (&str, &str) = ("registry.terraform.io", "hashicorp");
 
-/// Chooses each required provider: the locked version if there is one, else the newest.
+/// Chooses each required provider: the locked version if there is one, else the newest. Also returns the entries of the
+/// lock file, as the client reads them.
 pub(super) async fn choose_versions(
     queries: &RegistryQueries<'_, impl Registries>,
     files: &Files,
     root: &Root,
     requirements: &[ProviderRequirement],
     platforms: &[Platform],
+    locked_versions: LockedVersions,
     result: &mut ResolutionResult,
-) {
+) -> (Vec<ChosenProvider>, Option<Vec<LockedProvider>>) {
+    let mut chosen_providers = Vec::new();
+    let lock_file = lock_file_of(files, root, result).map(|locked| as_read_by(root.client, locked));
     let mut by_provider: BTreeMap<Address, Vec<&ProviderRequirement>> = BTreeMap::new();
     for requirement in requirements {
         by_provider.entry((&requirement.provider).into()).or_default().push(requirement);
     }
-    let locked = locked_providers(files, root, result);
+    let empty = BTreeMap::new();
+    let locked = lock_file.as_ref().unwrap_or(&empty);
     if by_provider.len() > MAX_PROVIDERS {
         let reason =
             format!("{} providers are required, and at most {MAX_PROVIDERS} can be resolved", by_provider.len());
@@ -57,14 +62,18 @@ pub(super) async fn choose_versions(
         let constraint = Constraint::all(constraints);
         let choose_matching = |listed: &[Version]| {
             queries.comparisons.count(listed.len().saturating_mul(constraint.number_of_conditions()))?;
-            choose_version(listed, &constraint, &requirements, locked)
+            let kept = locked.filter(|_| locked_versions == LockedVersions::Kept);
+            choose_version(listed, &constraint, &requirements, kept)
         };
         let chosen = choose(queries, &address, choose_matching).await;
         tokio::task::yield_now().await;
         match chosen {
             Ok(chosen) => {
+                let locked = locked.filter(|locked| locked.version == chosen.version);
                 let hashes = locked.map(|locked| locked.hashes.as_slice()).unwrap_or_default();
                 result.require_provider(provider, &chosen, platforms, hashes, required_by);
+                let (provider, version) = (provider.clone(), chosen.version);
+                chosen_providers.push(ChosenProvider { provider, version, constraint });
             }
             Err(reason) => {
                 let constraints: BTreeSet<String> = requirements
@@ -79,6 +88,7 @@ pub(super) async fn choose_versions(
             }
         }
     }
+    (chosen_providers, lock_file.map(|locked| locked.into_values().collect()))
 }
 
 /// The rule of clients for pre-releases (version constraints).
@@ -123,15 +133,11 @@ fn constraints_text(requirements: &[&ProviderRequirement]) -> String {
     shortened_list(requirements.iter().filter_map(texts).collect(), MAX_LISTED_CONSTRAINTS).join("; ")
 }
 
-/// The locked providers of a root.
-fn locked_providers(
-    files: &Files,
-    root: &Root,
-    result: &mut ResolutionResult,
-) -> BTreeMap<ProviderAddress, LockedProvider> {
+/// The entries of a root's lock file.
+fn lock_file_of(files: &Files, root: &Root, result: &mut ResolutionResult) -> Option<Vec<LockedProvider>> {
     let path = child_path(&root.folder, LOCK_FILE);
     let locked = match files.get(&path) {
-        None => Ok(Vec::new()),
+        None => return None,
         Some(Ok(text)) => lock_file::parse(text.as_bytes()).map_err(|bad| bad.problems()),
         Some(Err(reason)) => Err(vec![format!("{reason}: larder does not read this file")]),
     };
@@ -139,9 +145,14 @@ fn locked_providers(
         problems.into_iter().for_each(|problem| result.add_unavailable(&path, problem, [path.clone()]));
         Vec::new()
     });
+    Some(locked)
+}
+
+/// The locked providers as a client reads them.
+fn as_read_by(client: ClientKind, locked: Vec<LockedProvider>) -> BTreeMap<ProviderAddress, LockedProvider> {
     let mut by_provider: BTreeMap<ProviderAddress, LockedProvider> =
         locked.into_iter().map(|locked| (locked.provider.clone(), locked)).collect();
-    if root.client == ClientKind::Opentofu {
+    if client == ClientKind::Opentofu {
         // OpenTofu uses the versions that Terraform locked, but not the hashes: its archives differ.
         let converted: Vec<LockedProvider> = by_provider.values().filter_map(for_opentofu).collect();
         for locked in converted {
