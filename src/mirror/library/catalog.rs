@@ -21,7 +21,7 @@ use crate::store::{
     Durability, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, RecordAction, RecordStep, Store,
     StoreError, Striped, to_json,
 };
-use crate::verify::{PackedTree, Proof, ProofBasis};
+use crate::verify::{PackageHashes, PackedTree, Proof, ProofBasis};
 
 const MAX_IMPORTED_LISTED: usize = 1000;
 
@@ -417,6 +417,22 @@ pub enum PackageHashState {
         /// The reason.
         why: String,
     },
+}
+
+impl PackageHashState {
+    /// Both hashes, if they are known.
+    pub(super) fn known(&self) -> Option<PackageHashes> {
+        match self {
+            Self::Known { zip, directory } => Some(PackageHashes { zip: zip.clone(), directory: directory.clone() }),
+            Self::NotYet | Self::Impossible { .. } => None,
+        }
+    }
+}
+
+impl From<PackageHashes> for PackageHashState {
+    fn from(PackageHashes { zip, directory }: PackageHashes) -> Self {
+        Self::Known { zip, directory }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use crate::digest::Digest;
 use crate::mirror::library::evidence::EvidenceFact;
 use crate::mirror::library::is_default;
 use crate::upstream::error::sanitized;
-use crate::verify::{Checksums, ProofBasis};
+use crate::verify::{Checksums, PackageHashes, ProofBasis};
 
 /// Maximum number of records per version. Beyond it, only `accept` adds one.
 const MAX_RECORDS_PER_VERSION: usize = 64;
@@ -97,6 +97,10 @@ pub struct VersionHistory {
     /// The length of the provider's signing-key log when the version was first verified.
     known_keys: usize,
     records: Vec<FirstSeen>,
+    /// The `h1:` hashes of archives that this larder had and has no more, so that none is fetched again for its hashes. Only
+    /// digests of the records are here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    package_hashes: BTreeMap<Digest, PackageHashes>,
 }
 
 /// The keys that ever signed for a provider, in the order of their first signature.
@@ -286,6 +290,17 @@ impl VersionHistory {
         digests
     }
 
+    /// The `h1:` hashes of an archive that this larder has no more.
+    pub(super) fn package_hashes(&self, digest: &Digest) -> Option<&PackageHashes> {
+        self.package_hashes.get(digest)
+    }
+
+    /// Keeps the `h1:` hashes of an archive. Returns true if they are new, and of an archive that a verified set named.
+    pub(super) fn keep_package_hashes(&mut self, digest: Digest, hashes: PackageHashes) -> bool {
+        let is_named = self.files().any(|(_, named)| named == digest) || self.platforms().any(|(_, of)| of == digest);
+        is_named && self.package_hashes.insert(digest, hashes.clone()).as_ref() != Some(&hashes)
+    }
+
     fn files(&self) -> impl Iterator<Item = (&str, Digest)> {
         self.records.iter().flat_map(FirstSeen::files)
     }
@@ -455,7 +470,7 @@ impl VersionHistory {
     /// Converts one version of a record of the whole provider. `known_keys`: how many keys of the log may vouch for it.
     pub(super) fn from_provider_record(time: Timestamp, files: BTreeMap<String, Digests>, known_keys: usize) -> Self {
         let record = FirstSeen { number: 1, at: time, key: None, accepted: false, files, platforms: BTreeMap::new() };
-        Self { known_keys, records: vec![record] }
+        Self { known_keys, records: vec![record], package_hashes: BTreeMap::new() }
     }
 }
 

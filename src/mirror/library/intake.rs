@@ -152,7 +152,7 @@ impl Library {
     pub fn compute_hashes(&self, package: &Package, digest: &Digest) -> Result<(), StoreError> {
         let Some(blob) = self.store.local.archives.open(digest)? else { return Ok(()) };
         let hashes = match package_hashes(blob.reader(), PackageLimits::default()) {
-            Ok(hashes) => PackageHashState::Known { zip: hashes.zip, directory: hashes.directory },
+            Ok(hashes) => hashes.into(),
             Err(bad) => PackageHashState::Impossible { why: bad.to_string() },
         };
         if let PackageHashState::Impossible { why: reason } = &hashes {
@@ -263,16 +263,34 @@ impl Library {
     /// # Errors
     /// The disk failed, or the archive is no longer stored.
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
+        match self.package_hashes(package, digest).await? {
+            PackageHashState::Known { zip, .. } => Ok(Some(zip)),
+            PackageHashState::Impossible { .. } => Ok(None),
+            PackageHashState::NotYet => Err(self.not_stored_error(&format!("the archive of {package}")).await),
+        }
+    }
+
+    /// Returns both `h1:` hashes of an archive that is stored, or was once. Those of a stored archive are computed if they are
+    /// not yet.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn package_hashes(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+    ) -> Result<PackageHashState, Error> {
         let mut archive = self.stored_archive(package, digest).await?;
         if archive.as_ref().is_some_and(|archive| archive.hashes == PackageHashState::NotYet) {
             self.compute_hashes_queued(package, digest).await?;
             archive = self.stored_archive(package, digest).await?;
         }
-        match archive.map(|archive| archive.hashes) {
-            Some(PackageHashState::Known { zip, .. }) => Ok(Some(zip)),
-            Some(PackageHashState::Impossible { .. }) => Ok(None),
-            Some(PackageHashState::NotYet) | None => {
-                Err(self.not_stored_error(&format!("the archive of {package}")).await)
+        match archive {
+            Some(archive) if archive.hashes != PackageHashState::NotYet => Ok(archive.hashes),
+            Some(_) | None => {
+                let package = package.clone();
+                let kept = self.on_disk(move |library| library.histories.package_hashes(&package, &digest)).await?;
+                Ok(kept.map_or(PackageHashState::NotYet, PackageHashState::from))
             }
         }
     }

@@ -23,7 +23,7 @@ use crate::upstream::backoff::Origin;
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
-use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy};
+use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy, digests_to_lock};
 
 const PREDECESSOR_LIFETIME_SECONDS: u64 = 24 * 3600;
 
@@ -88,6 +88,14 @@ impl ProofSet {
     /// The parsed checksums, which were verified before the set was stored.
     pub fn checksums(&self) -> Option<Checksums> {
         Checksums::parse(&self.sums).ok()
+    }
+
+    /// The digests of its SHA256SUMS that a lock file may have: all that a client takes, if a key signed them.
+    pub fn signed_digests(&self) -> Vec<Digest> {
+        match self.metadata.proof.how {
+            ProofBasis::Signature { .. } => digests_to_lock(&self.sums),
+            ProofBasis::NoKeys | ProofBasis::Checksum | ProofBasis::Imported | ProofBasis::Tree(_) => Vec::new(),
+        }
     }
 
     /// Returns true if it was imported without signatures, on the operator's word.

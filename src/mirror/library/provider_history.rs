@@ -24,7 +24,7 @@ use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError, to_json};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::MAX_VERSIONS;
-use crate::verify::Checksums;
+use crate::verify::{Checksums, PackageHashes};
 
 #[derive(Debug)]
 pub struct ProviderHistories {
@@ -183,6 +183,35 @@ impl ProviderHistories {
             Recoverable::Absent => Recoverable::Absent,
             Recoverable::Lost(_) => Recoverable::Lost(Vec::new()),
         })
+    }
+
+    /// The `h1:` hashes of an archive that this larder had once.
+    pub(super) fn package_hashes(
+        &self,
+        package: &Package,
+        digest: &Digest,
+    ) -> Result<Option<PackageHashes>, StoreError> {
+        let history = self.read(&package.provider, |step| step.history(&package.version))?;
+        Ok(history.version.into_value().package_hashes(digest).cloned())
+    }
+
+    /// Keeps the `h1:` hashes of an archive of which the version's record knows.
+    pub(super) fn keep_package_hashes(
+        &self,
+        package: &Package,
+        digest: Digest,
+        hashes: &PackageHashes,
+    ) -> Result<(), StoreError> {
+        let Package { provider, version, .. } = package;
+        let ((), written) = self.try_change(provider, |step| {
+            if let Recoverable::Available(mut history) = step.history(version)?.version
+                && history.keep_package_hashes(digest, hashes.clone())
+            {
+                step.put(&Key::FirstSeen(provider.clone(), version.clone()), &history);
+            }
+            Ok(())
+        })?;
+        written
     }
 
     /// The signing-key log of a provider; `None` if it is lost.
