@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
-use std::fs::{File, Metadata};
-use std::io::{self, Read};
+use std::fs::{File, Metadata, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
@@ -13,7 +14,7 @@ use super::configuration::{
     self, CommandLineValues, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration,
     keep_deciding_values,
 };
-use super::files::child_path;
+use super::files::{LOCK_FILE, child_path};
 use super::hcl::{self, MAX_FILE_BYTES};
 use super::resolve::{called_folders, uncalled_folders};
 use super::{BadFiles, ClientKind, Files, MAX_BYTES};
@@ -25,6 +26,8 @@ const MAX_TAR_BYTES: usize = 4 * MAX_BYTES;
 const MAX_ENTRIES: usize = 100_000;
 /// The maximum number of folders that are read or searched.
 const MAX_FOLDERS: usize = 4096;
+/// The mode of a new file; the user's mask takes its part away.
+const NEW_FILE_MODE: u32 = 0o666;
 /// The maximum depth of the search for configurations below a folder without one.
 const MAX_SEARCH_DEPTH: usize = 16;
 
@@ -67,6 +70,39 @@ pub fn read_lock_file(path: &Path) -> Result<String, String> {
     let bytes = read(path).map_err(|error| unreadable(path, &error))?;
     let text = hcl::text_of(&bytes).map_err(|_| format!("{} is not UTF-8 text", path.display()))?;
     Ok(text.into_owned())
+}
+
+/// Replaces a lock file at once, or creates it. `read` is the text that [`read_lock_file`] returned; `None` if there was no
+/// file. The file keeps its mode.
+///
+/// # Errors
+/// The reason, for people: the file is another one by now, or cannot be written. Then it is as it was.
+#[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
+pub fn replace_lock_file(path: &Path, read: Option<&str>, text: &str) -> Result<(), String> {
+    let metadata = path.metadata();
+    let now = match &metadata {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        _ => Some(read_lock_file(path)?),
+    };
+    if now.as_deref() != read {
+        return Err(format!("{} was changed meanwhile: run the command again", path.display()));
+    }
+    let write = || {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mode = metadata.as_ref().map_or(NEW_FILE_MODE, |metadata| metadata.permissions().mode());
+        let mut temp = tempfile::Builder::new()
+            .prefix(LOCK_FILE)
+            .permissions(Permissions::from_mode(NEW_FILE_MODE))
+            .tempfile_in(folder)?;
+        temp.write_all(text.as_bytes())?;
+        if metadata.is_ok() {
+            temp.as_file().set_permissions(Permissions::from_mode(mode))?;
+        }
+        temp.as_file().sync_all()?;
+        temp.persist(path).map_err(|error| error.error)?;
+        File::open(folder)?.sync_all()
+    };
+    write().map_err(|error| format!("{} cannot be written: {error}", path.display()))
 }
 
 /// Reads a user's tar of folders, which may be compressed by gzip. Drops the values of variables except those that decide which modules are called.
@@ -188,6 +224,8 @@ pub struct Collected {
     /// The files of the named directories and of the local modules that they call. Paths are relative to the working
     /// directory if it contains all of them, and otherwise to their common parent.
     pub files: Files,
+    /// The folder on disk that the paths in `files` are relative to.
+    pub top: PathBuf,
     /// The roots, as paths in `files`: the named directories. Where a named directory has no configuration, the directories
     /// below it that have one and that no other calls are roots instead.
     pub roots: Vec<String>,
@@ -355,7 +393,7 @@ impl DirectoryLoader {
         if !root_candidates.is_empty() {
             roots.extend(uncalled_folders(&files).into_iter().filter(|folder| root_candidates.contains(folder)));
         }
-        Ok(Collected { files, roots: roots.into_iter().collect(), passed_over: self.passed_over })
+        Ok(Collected { files, top, roots: roots.into_iter().collect(), passed_over: self.passed_over })
     }
 }
 

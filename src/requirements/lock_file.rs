@@ -1,5 +1,8 @@
 //! A `.terraform.lock.hcl`: the version of each provider, and the accepted hashes of its archives.
 
+mod complete;
+mod coverage;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -8,9 +11,12 @@ use hcl_edit::expr::Expression;
 use hcl_edit::structure::{Block, Body};
 use serde::{Deserialize, Serialize};
 
-use super::configuration;
 use super::hcl::{self, BadHcl, LineIndex};
+use super::{ClientKind, configuration};
 use crate::address::{Constraint, ProviderAddress, Version};
+
+pub use self::complete::{CompletedLockFile, LockChange, ProviderToLock, complete};
+pub use self::coverage::{PlatformArchive, lacking_platforms};
 
 /// The maximum size of a lock file, in bytes: clients write one or two kilobytes for each provider.
 pub const MAX_LOCK_FILE_BYTES: usize = 256 << 10;
@@ -95,6 +101,39 @@ pub fn parse(file: &[u8]) -> Result<Vec<LockedProvider>, BadLockFile> {
     } else {
         Err(BadLockFile::Wrong(reader.problems))
     }
+}
+
+/// The text of a lock file as a client writes it: its header, the providers by address, the hashes of each as sorted text,
+/// each once (`depsfile/locks_file.go`).
+pub fn write(providers: &[LockedProvider], client: ClientKind) -> String {
+    let mut providers: Vec<&LockedProvider> = providers.iter().collect();
+    providers.sort_by(|a, b| a.provider.cmp(&b.provider));
+    let mut text = format!(
+        "# This file is maintained automatically by \"{} init\".\n# Manual edits may be lost in future updates.\n",
+        client.program()
+    );
+    for LockedProvider { provider, version, constraints, hashes } in providers {
+        let address = format!("{}/{}/{}", provider.host.to_unicode(), provider.namespace, provider.type_);
+        let constraints = constraints.as_deref().filter(|constraints| !constraints.is_empty());
+        // Clients align the values of attributes that follow each other on one line each.
+        let gap = if constraints.is_some() { "    " } else { "" };
+        text += &format!("\nprovider {} {{\n  version{gap} = {}\n", hcl_text(&address), hcl_text(version.as_str()));
+        text.extend(constraints.map(|constraints| format!("  constraints = {}\n", hcl_text(constraints))));
+        let mut hashes: Vec<&String> = hashes.iter().collect();
+        hashes.sort();
+        hashes.dedup();
+        if !hashes.is_empty() {
+            let lines = hashes.into_iter().map(|hash| format!("    {},\n", hcl_text(hash)));
+            text += &format!("  hashes = [\n{}  ]\n", lines.collect::<String>());
+        }
+        text += "}\n";
+    }
+    text
+}
+
+/// A text as a string of HCL.
+fn hcl_text(text: &str) -> String {
+    Expression::from(text).to_string()
 }
 
 /// Parser state of a lock file.
@@ -247,6 +286,16 @@ provider "registry.terraform.io/hashicorp/null" {
 
     fn problems(file: &str) -> Vec<String> {
         parse(file.as_bytes()).unwrap_err().problems()
+    }
+
+    #[test]
+    fn a_file_is_written_as_clients_write_it() {
+        let locked = parse(ONE.as_bytes()).unwrap();
+        assert_eq!(write(&locked, ClientKind::Terraform), ONE);
+        assert_eq!(write(&locked, ClientKind::Opentofu), ONE.replace("terraform init", "tofu init"));
+        let unicode = "provider \"bücher.example/acme/null\" {\n  version = \"1.0.0\"\n}\n";
+        let text = write(&parse(unicode.as_bytes()).unwrap(), ClientKind::Terraform);
+        assert!(text.ends_with(&format!("\n\n{unicode}")), "{text}");
     }
 
     #[test]

@@ -99,14 +99,15 @@ labelled_enum! {
         /// Terraform, by HashiCorp.
         Terraform "terraform",
         /// OpenTofu.
+        #[value(alias = "tofu")]
         Opentofu "opentofu",
     }
 }
 
 impl ClientKind {
-    /// Parses the label, which is the client in options and orders.
-    pub fn parse(label: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|client| client.label() == label)
+    /// Parses the label, which is the client in options and orders, or the name of the program.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|client| client.label() == text || client.program() == text)
     }
 
     /// The clients on the `PATH`, or both where neither is installed.

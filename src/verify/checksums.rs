@@ -64,6 +64,18 @@ impl Checksums {
     }
 }
 
+/// The digests that a client takes from a signed SHA256SUMS into a lock file: that of every line, whatever the line names. With
+/// one line that has no SHA-256 and name, it takes none (`package_authentication.go`, `AcceptableHashes`).
+pub fn digests_to_lock(sums: &[u8]) -> Vec<Digest> {
+    let text = String::from_utf8_lossy(sums);
+    let digest = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let (hex, _name) = (fields.next()?, fields.next()?);
+        Digest::parse(hex).ok()
+    };
+    text.lines().filter(|line| !line.trim().is_empty()).map(digest).collect::<Option<_>>().unwrap_or_default()
+}
+
 /// Returns the operating system and the architecture in the name `terraform-provider-TYPE_VERSION_OS_ARCH.zip`, which a folder
 /// may precede.
 /// `version_spellings` are all ways to write the one version that the name may contain, such as `1.2.0` and `1.2`.
@@ -98,6 +110,17 @@ mod tests {
         assert_eq!(sums.iter().collect::<Vec<_>>(), [("one.zip", a), ("*two.zip", b), ("three.zip", b)]);
         assert_eq!(sums.get("two.zip"), None);
         assert_eq!(sums.get("ONE.zip"), None);
+    }
+
+    #[test]
+    fn a_lock_file_gets_the_digest_of_every_line_or_of_none() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let upper = b.to_string().to_uppercase();
+        let good = format!("{a}  one.zip\n{upper} one.zip\n\n{b}\tmanifest.json more\n");
+        assert_eq!(digests_to_lock(good.as_bytes()), [a, b, b]);
+        for bad in ["lonely\n", "not-a-digest  two.zip\n"] {
+            assert_eq!(digests_to_lock(format!("{good}{bad}").as_bytes()), [], "{bad:?}");
+        }
     }
 
     #[test]

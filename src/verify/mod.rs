@@ -14,7 +14,7 @@ pub mod package;
 pub mod signature;
 mod signing_key;
 
-pub use checksums::{BadChecksums, Checksums, platform_of};
+pub use checksums::{BadChecksums, Checksums, digests_to_lock, platform_of};
 pub use package::{BadPackage, PackageHashes, PackageLimits, package_hashes};
 pub use signature::{SignatureError, Signer, verify_detached};
 
