@@ -3,6 +3,7 @@
 mod job_limits;
 pub mod job_report;
 mod list;
+mod lock;
 mod plan;
 mod recurring;
 mod resolve;
@@ -19,6 +20,7 @@ use crate::store::{Store, StoreError};
 
 pub use self::job_report::{JobId, JobList};
 pub use self::list::{JobStartError, Jobs, ToPin};
+pub use self::lock::{LockFileGap, LockFileReport, LockFileState, LockProblem, LockReport};
 pub use self::plan::{Installs, Plan, PlanCounts, PlanError, PlanState, PlannedItem};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::running_job::{JobEvent, JobSubscription, NumberedItem, RunningJob};

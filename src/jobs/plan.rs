@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::job_limits::{AsError, JobLimits, StepRunner};
 use super::list::Jobs;
+use super::lock::LockFileGap;
 use super::resolve::{ItemAvailability, MirrorRegistries, ResolveFindings};
 use super::warm::{LockFit, LockMismatch, MAX_ITEMS};
 use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, Platform, Versions};
@@ -22,7 +23,7 @@ use crate::policy::Policy;
 use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 
 /// Concurrent steps of one plan, each with at most one upstream request.
-const CONCURRENT_STEPS: usize = 8;
+pub(super) const CONCURRENT_STEPS: usize = 8;
 /// Note for an item that an offline larder does not have.
 const NEEDS_BUNDLE_NOTE: &str = "this mirror is offline: a bundle must bring it";
 /// Note for a plan made offline: its versions were chosen from stored lists.
@@ -53,6 +54,9 @@ pub struct Plan {
     /// versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unconfirmed: Vec<String>,
+    /// The platforms for which lock files are incomplete.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lock_files: Vec<LockFileGap>,
     /// Notes for people about choices that the files leave open, such as the client.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -172,15 +176,30 @@ pub enum PlanError {
 
 impl Jobs {
     /// Resolves an order and compares it with the store. An unavailable item is a line of the plan, not an error. `trial` are
-    /// policies to try in place of those of this larder.
+    /// policies to try in place of those of this larder; `lock_platforms` are those that lock files should have, besides the
+    /// order's.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub async fn plan(&self, order: &Order, trial: Option<Arc<Policy>>) -> Result<Plan, PlanError> {
-        let _admission = self.limits.admitted_plans.try_acquire().map_err(|_| PlanError::Busy)?;
+    pub async fn plan(
+        &self,
+        order: &Order,
+        trial: Option<Arc<Policy>>,
+        lock_platforms: &[Platform],
+    ) -> Result<Plan, PlanError> {
+        let _permits = self.plan_permits().await?;
+        plan(&self.mirror, &self.shared.clock, order, trial, lock_platforms).await
+    }
+
+    /// Waits until a plan may run. It may while it holds the permits.
+    ///
+    /// # Errors
+    /// [`PlanError::Busy`].
+    pub(super) async fn plan_permits(&self) -> Result<impl Sized, PlanError> {
+        let admission = self.limits.admitted_plans.try_acquire().map_err(|_| PlanError::Busy)?;
         let running = timeout(QUEUE_TIMEOUT, self.limits.running_plans.acquire());
-        let _permit = running.await.map_err(|_| PlanError::Busy)?;
-        plan(&self.mirror, &self.shared.clock, order, trial).await
+        let permit = running.await.map_err(|_| PlanError::Busy)?;
+        Ok((admission, permit))
     }
 }
 
@@ -189,11 +208,12 @@ async fn plan(
     clock: &Clock,
     order: &Order,
     trial: Option<Arc<Policy>>,
+    lock_platforms: &[Platform],
 ) -> Result<Plan, PlanError> {
     let limits = JobLimits::of_plan(CONCURRENT_STEPS);
     let steps = StepRunner::new(mirror, clock, &limits, Urgency::Plan).trying(trial);
     let registries = MirrorRegistries::new(&steps);
-    let ResolvedRequirements { archives, unavailable, notes: choices } =
+    let ResolvedRequirements { archives, unavailable, notes: choices, roots } =
         requirements::resolve(order, &registries).await;
     if archives.len() + unavailable.len() > MAX_ITEMS {
         return Err(PlanError::TooMany(archives.len() + unavailable.len()));
@@ -207,6 +227,8 @@ async fn plan(
     let reported: BTreeSet<&PackageRef> = unavailable.iter().map(|item| &item.package).collect();
     items.retain(|item| item.package.platform.is_some() || !reported.contains(&item.package));
     items.extend(unavailable);
+    let locked_for: Vec<Platform> = order.platforms.iter().chain(lock_platforms).cloned().collect();
+    let lock_files = steps.lock_file_gaps(order, &roots, &locked_for).await;
     let unconfirmed: BTreeSet<String> = findings.unconfirmed.into_iter().chain(notes.into_iter().flatten()).collect();
     let mut unconfirmed: Vec<String> = unconfirmed.into_iter().collect();
     let counts = PlanCounts::of(&items);
@@ -218,7 +240,7 @@ async fn plan(
     let sealed = if offline { mirror.runtime.sealed_platforms() } else { Vec::new() };
     let platforms: BTreeSet<Platform> = order.platforms.iter().cloned().chain(sealed).collect();
     let platforms = platforms.into_iter().collect();
-    Ok(Plan { ready: not_ready == 0, offline, platforms, counts, items, unconfirmed, notes: choices })
+    Ok(Plan { ready: not_ready == 0, offline, platforms, counts, items, unconfirmed, lock_files, notes: choices })
 }
 
 /// Returns true if the order names exact versions, so that a newer version changes nothing.

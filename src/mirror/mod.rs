@@ -37,7 +37,7 @@ pub use self::modules::Modules;
 pub use self::offline::stored_pages::{PageSource, StoredEntry, StoredList, latest as latest_version};
 pub use self::offline::{Offline, UpstreamVersions};
 pub use self::operate::Operations;
-pub use self::proof_sets::ProofSets;
+pub use self::proof_sets::{ProofSets, is_absent};
 pub use self::runtime::Runtime;
 pub use self::transfer::{
     ApplyError, ApplyOptions, Export, FileVerdict, GatherError, GatheredBundle, ImportCounts, ImportStep, ImportedFile,

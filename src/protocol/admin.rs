@@ -27,7 +27,7 @@ use subtle::ConstantTimeEq;
 pub use self::operation::Operation;
 pub use self::routes::{
     APPLY, AdminMethod, AdminPath, AdminRoute, BUNDLE, CLIENT_CONFIG, DESCRIPTION, EXPLAIN, EXPORT, HELD_PAGE, IMPORT,
-    INDEX, INVENTORY, JOBS, LIST, MISSING, PATHS, PLAN, RUNS, STATUS, VERIFY, WARM, index,
+    INDEX, INVENTORY, JOBS, LIST, LOCK, MISSING, PATHS, PLAN, RUNS, STATUS, VERIFY, WARM, index,
 };
 
 use super::{Reply, ReplyContent};

@@ -20,7 +20,6 @@ use crate::mirror::{
 };
 use crate::upstream::discovery::Service;
 use crate::upstream::providers::ListedVersion;
-use crate::verify::platform_of;
 
 /// Proof sets of one version that are fetched at the same time.
 const CONCURRENT_FETCHES: usize = 8;
@@ -268,15 +267,12 @@ impl VersionAnswer<'_> {
     }
 
     fn archives_by_convention(&self, listed: &ListedVersion, sets: &ProofSets) -> NamedArchives {
-        let newest = sets.values().max_by_key(|set| set.fetched());
-        let is_imported = newest.is_some_and(|set| set.was_imported());
-        let Some(sums) = newest.and_then(|set| set.checksums()) else { return NamedArchives::new() };
+        let Some(newest) = sets.values().max_by_key(|set| set.fetched()) else { return NamedArchives::new() };
+        let is_imported = newest.was_imported();
         let versions = [self.version.as_str(), listed.upstream_spelling.as_str()];
-        let archive_of_file = |(name, digest): (&str, Digest)| {
-            let (os, arch) = platform_of(name, self.address.type_.as_str(), &versions)?;
-            let filename = FileName::parse(name).ok()?;
-            Some((Platform::new(os, arch).ok()?, NamedArchive { digest, filename, is_imported }))
-        };
-        sums.iter().filter_map(archive_of_file).collect()
+        let archives = newest.conventional_archives(self.address.type_.as_str(), &versions).into_iter();
+        archives
+            .map(|(platform, filename, digest)| (platform, NamedArchive { digest, filename, is_imported }))
+            .collect()
     }
 }

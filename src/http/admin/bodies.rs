@@ -19,7 +19,7 @@ use url::form_urlencoded;
 use super::super::body::{Body, PipeReceiver, pipe};
 use super::super::response;
 use super::{Answer, errors, refused};
-use crate::address::Hostname;
+use crate::address::{Hostname, Platform};
 use crate::answer_json;
 use crate::jobs::{JobEvent, JobSubscription};
 use crate::mirror::Mirror;
@@ -162,6 +162,8 @@ pub(super) struct ReceivedOrder {
     pub(super) pin: bool,
     /// The policies that a plan tries in place of those of this larder.
     pub(super) trial: Option<Policy>,
+    /// For a plan: the platforms that lock files should have, besides the order's.
+    pub(super) lock_platforms: Vec<Platform>,
 }
 
 /// Reads an order.
@@ -190,10 +192,12 @@ pub(super) async fn read_order(
         let _permits = (memory_permit, parser_permit);
         let OrderDraft { options, mut problems } = parse(&body, query.as_deref())?;
         let trial = options.policy.as_deref().map(policy_of).transpose();
-        match (options.order(&host), trial) {
-            (Ok(order), Ok(trial)) if problems.is_empty() => Ok(ReceivedOrder { order, pin: options.pin, trial }),
-            (order, trial) => {
-                problems.extend(order.err().into_iter().chain(trial.err()).flatten());
+        match (options.order(&host), trial, options.lock_platforms()) {
+            (Ok(order), Ok(trial), Ok(lock_platforms)) if problems.is_empty() => {
+                Ok(ReceivedOrder { order, pin: options.pin, trial, lock_platforms })
+            }
+            (order, trial, platforms) => {
+                problems.extend(order.err().into_iter().chain(trial.err()).chain(platforms.err()).flatten());
                 Err(problems)
             }
         }

@@ -43,6 +43,7 @@ use crate::protocol::admin::{
 };
 use crate::protocol::client_config::{ClientConfig, ClientConfigRequest, ClientRoute, hosts_of_credentials};
 use crate::protocol::run::{RUN_NETWORK, RunId};
+use crate::requirements::OrderEntry;
 use crate::store::StoreError;
 
 /// The `Server` header of the admin listener, by which the commands recognise larder.
@@ -239,6 +240,7 @@ impl Admin {
             AdminRoute::Operation(operation) => self.run_operation(operation, request).await,
             AdminRoute::Verify => self.verify(request).await,
             AdminRoute::Plan => self.plan(request).await,
+            AdminRoute::Lock => self.lock(request).await,
             AdminRoute::Warm => self.warm(request).await,
             AdminRoute::Export => self.export(request).await,
             AdminRoute::Import => self.import(request).await,
@@ -342,7 +344,8 @@ impl Admin {
     }
 
     async fn warm(&self, request: Request<Incoming>) -> Answer {
-        let ReceivedOrder { order, pin, trial } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        let ReceivedOrder { order, pin, trial, .. } =
+            bodies::read_order(request, &self.mirror, &self.default_host).await?;
         if trial.is_some() {
             return Err(refused(vec![
                 "a warm-up obeys the policies of this larder; only a plan tries others".to_owned(),
@@ -369,15 +372,24 @@ impl Admin {
     }
 
     async fn plan(&self, request: Request<Incoming>) -> Answer {
-        let ReceivedOrder { order, trial, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
-        let plan = self.jobs.plan(&order, trial.map(Arc::new)).await.map_err(|error| {
-            let status = match error {
-                PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
-                PlanError::TooMany(_) => StatusCode::BAD_REQUEST,
-            };
-            errors(status, vec![error.to_string()])
-        })?;
+        let ReceivedOrder { order, trial, lock_platforms, .. } =
+            bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        let plan = self.jobs.plan(&order, trial.map(Arc::new), &lock_platforms).await.map_err(plan_refused)?;
         Ok(json(&plan))
+    }
+
+    async fn lock(&self, request: Request<Incoming>) -> Answer {
+        let ReceivedOrder { order, trial, .. } = bodies::read_order(request, &self.mirror, &self.default_host).await?;
+        let has_configurations = order.given.iter().any(|entry| matches!(entry, OrderEntry::Configurations(_)));
+        if trial.is_some() || !has_configurations {
+            let reason = match has_configurations {
+                true => "a lock file obeys the policies of this larder; only a plan tries others",
+                false => "the order has no configuration: \"files\" are the files of the folders in which `init` runs",
+            };
+            return Err(refused(vec![reason.to_owned()]));
+        }
+        let report = self.jobs.lock(&order).await.map_err(plan_refused)?;
+        Ok(json(&report))
     }
 
     async fn run_operation(&self, operation: Operation, request: Request<Incoming>) -> Answer {
@@ -497,6 +509,15 @@ fn errors(status: StatusCode, errors: Vec<String>) -> Box<Response<Body>> {
 }
 
 /// The response to an invalid request.
+/// The answer where no plan is made.
+fn plan_refused(error: PlanError) -> Box<Response<Body>> {
+    let status = match error {
+        PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        PlanError::TooMany(_) => StatusCode::BAD_REQUEST,
+    };
+    errors(status, vec![error.to_string()])
+}
+
 fn refused(problems: Vec<String>) -> Box<Response<Body>> {
     errors(StatusCode::BAD_REQUEST, problems)
 }

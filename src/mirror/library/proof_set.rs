@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::address::{Address, Package};
+use crate::address::{Address, FileName, Package, Platform};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
@@ -23,7 +23,7 @@ use crate::upstream::backoff::Origin;
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::DownloadDocument;
 use crate::upstream::request::Validators;
-use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy, digests_to_lock};
+use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy, digests_to_lock, platform_of};
 
 const PREDECESSOR_LIFETIME_SECONDS: u64 = 24 * 3600;
 
@@ -96,6 +96,16 @@ impl ProofSet {
             ProofBasis::Signature { .. } => digests_to_lock(&self.sums),
             ProofBasis::NoKeys | ProofBasis::Checksum | ProofBasis::Imported | ProofBasis::Tree(_) => Vec::new(),
         }
+    }
+
+    /// The archives of all platforms that SHA256SUMS names in the conventional way: platform, file and digest. `versions` are
+    /// all spellings of the version.
+    pub fn conventional_archives(&self, type_: &str, versions: &[&str]) -> Vec<(Platform, FileName, Digest)> {
+        let archive = |(name, digest): (&str, Digest)| {
+            let (os, arch) = platform_of(name, type_, versions)?;
+            Some((Platform::new(os, arch).ok()?, FileName::parse(name).ok()?, digest))
+        };
+        self.checksums().iter().flat_map(Checksums::iter).filter_map(archive).collect()
     }
 
     /// Returns true if it was imported without signatures, on the operator's word.

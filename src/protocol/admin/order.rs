@@ -12,7 +12,7 @@ use super::{object_of, or_problem, short};
 use crate::address::{Hostname, PackageSelector, Platform, Version};
 use crate::mirror::MissingPackage;
 use crate::requirements::{
-    ClientKind, Configurations, FileContents, Files, LockedVersions, Order, OrderEntry, lock_file,
+    ClientKind, Configurations, FileContents, Files, LockedVersions, MAX_PLATFORMS, Order, OrderEntry, lock_file,
 };
 
 /// Maximum number of addresses in one order.
@@ -48,6 +48,9 @@ pub struct OrderRequest {
     /// does.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub upgrade: bool,
+    /// For a plan: the platforms that lock files should have hashes for, besides those of the order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lock_platforms: Vec<String>,
     /// Pin the packages that are warmed. Ignored by a plan.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub pin: bool,
@@ -116,7 +119,8 @@ impl OrderRequest {
     /// # Errors
     /// Both have files, they name different clients, or the other has roots without files.
     pub fn add(&mut self, other: Self) -> Result<(), String> {
-        let Self { what: addresses, lock_files, files, roots, client, platforms, upgrade, pin, policy } = other;
+        let Self { what: addresses, lock_files, files, roots, client, platforms, upgrade, lock_platforms, pin, policy } =
+            other;
         if let (Some(own_client), Some(other_client)) = (self.client, client)
             && own_client != other_client
         {
@@ -133,6 +137,7 @@ impl OrderRequest {
         self.platforms.extend(platforms);
         self.client = self.client.or(client);
         self.upgrade |= upgrade;
+        self.lock_platforms.extend(lock_platforms);
         self.pin |= pin;
         self.policy = self.policy.take().or(policy);
         Ok(())
@@ -150,6 +155,19 @@ impl OrderRequest {
         }
         (self.files, self.roots) = (files, roots);
         Ok(())
+    }
+
+    /// The platforms that lock files should have hashes for, besides those of the order.
+    ///
+    /// # Errors
+    /// Every problem.
+    pub fn lock_platforms(&self) -> Result<Vec<Platform>, Vec<String>> {
+        let mut problems = Vec::new();
+        let platforms = platforms_of(&self.lock_platforms, &mut problems);
+        if platforms.len() > MAX_PLATFORMS {
+            problems.push(format!("\"lock_platforms\" names more than {MAX_PLATFORMS} platforms"));
+        }
+        if problems.is_empty() { Ok(platforms) } else { Err(problems) }
     }
 
     /// Converts to an order. Addresses without a host get `default_host`.

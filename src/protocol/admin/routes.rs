@@ -37,6 +37,8 @@ pub const RUNS: &str = "/admin/v1/runs";
 pub const VERIFY: &str = "/admin/v1/verify";
 /// Path of plan requests.
 pub const PLAN: &str = "/admin/v1/plan";
+/// Path of requests for lock files.
+pub const LOCK: &str = "/admin/v1/lock";
 /// Path of the missing list.
 pub const MISSING: &str = "/admin/v1/missing";
 /// Path of warm-up requests.
@@ -95,6 +97,8 @@ pub enum AdminRoute {
     Verify,
     /// The plan of an order.
     Plan,
+    /// The lock files of an order.
+    Lock,
     /// The missing list.
     Missing,
     /// A warm-up of an order.
@@ -231,6 +235,7 @@ pub const PATHS: &[AdminPath] = &[
     ),
     AdminPath::new(UNAPPROVE, AdminRoute::Approval(ApprovalDecision::TakenBack), &[(Post, "take approvals back")]),
     AdminPath::new(PLAN, AdminRoute::Plan, &[(Post, "what an order needs, and what of that is stored")]),
+    AdminPath::new(LOCK, AdminRoute::Lock, &[(Post, "the lock files of an order, with the hashes of every platform")]),
     AdminPath::new(WARM, AdminRoute::Warm, &[(Post, "start a job that fetches what an order needs")]),
     AdminPath::new(
         MISSING,

@@ -15,7 +15,7 @@ use crate::bundle::{ApplyEvent, Inventory};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix};
 use crate::jobs::job_report::{Job, JobSummary};
-use crate::jobs::{JobList, NumberedItem, Plan};
+use crate::jobs::{JobList, LockReport, NumberedItem, Plan};
 use crate::mirror::{
     AcceptResult, ApprovalResult, EvidenceName, HeldPage, ImportStep, PinResult, PurgeResult, RefreshResult,
     StoredPage, VerifyEvent,
@@ -422,6 +422,12 @@ fn requests(c: &mut Components) -> Vec<Request> {
             .command(c.body::<ApprovalRequest>()),
         Request::of("Content", "POST", "/admin/v1/plan", "plan")
             .answers(200, "Each archive with its state.", c.answer::<Plan>())
+            .fails(&[503])
+            .command(order_body(c))
+            .body_is(ORDER)
+            .query(order_query()),
+        Request::of("Content", "POST", "/admin/v1/lock", "lock")
+            .answers(200, "Each lock file as it should be, and its differences.", c.answer::<LockReport>())
             .fails(&[503])
             .command(order_body(c))
             .body_is(ORDER)
