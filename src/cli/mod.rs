@@ -8,6 +8,7 @@ mod doctor;
 mod explain;
 mod help;
 mod list;
+mod lock;
 mod logging;
 mod man;
 mod missing;
@@ -107,6 +108,11 @@ enum Command {
     Explain(explain::Explain),
     /// Report whether init will work offline, and what is missing
     Plan(plan::PlanCommand),
+    /// Complete .terraform.lock.hcl with the hashes of every platform
+    ///
+    /// Without --platform: for `platforms` in [lock], else for this machine's. Archives whose hashes larder does not know
+    /// are fetched once.
+    Lock(lock::LockCommand),
     /// Show which versions may be used under the policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
@@ -230,7 +236,7 @@ impl Arguments {
             Command::Serve(_) => "info",
             // The client prints why a request failed, and the last line names an upstream that did not answer.
             Command::Run(_) => "warn,larder::http=error,larder::upstream=error",
-            Command::Warm(_) | Command::Export(_) => "warn,larder::jobs=error",
+            Command::Warm(_) | Command::Lock(_) | Command::Export(_) => "warn,larder::jobs=error",
             // It shows what its alarms are about.
             Command::Accept(_) => "warn,larder::mirror::library=off",
             // It prints a line for each damage itself.
@@ -258,7 +264,8 @@ impl Arguments {
 
 impl Command {
     fn run(self, common: &CommonOptions) -> ExitCode {
-        let exit_code_of_finding = match self {
+        let exit_code_of_finding = match &self {
+            Command::Lock(lock) if lock.is_check() => FINDING,
             Command::Plan(_) | Command::Policy(_) | Command::Verify => FINDING,
             _ => 1,
         };
@@ -277,6 +284,7 @@ impl Command {
             Command::List(list) => list.run(common).map(|()| true),
             Command::Explain(explain) => explain.run(common).map(|()| true),
             Command::Plan(plan) => plan.run(common),
+            Command::Lock(lock) => lock.run(common),
             Command::Policy(policy) => policy.run(common),
             Command::Missing(missing) => missing.run(common).map(|()| true),
             Command::Warm(warm) => warm.run(common),

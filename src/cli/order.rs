@@ -110,13 +110,35 @@ impl OrderOptions {
             bail!("--var and --var-file are for folders, and no folder is named");
         }
         if !folders.is_empty() {
-            let collected =
-                requirements::collect(&folders, &self.variable_values()?).map_err(|bad| anyhow!("{bad}"))?;
-            for skipped in &collected.passed_over {
-                print_error(&format!("skipped: {skipped}"));
-            }
-            order.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
+            self.add_folders(&mut order, &folders)?;
         }
+        self.set_platforms(&mut order, default_platforms);
+        Ok(order)
+    }
+
+    /// Builds the order of these folders. Also returns the folder that the paths of its files are relative to.
+    pub(super) fn order_of_folders(
+        &self,
+        folders: &[PathBuf],
+        default_platforms: &[Platform],
+    ) -> anyhow::Result<(OrderRequest, PathBuf)> {
+        let mut order = OrderRequest { client: self.client, ..OrderRequest::default() };
+        let top = self.add_folders(&mut order, folders)?;
+        self.set_platforms(&mut order, default_platforms);
+        Ok((order, top))
+    }
+
+    /// Adds the files of folders. Returns the folder that their paths are relative to.
+    fn add_folders(&self, order: &mut OrderRequest, folders: &[PathBuf]) -> anyhow::Result<PathBuf> {
+        let collected = requirements::collect(folders, &self.variable_values()?).map_err(|bad| anyhow!("{bad}"))?;
+        for skipped in &collected.passed_over {
+            print_error(&format!("skipped: {skipped}"));
+        }
+        order.add_files(collected.files.into(), collected.roots).map_err(|reason| anyhow!(reason))?;
+        Ok(collected.top)
+    }
+
+    fn set_platforms(&self, order: &mut OrderRequest, default_platforms: &[Platform]) {
         let texts = |platforms: &[Platform]| platforms.iter().map(ToString::to_string).collect();
         if !self.platforms.is_empty() {
             order.platforms = texts(&self.platforms);
@@ -128,7 +150,6 @@ impl OrderOptions {
         } else if order.platforms.is_empty() {
             order.platforms = texts(default_platforms);
         }
-        Ok(order)
     }
 }
 
@@ -182,15 +203,18 @@ pub(super) fn order_of_plan(plan: &Plan) -> OrderRequest {
         // A newer list may name it.
         PlanState::Unavailable { .. } => plan.offline && is_address(&item.package),
     };
-    let request = |PlannedItem { package, .. }: &PlannedItem| {
-        let address = match &package.version {
-            Some(version) => format!("{}@{version}", package.address),
-            None => package.address.clone(),
-        };
-        (address, package.platform.iter().cloned().collect())
-    };
+    let request = |item: &PlannedItem| address_request(&item.package);
     let platforms = plan.platforms.iter().map(ToString::to_string).collect();
     OrderRequest { platforms, ..OrderRequest::of_addresses(plan.items.iter().filter(is_ordered).map(request)) }
+}
+
+/// The address of a package in an order, and its platform.
+pub(super) fn address_request(package: &PackageRef) -> (String, Vec<String>) {
+    let address = match &package.version {
+        Some(version) => format!("{}@{version}", package.address),
+        None => package.address.clone(),
+    };
+    (address, package.platform.iter().cloned().collect())
 }
 
 /// True for the address of a provider or a module with a version or a constraint.

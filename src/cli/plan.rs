@@ -12,7 +12,7 @@ use super::terminal::{Column, TextPage, escape_for_terminal, plural, this_comman
 use super::{CommonOptions, print_error, print_json, print_line};
 use crate::address::Hostname;
 use crate::config::ConfigReading;
-use crate::jobs::{Installs, Plan, PlanState, PlannedItem};
+use crate::jobs::{Installs, LockFileGap, Plan, PlanState, PlannedItem};
 use crate::protocol::admin::PLAN;
 use crate::protocol::admin::policy::{RuleText, rules_of};
 
@@ -33,6 +33,7 @@ impl PlanCommand {
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let config = config_to_ask(common)?;
         let mut order = self.order.options.to_order(&self.order.names, &config.default_host(), &[])?;
+        order.lock_platforms = config.lock_platforms.iter().map(ToString::to_string).collect();
         order.policy = self.policy.as_deref().map(policy_of_file).transpose()?.or(order.policy);
         let plan: Plan = ask(&config, async |larder| larder.post(PLAN, &order).await)?;
         if common.json {
@@ -91,6 +92,14 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, to_do: &[String], width: Op
     if !plan.unconfirmed.is_empty() {
         page.group("unconfirmed", "cached version lists that upstream did not confirm just now");
         plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
+    }
+    if !plan.lock_files.is_empty() {
+        page.group("lock files", "they lack hashes, which `larder lock` of the same folders adds:");
+        for LockFileGap { path, platform, providers } in &plan.lock_files {
+            let names = providers.iter().map(|package| escape_for_terminal(&package.without(host).to_string()));
+            let names: Vec<String> = names.collect();
+            page.item(&escape_for_terminal(&format!("{path}, for {platform}")), Some(&listed(&names, verbose)));
+        }
     }
     if !plan.notes.is_empty() {
         page.group("note", "choices that the files leave open");
@@ -176,11 +185,16 @@ fn item_name(item: &PlannedItem, host: &Hostname) -> String {
 
 /// The places that require an item, if any: the first few, or all.
 fn required_by(places: &[String], all: bool) -> Option<String> {
-    let shown = if all { places.len() } else { MAX_PLACES.min(places.len()) };
-    let text = places[..shown].iter().map(|place| escape_for_terminal(place)).collect::<Vec<_>>().join(", ");
-    let hidden = places.len() - shown;
+    let places: Vec<String> = places.iter().map(|place| escape_for_terminal(place)).collect();
+    (!places.is_empty()).then(|| format!("required by {}", listed(&places, all)))
+}
+
+/// The first few names, or all.
+fn listed(names: &[String], all: bool) -> String {
+    let shown = if all { names.len() } else { MAX_PLACES.min(names.len()) };
+    let hidden = names.len() - shown;
     let more = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
-    (!places.is_empty()).then(|| format!("required by {text}{more}"))
+    format!("{}{more}", names[..shown].join(", "))
 }
 
 fn verdict(plan: &Plan) -> &'static str {
@@ -260,6 +274,7 @@ mod tests {
             counts,
             items,
             unconfirmed: Vec::new(),
+            lock_files: Vec::new(),
             notes: Vec::new(),
         }
     }

@@ -74,16 +74,10 @@ pub(super) async fn warm_and<T>(
     let mut interrupts = CaughtSignals::catch_stop()?;
     let _file_size_signal = catch_file_size_signal()?;
     with_larder(config, StoreNeed::Any, async |larder| {
-        if larder.is_in_process() && output == WarmOutput::Lines {
-            let store = config.store.path.display();
-            print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
+        if output == WarmOutput::Lines {
+            say_where_it_fetches(larder, config);
         }
-        let job = tokio::select! {
-            started = larder.post(WARM, order) => started?,
-            _ = interrupts.next() => return Err(interrupted(larder)),
-        };
-        let watched = WatchedJob { larder, host: config.default_host(), job, began: Instant::now() };
-        let job = watched.watch(output, &mut interrupts).await?;
+        let job = warm_with(larder, config, order, output, &mut interrupts).await?;
         // The job is finished, so an interrupt now ends the command at once.
         tokio::select! {
             result = then(larder, &job) => result,
@@ -91,6 +85,30 @@ pub(super) async fn warm_and<T>(
         }
     })
     .await
+}
+
+/// Says into which store this command fetches, where no larder runs.
+pub(super) fn say_where_it_fetches(larder: &AdminClient, config: &Config) {
+    if larder.is_in_process() {
+        let store = config.store.path.display();
+        print_error(&format!("no larder runs here, so this command itself fetches into the store {store}"));
+    }
+}
+
+/// Warms an order with this larder and shows its progress; returns the finished job.
+pub(super) async fn warm_with(
+    larder: &AdminClient,
+    config: &Config,
+    order: &OrderRequest,
+    output: WarmOutput,
+    interrupts: &mut CaughtSignals,
+) -> anyhow::Result<Job> {
+    let job = tokio::select! {
+        started = larder.post(WARM, order) => started?,
+        _ = interrupts.next() => return Err(interrupted(larder)),
+    };
+    let watched = WatchedJob { larder, host: config.default_host(), job, began: Instant::now() };
+    watched.watch(output, interrupts).await
 }
 
 /// The error for an interrupt while a job runs.

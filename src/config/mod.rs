@@ -66,6 +66,8 @@ pub struct Config {
     pub bundle: BundleKeys,
     /// The place of the audit trail; `None` without one.
     pub audit: Option<AuditTarget>,
+    /// The platforms that lock files are for, where a command names none; empty for this machine's.
+    pub lock_platforms: Vec<Platform>,
     /// Recurring warm-ups.
     pub warm: Vec<RecurringWarmUp>,
 }

@@ -10,7 +10,7 @@ use bytesize::ByteSize;
 use secrecy::ExposeSecret;
 use toml::de::DeTable;
 
-use crate::address::Hostname;
+use crate::address::{Hostname, Platform};
 use crate::bundle::{BundleKeys, NotesPolicy, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
@@ -57,6 +57,7 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let network = root.table_or_defaults("network", read_network);
     let bundle = root.table_or_defaults("bundle", read_bundle);
     let audit = root.optional_table("audit", AUDIT_EXAMPLE, read_audit).flatten();
+    let lock_platforms = root.table_or_defaults("lock", read_lock);
     let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
     let credentials = credentials.unwrap_or_default();
@@ -91,7 +92,21 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let policy = Arc::new(policy::policy(root, rules, &upstreams));
     let clients = client::distinct(root, clients, &upstreams);
     let credentials = credentials.into_iter().filter_map(|(_, (_, credential))| credential).collect();
-    Config { source: None, server, admin, store, network, upstreams, credentials, policy, clients, bundle, audit, warm }
+    Config {
+        source: None,
+        server,
+        admin,
+        store,
+        network,
+        upstreams,
+        credentials,
+        policy,
+        clients,
+        bundle,
+        audit,
+        lock_platforms,
+        warm,
+    }
 }
 
 fn on_loopback(port: u16) -> SocketAddr {
@@ -130,6 +145,10 @@ fn read_admin(section: &mut Section<'_, '_, '_>) -> Admin {
 }
 
 const AUDIT_EXAMPLE: &str = r#"{ path = "/var/log/larder/audit.jsonl" }"#;
+
+fn read_lock(section: &mut Section<'_, '_, '_>) -> Vec<Platform> {
+    section.list("platforms", r#"["linux_amd64", "darwin_arm64"]"#, values::platform).unwrap_or_default()
+}
 
 /// `"journal"` is the journal; a file of that name is `"./journal"`.
 fn read_audit(section: &mut Section<'_, '_, '_>) -> Option<AuditTarget> {

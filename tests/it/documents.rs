@@ -369,6 +369,11 @@ async fn the_commands_about_access_run() {
 }
 
 #[tokio::test]
+async fn the_commands_of_the_page_on_lock_files_run() {
+    run_page_commands("docs/lock-files.md").await;
+}
+
+#[tokio::test]
 async fn the_commands_of_the_page_on_configuration_run() {
     run_page_commands("docs/configuration.md").await;
 }

@@ -127,7 +127,7 @@ async fn a_tar_of_configurations_is_an_equivalent_request() {
         .json();
     assert!(done["items"].as_array().unwrap().iter().all(|item| item["outcome"] == "as_before"), "{done}");
     for (query, reason) in
-        [("root=stage", "stage"), ("client=tofu", "terraform or opentofu"), ("folder=x", "root, client and pin")]
+        [("root=stage", "stage"), ("client=pulumi", "terraform or opentofu"), ("folder=x", "root, client and pin")]
     {
         let output = send(query).await.expect(400).text();
         assert!(output.contains(reason), "{output}");

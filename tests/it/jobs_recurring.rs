@@ -270,11 +270,11 @@ async fn check_reports_problems_of_recurring_jobs_and_status_lists_them_without_
     let mut setup = command_setup::CommandSetup::new(&upstream);
     let good = setup.text.clone();
     setup.text = format!(
-        "{good}[[warm]]\nwhat = [\"acme/null@=> 1\", \"~/gone\"]\nplatforms = [\"linux\"]\nevery = \"1m\"\nclient = \"tofu\"\n[[warm]]\npin = true\n"
+        "{good}[[warm]]\nwhat = [\"acme/null@=> 1\", \"~/gone\"]\nplatforms = [\"linux\"]\nevery = \"1m\"\nclient = \"pulumi\"\n[[warm]]\npin = true\n"
     );
     let output = setup.run(&["check"]).await;
     assert_eq!(output.code, Some(78), "{output:?}");
-    for part in ["=> 1", "write the home folder in place of ~", "\"linux\"", "minimum of 5m", "\"tofu\"", "missing"] {
+    for part in ["=> 1", "write the home folder in place of ~", "\"linux\"", "minimum of 5m", "\"pulumi\"", "missing"] {
         assert!(output.err.contains(part), "{part} is not in {}", output.err);
     }
     setup.text = format!("{good}[[warm]]\nwhat = [\"acme/null\"]\nplatforms = [\"linux_amd64\"]\n");

@@ -60,6 +60,7 @@ mod layers;
 mod lifecycle;
 mod links;
 mod listing;
+mod lock_files;
 mod many_clients;
 mod metrics;
 mod modules_api;

@@ -210,6 +210,8 @@ async fn every_described_status_is_one_that_larder_answers() {
         rows.push(Row::post(&format!("/admin/v1/{command}"), &json!({ "job": absent }), 404));
     }
     rows.extend(rows_of_json("/admin/v1/plan", &order, 200, 24 * mib));
+    let files = json!({ "files": { "main.tf": "terraform {\n  required_providers {\n    null = { source = \"acme/null\" }\n  }\n}\n" } });
+    rows.extend(rows_of_json("/admin/v1/lock", &files, 200, 24 * mib));
     rows.extend(rows_of_json("/admin/v1/warm", &order, 202, 24 * mib));
     rows.extend(rows_of_json("/admin/v1/verify", &json!({}), 200, 64 * kib));
     rows.push(Row::of("DELETE", "/admin/v1/missing", 200));

@@ -35,7 +35,7 @@ token = { env = "UNSET1" }
             "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
             "mirror.toml:5: server.default_upstream: registry.terraform.io is not one of the upstreams (a.example)",
             r#"mirror.toml:7: server.clients: "10.0.0.0/99" is neither a network nor an address; write for example clients = ["10.0.0.0/8"]"#,
-            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, audit, upstream, credential, policy, client, warm",
+            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, audit, lock, upstream, credential, policy, client, warm",
             r#"mirror.toml:11: upstream.patience: this is of type integer, not string; write for example patience = "2s""#,
             "mirror.toml:13: upstream.host: a.example is an upstream already, on line 10",
             r#"mirror.toml:14: upstream.verification: "none" is none of signature, signature-if-keys, checksum; write for example verification = "signature""#,

@@ -103,13 +103,18 @@ pub(crate) struct Configuration {
     pub(crate) roots: Vec<&'static str>,
 }
 
-/// Publishes every provider and module that the configurations use.
+/// Publishes every provider and module that the configurations use, for this machine's platform.
 pub(crate) fn publish(upstream: &FakeUpstream) {
-    let platform = Platform::of_this_machine().to_string();
+    publish_for(upstream, &[&Platform::of_this_machine().to_string()]);
+}
+
+/// Publishes every provider and module that the configurations use, for these platforms.
+pub(crate) fn publish_for(upstream: &FakeUpstream, platforms: &[&str]) {
     for name in PROVIDERS {
         let (namespace, name) = name.split_once('/').unwrap();
         for version in PROVIDER_VERSIONS {
-            upstream.publish(Provider::new(namespace, name).version(version).platform(&platform).size(100));
+            let provider = Provider::new(namespace, name).version(version).size(100);
+            upstream.publish(platforms.iter().fold(provider, |provider, platform| provider.platform(platform)));
         }
     }
     for (level, names) in LEVELS.iter().enumerate() {

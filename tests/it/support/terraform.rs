@@ -148,8 +148,17 @@ impl Workspace {
 
     /// Runs the client to its end; after two minutes, or when this future is dropped, it is killed.
     pub(crate) async fn run(&self, arguments: &[&str]) -> ClientOutput {
+        self.run_binary(&self.binary, arguments).await
+    }
+
+    /// Runs another client here, as [`Self::run`] does.
+    pub(crate) async fn run_with(&self, client: &Terraform, arguments: &[&str]) -> ClientOutput {
+        self.run_binary(&client.binary, arguments).await
+    }
+
+    async fn run_binary(&self, binary: &Path, arguments: &[&str]) -> ClientOutput {
         let log = self.root.path().join("output.txt");
-        let child = self.command(arguments, &log).spawn().expect("the client starts");
+        let child = self.command(binary, arguments, &log).spawn().expect("the client starts");
         let mut running = Running::of(child.id());
         let mut child = child;
         let exit = tokio::task::spawn_blocking(move || child.wait());
@@ -180,12 +189,12 @@ impl Workspace {
         let _ = fs::remove_dir_all(self.path().join(".terraform"));
     }
 
-    fn command(&self, arguments: &[&str], log: &Path) -> Command {
+    fn command(&self, binary: &Path, arguments: &[&str], log: &Path) -> Command {
         use std::os::unix::process::CommandExt;
 
         let log = File::create(log).expect("a file in a temporary folder");
         let root = self.root.path();
-        let mut command = Command::new(&self.binary);
+        let mut command = Command::new(binary);
         command
             .args(arguments)
             .current_dir(self.path())
