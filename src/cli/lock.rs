@@ -49,14 +49,20 @@ struct LockResult<'a> {
     written: Vec<&'a str>,
 }
 
-impl LockCommand {
-    /// True for a command that only compares.
-    pub(super) fn is_check(&self) -> bool {
-        self.check
-    }
+/// The result of the command, for its exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LockOutcome {
+    /// Every lock file is complete.
+    Complete,
+    /// `--check`: every lock file is known, and some lack something.
+    Incomplete,
+    /// Some cannot be completed, or could not be checked.
+    Failed,
+}
 
-    /// Completes the lock files; returns true if each is complete now, or was before with `--check`.
-    pub(super) fn run(mut self, common: &CommonOptions) -> anyhow::Result<bool> {
+impl LockCommand {
+    /// Completes the lock files, or compares them.
+    pub(super) fn run(mut self, common: &CommonOptions) -> anyhow::Result<LockOutcome> {
         let config = config_to_ask(common)?;
         if self.folders.is_empty() {
             self.folders.push(PathBuf::from("."));
@@ -77,18 +83,28 @@ impl LockCommand {
                 }
             }
         }
+        let outcome = self.outcome(&report);
+        report.complete = outcome == LockOutcome::Complete;
         if common.json {
             print_json(&LockResult { report: &report, written: written.iter().map(String::as_str).collect() });
         } else {
             let page = LockPage { host: config.default_host(), top, written, is_check: self.check };
             print_line(&page.text(&report));
         }
-        let is_done = |file: &LockFileReport| match file.state {
-            LockFileState::Complete { .. } => true,
-            LockFileState::Incomplete { .. } => !self.check,
-            LockFileState::Unknown { .. } | LockFileState::Impossible { .. } => false,
-        };
-        Ok(report.files.iter().all(is_done))
+        Ok(outcome)
+    }
+
+    fn outcome(&self, report: &LockReport) -> LockOutcome {
+        let has = |predicate: fn(&LockFileState) -> bool| report.files.iter().any(|file| predicate(&file.state));
+        if !report.problems.is_empty()
+            || has(|state| matches!(state, LockFileState::Unknown { .. } | LockFileState::Impossible { .. }))
+        {
+            LockOutcome::Failed
+        } else if self.check && has(|state| matches!(state, LockFileState::Incomplete { .. })) {
+            LockOutcome::Incomplete
+        } else {
+            LockOutcome::Complete
+        }
     }
 }
 
@@ -204,13 +220,17 @@ impl LockPage {
         for file in &report.files {
             self.file(&mut page, file);
         }
+        if !report.problems.is_empty() {
+            page.group("problems", "not every lock file is listed here:");
+            self.problems(&mut page, &report.problems);
+        }
         if !report.unpublished.is_empty() {
             page.group("unpublished", "no lock file can have the hashes of these:");
             let names = report.unpublished.iter().map(|package| package.without(&self.host).to_string());
             names.for_each(|name| page.item(&escape_for_terminal(&name), None));
         }
         if !report.notes.is_empty() {
-            page.group("note", "choices that the files leave open");
+            page.group("note", "");
             report.notes.iter().for_each(|note| page.item(&escape_for_terminal(note), None));
         }
         let platforms: Vec<String> = report.platforms.iter().map(ToString::to_string).collect();
@@ -232,15 +252,16 @@ impl LockPage {
         page.push(format!("{}: {state}", escape_for_terminal(&self.shown(&file.path))));
         match &file.state {
             LockFileState::Incomplete { changes, .. } => changes.iter().for_each(|change| self.change(page, change)),
-            LockFileState::Impossible { problems } => {
-                for LockProblem { subject, reason, required_by } in problems {
-                    let places =
-                        if required_by.is_empty() { String::new() } else { format!(" ({})", required_by.join(", ")) };
-                    let subject = subject.strip_prefix(&format!("{}/", self.host)).unwrap_or(subject);
-                    page.item(&escape_for_terminal(&format!("{subject}{places}")), Some(&escape_for_terminal(reason)));
-                }
-            }
+            LockFileState::Impossible { problems } => self.problems(page, problems),
             LockFileState::Complete { .. } | LockFileState::Unknown { .. } => {}
+        }
+    }
+
+    fn problems(&self, page: &mut TextPage, problems: &[LockProblem]) {
+        for LockProblem { subject, reason, required_by } in problems {
+            let places = if required_by.is_empty() { String::new() } else { format!(" ({})", required_by.join(", ")) };
+            let subject = subject.strip_prefix(&format!("{}/", self.host)).unwrap_or(subject);
+            page.item(&escape_for_terminal(&format!("{subject}{places}")), Some(&escape_for_terminal(reason)));
         }
     }
 
@@ -276,6 +297,7 @@ impl LockPage {
         let all = plural(report.files.len() as u64, "lock file");
         let published = if report.unpublished.is_empty() { "" } else { ", as far as the providers are published" };
         match (failed, incomplete) {
+            (0, _) if !report.problems.is_empty() => format!("{all}, and not all of them: see the problems above"),
             (0, 0) => format!("{all}, complete for {platforms}{published}"),
             (0, _) if !self.is_check => format!("{all}, now complete for {platforms}{published}"),
             (0, incomplete) => {

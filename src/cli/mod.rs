@@ -264,8 +264,7 @@ impl Arguments {
 
 impl Command {
     fn run(self, common: &CommonOptions) -> ExitCode {
-        let exit_code_of_finding = match &self {
-            Command::Lock(lock) if lock.is_check() => FINDING,
+        let exit_code_of_finding = match self {
             Command::Plan(_) | Command::Policy(_) | Command::Verify => FINDING,
             _ => 1,
         };
@@ -284,7 +283,10 @@ impl Command {
             Command::List(list) => list.run(common).map(|()| true),
             Command::Explain(explain) => explain.run(common).map(|()| true),
             Command::Plan(plan) => plan.run(common),
-            Command::Lock(lock) => lock.run(common),
+            Command::Lock(lock) => match lock.run(common) {
+                Ok(lock::LockOutcome::Incomplete) => return ExitCode::from(FINDING),
+                outcome => outcome.map(|outcome| outcome == lock::LockOutcome::Complete),
+            },
             Command::Policy(policy) => policy.run(common),
             Command::Missing(missing) => missing.run(common).map(|()| true),
             Command::Warm(warm) => warm.run(common),

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -13,12 +14,16 @@ use super::list::Jobs;
 use super::plan::{CONCURRENT_STEPS, PlanError};
 use super::resolve::MirrorRegistries;
 use super::warm::MAX_ITEMS;
-use crate::address::{Package, PackageRef, Platform, ProviderAddress, Version};
+use crate::address::{Package, PackageRef, Platform};
 use crate::clock::Clock;
+use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Connectivity, Mirror, PackageHashState, ProofSet, Urgency, WarmedDocument, ZipOrigin, is_absent};
-use crate::requirements::lock_file::{self, LockChange, LockedProvider, PlatformArchive, ProviderToLock};
-use crate::requirements::{self, ChosenProvider, ClientKind, Order, OrderEntry, ResolvedRoot, UnavailableItem};
+use crate::mirror::{Connectivity, Mirror, PackageHashState, ProofSet, Urgency, ZipOrigin, is_absent};
+use crate::requirements::lock_file::{self, LockChange, LockedProvider, ProviderToLock};
+use crate::requirements::{self, ChosenProvider, ClientKind, Order, ResolvedRoot, UnavailableItem};
+
+/// The most lines of SHA256SUMS in one order. A set has a dozen or two.
+const MAX_SUMS_LINES: usize = 500_000;
 
 /// The lock files of an order: the answer to `POST /admin/v1/lock`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +37,9 @@ pub struct LockReport {
     pub platforms: Vec<Platform>,
     /// Each lock file, by folder.
     pub files: Vec<LockFileReport>,
+    /// The causes that concern no single lock file. With any, some lock files may not be listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<LockProblem>,
     /// Packages that upstream does not publish: no lock file can have their hashes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unpublished: Vec<PackageRef>,
@@ -103,18 +111,6 @@ impl From<UnavailableItem> for LockProblem {
     }
 }
 
-/// A platform for which a lock file is incomplete: a client there refuses the providers, or changes the file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct LockFileGap {
-    /// The lock file, as the order names it.
-    pub path: String,
-    /// The platform.
-    pub platform: Platform,
-    /// The providers without a hash for the platform.
-    pub providers: Vec<PackageRef>,
-}
-
 impl Jobs {
     /// Resolves the configurations of an order, and completes their lock files.
     ///
@@ -136,18 +132,43 @@ async fn lock(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Lock
     }
     let chosen = resolved.roots.iter().flat_map(|root| &root.providers);
     let packages: BTreeSet<Package> = chosen.flat_map(|chosen| packages_of(chosen, &order.platforms)).collect();
-    let looked_up = join_all(packages.iter().map(|package| steps.hashes_to_lock(package)).collect::<Vec<_>>()).await;
+    let budget = AtomicUsize::new(MAX_SUMS_LINES);
+    let looked_up = packages.iter().map(|package| steps.hashes_to_lock(package, &budget));
+    let looked_up = join_all(looked_up.collect::<Vec<_>>()).await;
     let found: BTreeMap<&Package, FoundHashes> = packages.iter().zip(looked_up).collect();
     let files: Vec<LockFileReport> =
         resolved.roots.iter().map(|root| lock_file_report(root, &order.platforms, &found)).collect();
     let unpublished = found.iter().filter(|(_, found)| found.own == OwnHashes::NotPublished);
+    let of_roots: BTreeSet<&UnavailableItem> = resolved.roots.iter().flat_map(|root| &root.unavailable).collect();
+    let is_of_no_root = |item: &&UnavailableItem| !of_roots.iter().any(|of_root| of_root.is_same_as(item));
+    let problems: Vec<LockProblem> =
+        resolved.unavailable.iter().filter(is_of_no_root).cloned().map(LockProblem::from).collect();
+    let is_complete = |file: &LockFileReport| matches!(file.state, LockFileState::Complete { .. });
     Ok(LockReport {
-        complete: files.iter().all(|file| matches!(file.state, LockFileState::Complete { .. })),
+        complete: problems.is_empty() && files.iter().all(is_complete),
         offline: mirror.runtime.connectivity() == Connectivity::Offline,
         platforms: order.platforms.clone(),
+        problems,
         unpublished: unpublished.map(|(package, _)| PackageRef::from(*package)).collect(),
-        notes: resolved.notes,
+        notes: resolved.notes.into_iter().chain(resolved.roots.iter().filter_map(note_on_superfluous)).collect(),
         files,
+    })
+}
+
+/// A sentence about the locked providers that a root does not require. They stay, as in the client's own command.
+fn note_on_superfluous(root: &ResolvedRoot) -> Option<String> {
+    let is_required = |locked: &&LockedProvider| root.providers.iter().any(|chosen| chosen.provider == locked.provider);
+    let superfluous = root.locked.iter().flatten().filter(|locked| !is_required(locked));
+    let names: Vec<String> = superfluous.map(|locked| locked.provider.to_string()).collect();
+    // Without a version of each provider, what is required is not known.
+    let is_known = root.unavailable.is_empty() && !names.is_empty();
+    is_known.then(|| {
+        format!(
+            "{} has entries that the configuration does not require: {}. Unless the state does, `init` removes them, and \
+             `init -lockfile=readonly` fails",
+            root.lock_file(),
+            names.join(", ")
+        )
     })
 }
 
@@ -162,9 +183,19 @@ fn packages_of<'a>(chosen: &'a ChosenProvider, platforms: &'a [Platform]) -> imp
 /// The hashes of one package for lock files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FoundHashes {
-    /// The `zh:` of every line of the signed SHA256SUMS; empty where no key signed them.
-    signed: Vec<String>,
+    /// The digests that a client takes from the signed SHA256SUMS; none where no key signed them.
+    signed: Vec<Digest>,
+    /// Every line of SHA256SUMS, signed or not.
+    lines: Vec<(String, Digest)>,
+    /// The digest of the archive.
+    archive: Option<Digest>,
     own: OwnHashes,
+}
+
+impl FoundHashes {
+    fn without_set(own: OwnHashes) -> Self {
+        Self { signed: Vec::new(), lines: Vec::new(), archive: None, own }
+    }
 }
 
 /// The hashes of an archive that larder computed itself.
@@ -180,21 +211,28 @@ enum OwnHashes {
 }
 
 impl StepRunner<'_> {
-    /// Finds the hashes of a package. Fetches its proof set, and not its archive.
-    async fn hashes_to_lock(&self, package: &Package) -> FoundHashes {
+    /// Finds the hashes of a package. Fetches its proof set, and not its archive. `budget` is the number of lines of SHA256SUMS
+    /// that one order may still have.
+    async fn hashes_to_lock(&self, package: &Package, budget: &AtomicUsize) -> FoundHashes {
         let resolve = || async { self.mirror.operations.warm_set(package, &self.context()).await };
         let proof_set = match self.run_step(resolve, || {}).await {
             Ok(proof_set) => proof_set.value,
             Err(error) if is_absent(&error) || matches!(error, Error::NotFound(_)) => {
-                return FoundHashes { signed: Vec::new(), own: OwnHashes::NotPublished };
+                return FoundHashes::without_set(OwnHashes::NotPublished);
             }
-            Err(error) => {
-                return FoundHashes { signed: Vec::new(), own: OwnHashes::Unavailable(error.to_string()) };
-            }
+            Err(error) => return FoundHashes::without_set(OwnHashes::Unavailable(error.to_string())),
         };
-        let signed: Vec<String> = proof_set.signed_digests().into_iter().map(|digest| digest.zh()).collect();
+        let lines = proof_set.sums_lines();
+        let within = |left: usize| left.checked_sub(lines.len());
+        if budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_err() {
+            let reason =
+                format!("the SHA256SUMS of all providers have more than {MAX_SUMS_LINES} lines: name fewer folders");
+            return FoundHashes::without_set(OwnHashes::Unavailable(reason));
+        }
+        let (signed, archive) = (proof_set.signed_digests(), Some(proof_set.document.shasum));
         let own = self.own_hashes(package, &proof_set, signed.is_empty()).await;
-        FoundHashes { signed, own: own.unwrap_or_else(|error| OwnHashes::Unavailable(error.to_string())) }
+        let own = own.unwrap_or_else(|error| OwnHashes::Unavailable(error.to_string()));
+        FoundHashes { signed, lines, archive, own }
     }
 
     /// The hashes that larder computed of the archive of a set. Where no signature covers the `zh:` of the archive, it is one
@@ -217,103 +255,6 @@ impl StepRunner<'_> {
     }
 }
 
-impl StepRunner<'_> {
-    /// The platforms for which existing lock files of an order lack hashes, as far as that is known without an archive.
-    pub(super) async fn lock_file_gaps(
-        &self,
-        order: &Order,
-        roots: &[ResolvedRoot],
-        platforms: &[Platform],
-    ) -> Vec<LockFileGap> {
-        let locked = join_all(locked_versions(order, roots).into_iter().map(|locked| async move {
-            let archives = self.known_archives(&locked.provider, &locked.version, &order.platforms).await;
-            let lacking = lock_file::lacking_platforms(&locked.hashes, &archives);
-            let lacking = lacking.into_iter().filter(|platform| platforms.contains(platform));
-            lacking.map(|platform| (locked.path.clone(), platform.clone(), locked.package())).collect::<Vec<_>>()
-        }));
-        let mut gaps: BTreeMap<(String, Platform), Vec<PackageRef>> = BTreeMap::new();
-        for (path, platform, package) in locked.await.into_iter().flatten() {
-            gaps.entry((path, platform)).or_default().push(package);
-        }
-        let gap = |((path, platform), providers)| LockFileGap { path, platform, providers };
-        gaps.into_iter().map(gap).collect()
-    }
-
-    /// What is known of the archives of a version: those that the SHA256SUMS names in the conventional way, and those of the
-    /// documents for these platforms. None where no document can be had.
-    async fn known_archives(
-        &self,
-        provider: &ProviderAddress,
-        version: &Version,
-        platforms: &[Platform],
-    ) -> Vec<PlatformArchive> {
-        let package = |platform: &Platform| Package {
-            provider: provider.clone(),
-            version: version.clone(),
-            platform: platform.clone(),
-        };
-        let (mut digests, mut of_documents) = (BTreeMap::new(), BTreeMap::new());
-        for platform in platforms {
-            let package = package(platform);
-            let resolve = || async { self.mirror.operations.warm_set(&package, &self.context()).await };
-            let Ok(WarmedDocument { value: proof_set, .. }) = self.run_step(resolve, || {}).await else { continue };
-            let named = proof_set.conventional_archives(provider.type_.as_str(), &[version.as_str()]);
-            digests.extend(named.into_iter().map(|(platform, _, digest)| (platform, digest)));
-            of_documents.insert(platform.clone(), proof_set.document.shasum);
-        }
-        // A document says more than the name of a file.
-        digests.extend(of_documents);
-        let mut archives = Vec::new();
-        for (platform, digest) in digests {
-            let hashes = self.mirror.library.package_hashes(&package(&platform), digest).await;
-            let h1 = match hashes {
-                Ok(PackageHashState::Known { zip, directory }) => vec![zip, directory],
-                Ok(PackageHashState::NotYet | PackageHashState::Impossible { .. }) | Err(_) => Vec::new(),
-            };
-            archives.push(PlatformArchive { platform, zh: digest.zh(), h1 });
-        }
-        archives
-    }
-}
-
-/// A required version with the hashes that a lock file has for it.
-struct LockedVersion {
-    path: String,
-    provider: ProviderAddress,
-    version: Version,
-    hashes: Vec<String>,
-}
-
-impl LockedVersion {
-    fn package(&self) -> PackageRef {
-        PackageRef::requested(&format!("{}@{}", self.provider, self.version))
-    }
-}
-
-/// The required versions of every existing lock file of an order.
-fn locked_versions(order: &Order, roots: &[ResolvedRoot]) -> Vec<LockedVersion> {
-    let of_roots = roots.iter().filter_map(|root| Some((root, root.locked.as_ref()?))).flat_map(|(root, locked)| {
-        root.providers.iter().map(move |ChosenProvider { provider, version, .. }| {
-            let entry = locked.iter().find(|entry| entry.provider == *provider && entry.version == *version);
-            let hashes = entry.map(|entry| entry.hashes.clone()).unwrap_or_default();
-            LockedVersion { path: root.lock_file(), provider: provider.clone(), version: version.clone(), hashes }
-        })
-    });
-    let of_files = order.given.iter().filter_map(|entry| match entry {
-        OrderEntry::LockFile { name, locked } => Some((name, locked)),
-        OrderEntry::Address { .. } | OrderEntry::Configurations(_) => None,
-    });
-    let of_files = of_files.flat_map(|(name, locked)| {
-        locked.iter().cloned().map(move |LockedProvider { provider, version, hashes, .. }| LockedVersion {
-            path: name.clone(),
-            provider,
-            version,
-            hashes,
-        })
-    });
-    of_roots.chain(of_files).collect()
-}
-
 /// Completes the lock file of one root.
 fn lock_file_report(
     root: &ResolvedRoot,
@@ -323,36 +264,48 @@ fn lock_file_report(
     let mut problems: Vec<LockProblem> = root.unavailable.iter().cloned().map(LockProblem::from).collect();
     let (mut required, mut to_fetch) = (Vec::new(), Vec::new());
     for chosen in &root.providers {
-        let (mut signed, mut own, mut is_published) = (BTreeSet::new(), BTreeSet::new(), false);
+        let ChosenProvider { provider, version, constraint } = chosen;
+        let mut to_lock = ProviderToLock::of(provider.clone(), version.clone(), constraint.lock_file_text());
+        let (mut digest_of_file, mut is_published, mut differs) = (BTreeMap::new(), false, false);
         for package in packages_of(chosen, platforms) {
             let Some(hashes) = found.get(&package) else { continue };
-            signed.extend(hashes.signed.iter().cloned());
+            for (name, digest) in &hashes.lines {
+                differs |= digest_of_file.insert(name, digest).is_some_and(|other| other != digest);
+                to_lock.published.insert(digest.zh());
+            }
+            to_lock.signed.extend(hashes.signed.iter().map(Digest::zh));
+            to_lock.archives.extend(hashes.archive.iter().map(Digest::zh));
             is_published |= hashes.own != OwnHashes::NotPublished;
             match &hashes.own {
-                OwnHashes::Known(known) => own.extend(known.iter().cloned()),
+                OwnHashes::Known(known) => to_lock.own.extend(known.iter().cloned()),
                 OwnHashes::NotFetched => to_fetch.push(PackageRef::from(&package)),
                 OwnHashes::NotPublished => {}
                 OwnHashes::Unavailable(reason) => problems.push(problem(&package, reason.clone())),
             }
         }
-        let ChosenProvider { provider, version, constraint } = chosen;
+        let subject = format!("{provider}@{version}");
         if !is_published {
-            problems.push(problem(
-                format!("{provider}@{version}"),
-                "it is published for none of these platforms: name others with --platform",
-            ));
+            problems
+                .push(problem(&subject, "it is published for none of these platforms: name others with --platform"));
         }
-        let (provider, version) = (provider.clone(), version.clone());
-        required.push(ProviderToLock { provider, version, constraints: constraint.lock_file_text(), signed, own });
+        if differs {
+            let reason = "it was published again: its platforms have different SHA256SUMS here, of before and of now. \
+                          `larder refresh` of this version asks for all of them anew, `larder explain` shows them";
+            problems.push(problem(&subject, reason));
+        }
+        required.push(to_lock);
     }
     let completed = lock_file::complete(root.locked.as_deref().unwrap_or_default(), &required);
     problems.extend(completed.contradictions.iter().map(|(provider, reason)| problem(provider, reason.clone())));
-    let text = || lock_file::write(&completed.entries, root.client);
+    let text = lock_file::write(&completed.entries, root.client);
+    if let Err(bad) = lock_file::parse(text.as_bytes()) {
+        problems.push(problem(root.lock_file(), format!("the complete file would be one that larder refuses: {bad}")));
+    }
     let state = match completed.changes.as_slice() {
         _ if !problems.is_empty() => LockFileState::Impossible { problems },
         _ if !to_fetch.is_empty() => LockFileState::Unknown { to_fetch },
-        [] => LockFileState::Complete { text: text() },
-        changes => LockFileState::Incomplete { text: text(), changes: changes.to_vec() },
+        [] => LockFileState::Complete { text },
+        changes => LockFileState::Incomplete { text, changes: changes.to_vec() },
     };
     LockFileReport { path: root.lock_file(), client: root.client, state }
 }

@@ -4,6 +4,7 @@ mod job_limits;
 pub mod job_report;
 mod list;
 mod lock;
+mod lock_file_gaps;
 mod plan;
 mod recurring;
 mod resolve;
@@ -20,7 +21,8 @@ use crate::store::{Store, StoreError};
 
 pub use self::job_report::{JobId, JobList};
 pub use self::list::{JobStartError, Jobs, ToPin};
-pub use self::lock::{LockFileGap, LockFileReport, LockFileState, LockProblem, LockReport};
+pub use self::lock::{LockFileReport, LockFileState, LockProblem, LockReport};
+pub use self::lock_file_gaps::LockFileGap;
 pub use self::plan::{Installs, Plan, PlanCounts, PlanError, PlanState, PlannedItem};
 pub use self::recurring::{LastRun, Recurring, RecurringState};
 pub use self::running_job::{JobEvent, JobSubscription, NumberedItem, RunningJob};

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::job_limits::{AsError, JobLimits, StepRunner};
 use super::list::Jobs;
-use super::lock::LockFileGap;
+use super::lock_file_gaps::LockFileGap;
 use super::resolve::{ItemAvailability, MirrorRegistries, ResolveFindings};
 use super::warm::{LockFit, LockMismatch, MAX_ITEMS};
 use crate::address::{Address, Artifact, ModulePackage, Package, PackageRef, Platform, Versions};

@@ -153,7 +153,7 @@ pub(super) enum LockMismatch {
     #[error(transparent)]
     Mirror(#[from] Error),
     #[error(
-        "{package}: none of the {locked} hashes in the lock file matches the verified archive ({archive_hash}), so a client would refuse the archive: run `terraform providers lock -platform={}` again, or find out why the hashes differ", .package.platform
+        "{package}: none of the {locked} hashes in the lock file matches the verified archive ({archive_hash}), so a client would refuse the archive: run `larder lock --platform {}`, or find out why the hashes differ", .package.platform
     )]
     HashMismatch { package: Box<Package>, locked: usize, archive_hash: String },
 }

@@ -3,12 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use flate2::read::MultiGzDecoder;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::configuration::{
     self, CommandLineValues, ModuleRole, ModuleSource, NO_PACKAGE, TEST_FOLDER, VariableValues, is_configuration,
@@ -26,8 +29,12 @@ const MAX_TAR_BYTES: usize = 4 * MAX_BYTES;
 const MAX_ENTRIES: usize = 100_000;
 /// The maximum number of folders that are read or searched.
 const MAX_FOLDERS: usize = 4096;
-/// The mode of a new file; the user's mask takes its part away.
-const NEW_FILE_MODE: u32 = 0o666;
+/// The name of a lock file that is being written.
+const NEW_LOCK_FILE: &str = ".terraform.lock.hcl.new";
+/// The longest wait for another larder that writes into the same folder.
+const MAX_LOCK_WAIT: Duration = Duration::from_secs(10);
+/// The pause between two attempts.
+const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// The maximum depth of the search for configurations below a folder without one.
 const MAX_SEARCH_DEPTH: usize = 16;
 
@@ -73,36 +80,59 @@ pub fn read_lock_file(path: &Path) -> Result<String, String> {
 }
 
 /// Replaces a lock file at once, or creates it. `read` is the text that [`read_lock_file`] returned; `None` if there was no
-/// file. The file keeps its mode.
+/// file. The file keeps its mode and, as far as this user may give files away, its owner.
 ///
 /// # Errors
 /// The reason, for people: the file is another one by now, or cannot be written. Then it is as it was.
 #[expect(clippy::disallowed_methods, reason = "a user's own files are no part of the store")]
 pub fn replace_lock_file(path: &Path, read: Option<&str>, text: &str) -> Result<(), String> {
-    let metadata = path.metadata();
-    let now = match &metadata {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        _ => Some(read_lock_file(path)?),
+    let failed = |error: io::Error| format!("{} cannot be written: {error}", path.display());
+    let check_unchanged = || {
+        let now = match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            _ => Some(read_lock_file(path)?),
+        };
+        let changed = || format!("{} was changed meanwhile: run the command again", path.display());
+        (now.as_deref() == read).then_some(()).ok_or_else(changed)
     };
-    if now.as_deref() != read {
-        return Err(format!("{} was changed meanwhile: run the command again", path.display()));
-    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = File::open(folder).map_err(failed)?;
+    // Two larders in one folder: the second one finds what the first has written.
+    lock_exclusively(&folder).map_err(failed)?;
+    check_unchanged()?;
+    let temp = path.with_file_name(NEW_LOCK_FILE);
     let write = || {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mode = metadata.as_ref().map_or(NEW_FILE_MODE, |metadata| metadata.permissions().mode());
-        let mut temp = tempfile::Builder::new()
-            .prefix(LOCK_FILE)
-            .permissions(Permissions::from_mode(NEW_FILE_MODE))
-            .tempfile_in(folder)?;
-        temp.write_all(text.as_bytes())?;
-        if metadata.is_ok() {
-            temp.as_file().set_permissions(Permissions::from_mode(mode))?;
+        // One that a killed larder left; no other one writes now.
+        match fs::remove_file(&temp) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
-        temp.as_file().sync_all()?;
-        temp.persist(path).map_err(|error| error.error)?;
-        File::open(folder)?.sync_all()
+        let mut file = File::create_new(&temp)?;
+        file.write_all(text.as_bytes())?;
+        if let Ok(before) = path.metadata() {
+            file.set_permissions(Permissions::from_mode(before.mode() & 0o777))?;
+            // Only root may give a file away. Whoever may not becomes its owner, as with a client.
+            let _ = fchown(&file, Some(before.uid()), Some(before.gid()));
+        }
+        file.sync_all()
     };
-    write().map_err(|error| format!("{} cannot be written: {error}", path.display()))
+    let written = write().map_err(failed).and_then(|()| check_unchanged());
+    let renamed = written.and_then(|()| fs::rename(&temp, path).map_err(failed));
+    renamed.inspect_err(|_| drop(fs::remove_file(&temp)))?;
+    folder.sync_all().map_err(failed)
+}
+
+/// Locks a folder against other larders, within [`MAX_LOCK_WAIT`].
+fn lock_exclusively(folder: &File) -> io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match flock(folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if began.elapsed() < MAX_LOCK_WAIT => std::thread::sleep(LOCK_RETRY_PAUSE),
+            Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another process has locked its folder")),
+            // Some network file systems cannot lock a folder.
+            Ok(()) | Err(_) => return Ok(()),
+        }
+    }
 }
 
 /// Reads a user's tar of folders, which may be compressed by gzip. Drops the values of variables except those that decide which modules are called.
@@ -271,8 +301,8 @@ pub fn collect(folders: &[PathBuf], values: &CommandLineValues) -> Result<Collec
     loader.into_collected(&roots, &root_candidates)
 }
 
-/// The contents of a folder's files, by name.
-type FolderFiles = BTreeMap<String, Vec<u8>>;
+/// The contents of a folder's files, by name; `None` for a lock file that cannot be read.
+type FolderFiles = BTreeMap<String, Option<Vec<u8>>>;
 
 /// Reads folders into [`Files`].
 #[derive(Default)]
@@ -330,10 +360,15 @@ impl DirectoryLoader {
                 continue;
             }
             match read(&path) {
-                Ok(bytes) => drop(contents.insert(name, bytes)),
+                Ok(bytes) => drop(contents.insert(name, Some(bytes))),
                 // The file was removed after its folder was listed. A dangling link fails: clients refuse it too.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
                     self.passed_over.push(unreadable(&path, &error));
+                }
+                // It is of one root, and no reason to leave out the others.
+                Err(error) if name == LOCK_FILE => {
+                    self.passed_over.push(unreadable(&path, &error));
+                    contents.insert(name, None);
                 }
                 Err(error) => return Err(unreadable(&path, &error)),
             }
@@ -349,7 +384,7 @@ impl DirectoryLoader {
         let mut contents = self.read_files(&real)?;
         let mut files = Files::default();
         if role == ModuleRole::Root {
-            contents.extend(self.values.clone());
+            contents.extend(self.values.clone().map(|(name, bytes)| (name, Some(bytes))));
             let real_tests = real.join(TEST_FOLDER);
             if real_tests.is_dir() {
                 let tests = self.read_files(&real_tests)?;
@@ -443,7 +478,10 @@ fn relative_path(path: &Path, top: &Path) -> Result<String, String> {
 /// Adds a folder's files, with `folder_path` as the folder's path; `folder` is named in the error.
 fn add_files(files: &mut Files, folder: &Path, folder_path: &str, contents: &FolderFiles) -> Result<(), String> {
     let mut contents = contents.iter();
-    let added = contents.try_for_each(|(name, bytes)| files.insert(&child_path(folder_path, name), bytes));
+    let added = contents.try_for_each(|(name, bytes)| match bytes {
+        Some(bytes) => files.insert(&child_path(folder_path, name), bytes),
+        None => files.insert_refused(&child_path(folder_path, name)),
+    });
     added.map_err(|bad| format!("{}: {bad}", folder.display()))
 }
 

@@ -100,6 +100,10 @@ pub enum Unreadable {
     #[serde(rename = "no_file")]
     #[error("the entry is not a plain file: make the tar of files and folders, without --sparse")]
     SpecialFile,
+    /// A file on disk that the system refuses to read.
+    #[serde(rename = "refused")]
+    #[error("the file cannot be read")]
+    Refused,
 }
 
 /// Reasons why files are refused.
@@ -163,6 +167,15 @@ impl Files {
             None => FileContents::Unreadable { unreadable: Unreadable::NotUtf8 },
         };
         self.insert_contents(path, contents)
+    }
+
+    /// Adds a file that exists and cannot be read.
+    ///
+    /// # Errors
+    /// [`BadFiles`]; nothing was added.
+    pub(super) fn insert_refused(&mut self, path: &str) -> Result<(), BadFiles> {
+        Self::check_path(path)?;
+        self.insert_contents(path, FileContents::Unreadable { unreadable: Unreadable::Refused })
     }
 
     fn check_path(path: &str) -> Result<(), BadFiles> {

@@ -19,15 +19,17 @@ pub use self::complete::{CompletedLockFile, LockChange, ProviderToLock, complete
 pub use self::coverage::{PlatformArchive, lacking_platforms};
 
 /// The maximum size of a lock file, in bytes: clients write one or two kilobytes for each provider.
-pub const MAX_LOCK_FILE_BYTES: usize = 256 << 10;
+pub const MAX_LOCK_FILE_BYTES: usize = 1 << 20;
 /// The maximum number of reported problems.
 const MAX_PROBLEMS: usize = 32;
 /// The maximum number of providers in one file.
-const MAX_PROVIDERS: usize = 256;
+const MAX_PROVIDERS: usize = 4096;
 /// The maximum number of hashes of one provider, over all platforms.
-const MAX_HASHES: usize = 1024;
+const MAX_HASHES: usize = 16_384;
 /// The maximum length of one string in a lock file, in bytes.
 const MAX_TEXT_BYTES: usize = 512;
+/// The maximum length of the constraints of all modules together, in bytes.
+const MAX_CONSTRAINTS_BYTES: usize = 64 << 10;
 /// Address of the built-in provider.
 const BUILT_IN: (&str, &str) = ("terraform.io", "builtin");
 /// The maximum length of a string quoted in a problem, in characters.
@@ -192,7 +194,8 @@ fn version(block: &Block) -> Located<Version> {
 
 fn constraints(block: &Block) -> Located<Option<String>> {
     let Some(attribute) = block.body.get_attribute("constraints") else { return Ok(None) };
-    let checked = text(&attribute.value, "constraints").and_then(check_constraints);
+    let written = text_of_at_most(MAX_CONSTRAINTS_BYTES, &attribute.value, "constraints");
+    let checked = written.and_then(check_constraints);
     checked.map(Some).map_err(|problem| (attribute.span(), problem))
 }
 
@@ -253,9 +256,14 @@ fn check_constraints(written: String) -> Result<String, String> {
 
 /// A string without interpolation.
 fn text(value: &Expression, name: &str) -> Result<String, String> {
+    text_of_at_most(MAX_TEXT_BYTES, value, name)
+}
+
+/// A string without interpolation, of at most `max_bytes` bytes.
+fn text_of_at_most(max_bytes: usize, value: &Expression, name: &str) -> Result<String, String> {
     let text = value.as_str().ok_or_else(|| format!("{name} is not a plain string"))?;
-    if text.len() > MAX_TEXT_BYTES {
-        return Err(format!("{name} is longer than {MAX_TEXT_BYTES} bytes"));
+    if text.len() > max_bytes {
+        return Err(format!("{name} is longer than {max_bytes} bytes"));
     }
     Ok(text.to_owned())
 }
@@ -391,12 +399,12 @@ provider "r.example/acme/twice" { version = "1.0.0" }
     #[test]
     fn providers_hashes_and_strings_are_limited() {
         let many: String =
-            (0..257).map(|n| format!("provider \"r.example/acme/p{n}\" {{ version = \"1.0.0\" }}\n")).collect();
-        assert!(problems(&many)[0].contains("line 257: there are more than 256 providers"));
+            (0..4097).map(|n| format!("provider \"r.example/acme/p{n}\" {{ version = \"1.0.0\" }}\n")).collect();
+        assert!(problems(&many)[0].contains("line 4097: there are more than 4096 providers"));
         let hashes = |hashes: &str| {
             format!("provider \"r.example/acme/null\" {{\nversion = \"1.0.0\"\nhashes = [{hashes}]\n}}\n")
         };
-        assert!(problems(&hashes(&"\"h1:x\",".repeat(1025)))[0].contains("there are 1025 hashes"));
+        assert!(problems(&hashes(&"\"h1:x\",".repeat(16_385)))[0].contains("there are 16385 hashes"));
         assert!(problems(&hashes(&format!("\"h1:{}\"", "x".repeat(600))))[0].contains("longer than 512"));
     }
 
@@ -409,7 +417,7 @@ provider "r.example/acme/twice" { version = "1.0.0" }
         let unfinished = |number: usize| format!("{ONE}{}", "provider \"r.example/a/b\" {\n}\n".repeat(number));
         assert!(problems(&unfinished(300)).len() <= MAX_PROBLEMS + 2);
         let reason = &problems(&"#".repeat(MAX_LOCK_FILE_BYTES + 1))[0];
-        assert!(reason.contains("at most 256 KiB is read"), "{reason}");
+        assert!(reason.contains("at most 1024 KiB is read"), "{reason}");
     }
 
     proptest! {

@@ -275,6 +275,13 @@ pub struct RequiredArchive {
     pub required_by: Vec<String>,
 }
 
+impl UnavailableItem {
+    /// True for the same item with the same reason, whatever requires it.
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        (&self.subject, &self.reason) == (&other.subject, &other.reason)
+    }
+}
+
 /// An item that no registry provides.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnavailableItem {

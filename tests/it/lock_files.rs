@@ -303,6 +303,79 @@ async fn the_platforms_are_those_of_the_configuration_else_this_machines() {
     assert!(!output.err.contains("this machine's") && output.out.contains("darwin_arm64, windows_386"), "{output:?}");
 }
 
+/// Folders that nothing could be said about are no success.
+#[tokio::test]
+async fn folders_without_a_root_and_lock_files_that_cannot_be_read_are_told() {
+    let project = Project::requiring("~> 1.0").await;
+    project.upstream.publish(provider("null", "1.0.0", &["linux_amd64"]));
+    std::fs::remove_file(project.folder.path().join("main.tf")).unwrap();
+    let folder = |name: &str, text: &str| {
+        let folder = project.folder.path().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("main.tf"), text).unwrap();
+        folder
+    };
+    for (name, other) in [("circle/a", "b"), ("circle/b", "a")] {
+        folder(name, &format!("module \"m\" {{\n  source = \"../{other}\"\n}}\n"));
+    }
+    for options in [&["--platform", "linux_amd64"][..], &["--platform", "linux_amd64", "--check"]] {
+        let output = project.lock(options).await.expect(1);
+        assert!(output.out.contains("name the folders in which init runs"), "{}", output.out);
+    }
+    std::fs::remove_dir_all(project.folder.path().join("circle")).unwrap();
+
+    // A folder that another one calls is a root, too, if `init` ran there.
+    let base = folder("base", &required("null", "~> 1.0"));
+    folder("prod", "module \"base\" {\n  source = \"../base\"\n}\n");
+    let lock = base.join(".terraform.lock.hcl");
+    std::os::unix::fs::symlink("gone", &lock).unwrap();
+    let output = project.lock(&["--platform", "linux_amd64"]).await.expect(1);
+    assert!(output.out.contains("base/.terraform.lock.hcl: not written"), "{}", output.out);
+    assert!(output.out.contains("prod/.terraform.lock.hcl: written"), "{}", output.out);
+    assert_eq!(std::fs::read_link(&lock).unwrap(), Path::new("gone"));
+    std::fs::remove_file(&lock).unwrap();
+    std::fs::write(&lock, "").unwrap();
+    project.lock(&["--platform", "linux_amd64"]).await.expect(0);
+    assert_eq!(lock_file(&base), lock_file(&project.folder.path().join("prod")));
+}
+
+/// What larder writes, it reads again: also the constraints of sixty modules.
+#[tokio::test]
+async fn the_constraints_of_many_modules_are_read_again() {
+    let project = Project::requiring("~> 1.0").await;
+    project.upstream.publish(provider("null", "1.90.0", &["linux_amd64"]));
+    let mut calls = required("null", "~> 1.0");
+    for number in 0..60 {
+        let folder = project.folder.path().join(format!("m{number}"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("main.tf"), required("null", &format!(">= 1.{number}.0"))).unwrap();
+        calls += &format!("module \"m{number}\" {{\n  source = \"./m{number}\"\n}}\n");
+    }
+    std::fs::write(project.folder.path().join("main.tf"), calls).unwrap();
+    project.lock(&["--platform", "linux_amd64"]).await.expect(0);
+    assert!(project.lock_file().contains(">= 1.58.0, >= 1.59.0\""), "{}", project.lock_file());
+    project.lock(&["--platform", "linux_amd64", "--check"]).await.expect(0);
+}
+
+/// Two larders in one folder: none says that it wrote what the other one replaced.
+#[tokio::test]
+async fn of_two_commands_in_one_folder_none_loses_what_the_other_wrote() {
+    let project = Project::requiring("~> 1.0").await;
+    project.upstream.publish(provider("null", "1.0.0", &["linux_amd64", "darwin_arm64"]));
+    let _larder = project.setup.serve();
+    project.lock(&TWO).await.expect(0);
+    for round in 0..12 {
+        project.write("");
+        let (linux, darwin) =
+            tokio::join!(project.lock(&["--platform", "linux_amd64"]), project.lock(&["--platform", "darwin_arm64"]));
+        let written = [linux, darwin].into_iter().filter(|output| output.code == Some(0)).count();
+        assert_eq!(project.counts().0, written, "round {round}");
+        let names: Vec<_> =
+            std::fs::read_dir(project.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+    }
+}
+
 #[tokio::test]
 async fn an_upgrade_locks_the_newest_version_that_the_constraints_allow() {
     let project = Project::requiring("~> 1.0").await;
@@ -350,16 +423,20 @@ async fn a_lock_file_that_cannot_be_parsed_is_never_touched() {
 #[tokio::test]
 async fn a_lock_file_that_contradicts_the_signed_sums_is_not_written() {
     let project = Project::requiring("1.0.0").await;
-    project.upstream.publish(provider("null", "1.0.0", &["linux_amd64"]));
-    let of_before = format!(
-        "provider \"{HOST}/acme/null\" {{\n  version     = \"1.0.0\"\n  constraints = \"1.0.0\"\n  hashes = [\n    \"zh:{}\",\n  ]\n}}\n",
-        "ab".repeat(32)
-    );
-    project.write(&of_before);
-    let output = project.lock(&["--platform", "linux_amd64"]).await;
-    assert_eq!((output.code, project.lock_file()), (Some(1), of_before), "{output:?}");
+    project.upstream.publish(provider("null", "1.0.0", &["linux_amd64", "darwin_arm64"]));
+    project.lock(&["--platform", "linux_amd64"]).await.expect(0);
+    let of_before = project.lock_file();
+    // The manifest stays the same, so one line of the sums does.
+    project.upstream.publish(provider("null", "1.0.0", &["linux_amd64", "darwin_arm64"]).edition(2));
+    // Only one platform has its documents here, and they are of before.
+    let mixed = project.lock(&TWO).await.expect(1);
+    assert!(mixed.out.contains("it was published again: its platforms have different SHA256SUMS"), "{}", mixed.out);
+    assert_eq!(project.lock_file(), of_before);
+    project.setup.run(&["refresh", "acme/null@1.0.0"]).await;
+    let output = project.lock(&TWO).await.expect(1);
+    assert_eq!(project.lock_file(), of_before, "{output:?}");
     let text = output.out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.contains("the signed SHA256SUMS has none of them"), "{text}");
+    assert!(text.contains("its SHA256SUMS has not, and lacks an archive of now"), "{text}");
     assert!(text.contains("remove the provider's block"), "{text}");
 }
 

@@ -90,6 +90,11 @@ impl ProofSet {
         Checksums::parse(&self.sums).ok()
     }
 
+    /// The lines of SHA256SUMS.
+    pub fn sums_lines(&self) -> Vec<(String, Digest)> {
+        self.checksums().iter().flat_map(Checksums::iter).map(|(name, digest)| (name.to_owned(), digest)).collect()
+    }
+
     /// The digests of its SHA256SUMS that a lock file may have: all that a client takes, if a key signed them.
     pub fn signed_digests(&self) -> Vec<Digest> {
         match self.metadata.proof.how {

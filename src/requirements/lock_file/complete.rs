@@ -21,6 +21,32 @@ pub struct ProviderToLock {
     pub signed: BTreeSet<String>,
     /// The hashes of the archives that larder verified itself.
     pub own: BTreeSet<String>,
+    /// The `zh:` of every line of SHA256SUMS, signed or not.
+    pub published: BTreeSet<String>,
+    /// The `zh:` of the archives of the platforms asked for.
+    pub archives: BTreeSet<String>,
+}
+
+impl ProviderToLock {
+    /// A provider of which no hash is known yet.
+    pub fn of(provider: ProviderAddress, version: Version, constraints: String) -> Self {
+        let [signed, own, published, archives] = [(); 4].map(|()| BTreeSet::new());
+        Self { provider, version, constraints, signed, own, published, archives }
+    }
+
+    /// The contradiction of a locked version with what is published now: the file lists archives that SHA256SUMS does not,
+    /// and lacks one that it does. To add that would undo what the file is for.
+    fn contradiction(&self, locked: &[String]) -> Option<String> {
+        let locked: BTreeSet<&String> = locked.iter().filter(|hash| hash.starts_with("zh:")).collect();
+        let is_gone = locked.iter().any(|hash| !self.published.contains(*hash));
+        let is_other = is_gone && self.archives.iter().any(|archive| !locked.contains(archive));
+        is_other.then(|| {
+            "the lock file has zh: hashes of this version that its SHA256SUMS has not, and lacks an archive of now: the version \
+             was published again, or the file is wrong. If the archives of now are the right ones, remove the provider's block \
+             from the lock file"
+                .to_owned()
+        })
+    }
 }
 
 /// The entries of a completed lock file.
@@ -57,10 +83,11 @@ pub fn complete(locked: &[LockedProvider], required: &[ProviderToLock]) -> Compl
     let mut entries: BTreeMap<ProviderAddress, LockedProvider> =
         locked.iter().map(|locked| (locked.provider.clone(), locked.clone())).collect();
     let mut completed = CompletedLockFile::default();
-    for ProviderToLock { provider, version, constraints, signed, own } in required {
+    for to_lock in required {
+        let ProviderToLock { provider, version, constraints, signed, own, .. } = to_lock;
         let before = entries.get(provider);
         let kept = before.filter(|before| before.version == *version);
-        if let Some(reason) = kept.and_then(|kept| contradiction(&kept.hashes, signed)) {
+        if let Some(reason) = kept.and_then(|kept| to_lock.contradiction(&kept.hashes)) {
             completed.contradictions.push((provider.clone(), reason));
             continue;
         }
@@ -90,19 +117,6 @@ pub fn complete(locked: &[LockedProvider], required: &[ProviderToLock]) -> Compl
     completed
 }
 
-/// The contradiction of a locked version with its signed SHA256SUMS: the file lists archives, and upstream publishes none of
-/// them. To add the others to the file would undo what it is for.
-fn contradiction(locked: &[String], signed: &BTreeSet<String>) -> Option<String> {
-    let mut archives = locked.iter().filter(|hash| hash.starts_with("zh:")).peekable();
-    archives.peek()?;
-    let is_other = !signed.is_empty() && !archives.any(|hash| signed.contains(hash));
-    is_other.then(|| {
-        "the lock file has zh: hashes of this version, and the signed SHA256SUMS has none of them: the version was published \
-         again, or the file is wrong. If the archives of now are the right ones, remove the provider's block from the lock file"
-            .to_owned()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -129,12 +143,14 @@ provider "r.example/acme/other" {
 
     fn required(version: &str, signed: &[&str], own: &[&str]) -> ProviderToLock {
         let [locked, _] = &parse(LOCKED.as_bytes()).unwrap()[..] else { panic!("two entries") };
+        let set = |hashes: &[&str]| hashes.iter().map(|hash| (*hash).to_owned()).collect();
+        let version = Version::parse(version).unwrap();
         ProviderToLock {
-            provider: locked.provider.clone(),
-            version: Version::parse(version).unwrap(),
-            constraints: "~> 1.0".to_owned(),
-            signed: signed.iter().map(|hash| (*hash).to_owned()).collect(),
-            own: own.iter().map(|hash| (*hash).to_owned()).collect(),
+            signed: set(signed),
+            own: set(own),
+            published: set(signed),
+            archives: set(signed.last().as_slice().iter().map(|hash| **hash).collect::<Vec<_>>().as_slice()),
+            ..ProviderToLock::of(locked.provider.clone(), version, "~> 1.0".to_owned())
         }
     }
 
@@ -168,8 +184,14 @@ provider "r.example/acme/other" {
         let contradicted = completed(&required("1.0.0", &["zh:b"], &["h1:new"]));
         assert!(contradicted.contradictions[0].1.contains("remove the provider's block"));
         assert_eq!(contradicted.entries[0].hashes, ["h1:old", "x9:unknown", "zh:a"]);
-        // Without a signature nothing is contradicted, and an archive of now is no reason to drop the others.
-        assert_eq!(completed(&required("1.0.0", &[], &["zh:b"])).contradictions, []);
+        // A manifest that stayed the same makes no difference, nor does it that nobody signs.
+        let locked = ["zh:a", "zh:manifest"].map(str::to_owned);
+        let again = required("1.0.0", &["zh:manifest", "zh:b"], &[]);
+        assert!(again.contradiction(&locked).is_some());
+        assert!(ProviderToLock { signed: BTreeSet::new(), ..again }.contradiction(&locked).is_some());
+        // A file that has the archives asked for, or fewer lines than there are, contradicts nothing.
+        assert_eq!(required("1.0.0", &["zh:c", "zh:manifest"], &[]).contradiction(&["zh:manifest".to_owned()]), None);
+        assert_eq!(required("1.0.0", &["zh:b", "zh:a"], &[]).contradiction(&locked), None);
         assert_eq!(completed(&required("2.0.0", &["zh:b"], &[])).contradictions, []);
     }
 
@@ -190,7 +212,8 @@ provider "r.example/acme/other" {
                 hashes: locked.iter().cloned().collect(),
             };
             let version = Version::parse(&version).unwrap();
-            let to_lock = ProviderToLock { provider, version, constraints, signed: signed.clone(), own: own.clone() };
+            let of = ProviderToLock::of(provider, version, constraints);
+            let to_lock = ProviderToLock { signed: signed.clone(), own: own.clone(), ..of };
             let completed = complete(&[before], &[to_lock]);
             let text = write(&completed.entries, ClientKind::Terraform);
             let read = parse(text.as_bytes()).unwrap();

@@ -117,8 +117,8 @@ fn find_roots(configurations: &Configurations) -> (Vec<Root>, Vec<String>) {
     (roots, problems)
 }
 
-/// The folders with a configuration that no other folder calls. Calls in test files count too. A folder of tests is not a
-/// root.
+/// The folders with a configuration that no other folder calls, and those with a lock file, in which `init` ran. Calls in test
+/// files count too. A folder of tests is not a root.
 pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
     let has_file =
         |folder: &str, matches: fn(&str) -> bool| files.in_folder(folder).iter().any(|(name, _)| matches(name));
@@ -129,7 +129,8 @@ pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
     };
     let called = called_folders(files);
     let folders = files.folders().into_iter().filter(|folder| has_configuration(folder));
-    let uncalled_folders = folders.filter(|folder| !called.contains(*folder) && !is_test_folder(folder));
+    let is_root = |folder: &str| !called.contains(folder) || has_file(folder, |name| name == LOCK_FILE);
+    let uncalled_folders = folders.filter(|folder| is_root(folder) && !is_test_folder(folder));
     uncalled_folders.map(str::to_owned).collect()
 }
 

@@ -404,7 +404,7 @@ fn the_locked_version_is_chosen_before_newer_ones() {
         &resolve_locked(LOCKED, &NEEDS_A.replace("~> 1.0", ">= 2")),
         &[],
         &[
-            "x/a@>= 2.0.0: the lock file has 1.1.0, which does not match all of: >= 2.0.0 (main.tf:3). Run `terraform init -upgrade`",
+            "x/a@>= 2.0.0: the lock file has 1.1.0, which does not match all of: >= 2.0.0 (main.tf:3). Run `larder lock --upgrade`",
         ],
     );
     let without_constraint = NEEDS_A.replace(", version = \"~> 1.0\"", "");

@@ -113,7 +113,7 @@ fn choose_version(
         let mismatch = if texts.is_empty() { String::new() } else { format!(", which does not match all of: {texts}") };
         let rule = if version.is_pre_release() { format!("; {PRE_RELEASES}") } else { String::new() };
         return Err(format!(
-            "the lock file has {version}{mismatch}{rule}. Run `terraform init -upgrade` (or `tofu init -upgrade`) to lock another"
+            "the lock file has {version}{mismatch}{rule}. Run `larder lock --upgrade`, or the client's `init -upgrade`, to lock another"
         ));
     }
     if !listed.contains(version) {

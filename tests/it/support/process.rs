@@ -78,6 +78,14 @@ pub(crate) struct CommandOutput {
     pub(crate) err: String,
 }
 
+impl CommandOutput {
+    /// Panics with the output unless the command ended with this exit code.
+    pub(crate) fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        self
+    }
+}
+
 /// The program of `examples/demo.rs`, which `cargo test` builds. `None` after a build of one test alone.
 pub(crate) fn demo() -> Option<PathBuf> {
     let demo = Path::new(env!("CARGO_BIN_EXE_larder")).with_file_name("examples").join("demo");
