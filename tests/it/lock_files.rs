@@ -1,12 +1,13 @@
 //! `larder lock` writes what the client's own `providers lock` writes, byte for byte: for generated configurations of several
 //! hosts, with lock files that other tools wrote.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use larder::address::Platform;
+use larder::verify::{PackageLimits, package_hashes};
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::configurations::{Configuration, publish_for};
@@ -651,4 +652,63 @@ async fn the_page_says_how_many_hashes_each_way_gives() {
         let count = |scheme: &str| lock_file.matches(&format!("\"{scheme}:")).count();
         assert_eq!(told, format!("{} h1, {} zh", count("h1"), count("zh")), "{way}");
     }
+}
+
+/// Promise 1: whatever a registry publishes, each hash of a lock file is of a line that a key signed, or larder computed it.
+#[tokio::test]
+async fn no_hash_is_written_that_no_signature_covers_and_larder_did_not_compute() {
+    let upstream = FakeUpstream::start().await;
+    let larder = Larder::mirroring(&upstream)
+        .upstream(CORP, &format!("{}/", upstream.origin()), "verification = \"checksum\"")
+        .start()
+        .await;
+    let fixture = WarmFixture::for_larder(&larder);
+    let (asked, all) = (&PLATFORMS[..2], &PLATFORMS[..3]);
+    let mut written = [0, 0];
+    for bits in 0..64_u32 {
+        let has = |bit: u32| bits & (1 << bit) != 0;
+        let name = format!("p{bits}");
+        let mut release = provider(&name, "1.0.0", all);
+        if has(0) {
+            release = release.without_keys();
+        }
+        if has(1) {
+            release = release.filename("renamed-{platform}.zip");
+        }
+        if has(2) {
+            release = release.packages_member();
+        }
+        if has(3) {
+            release = release.directory_entries();
+        }
+        if has(4) {
+            release = if has(2) { release.other_sums_before() } else { release.other_sums_after() };
+        }
+        upstream.publish(release);
+        let host = if has(5) { CORP } else { HOST };
+        let address = format!("{host}/acme/{name}");
+        let order = serde_json::json!({ "what": [format!("{address}@1.0.0")], "platforms": asked });
+        fixture.warm(&order).await;
+        let files =
+            serde_json::json!({ "main.tf": required(&name, "1.0.0").replace("acme/", &format!("{host}/acme/")) });
+        let order = serde_json::json!({ "files": files, "platforms": asked });
+        let report = fixture.post("/admin/v1/lock", &order).await.expect(200).json();
+        let Some(text) = report["files"][0]["text"].as_str() else { continue };
+        let archives = asked.iter().map(|platform| upstream.archive_bytes("acme", &name, "1.0.0", platform));
+        let mut allowed: BTreeSet<String> = BTreeSet::new();
+        for archive in archives {
+            let hashes = package_hashes(std::io::Cursor::new(&archive), PackageLimits::default()).unwrap();
+            allowed.extend([hashes.directory, format!("zh:{}", sha256_hex(&archive))]);
+        }
+        if !has(0) && !has(5) {
+            let sums = String::from_utf8(upstream.sums_bytes("acme", &name, "1.0.0")).unwrap();
+            allowed.extend(sums.lines().map(|line| format!("zh:{}", line.split_whitespace().next().unwrap())));
+        }
+        let [locked] = &larder::requirements::lock_file::parse(text.as_bytes()).unwrap()[..] else { panic!("{text}") };
+        let foreign: Vec<_> = locked.hashes.iter().filter(|hash| !allowed.contains(*hash)).collect();
+        assert!(foreign.is_empty() && !locked.hashes.is_empty(), "{bits:06b}: {foreign:?} in {text}");
+        written[usize::from(has(5))] += 1;
+    }
+    // Without keys, clients of the first registry are refused; other sums before the right ones are refused by all.
+    assert_eq!(written, [12, 24]);
 }
