@@ -344,7 +344,7 @@ mod tests {
     fn every_problem_of_a_query_is_reported() {
         let query = "pin=yes&plattform=linux_amd64&root=prod&client=terraform";
         assert_eq!(OrderDraft::read(Some(query), OrderBodyKind::LockFile).problems.len(), 4);
-        let long = format!("root={}&client=tofu", "x".repeat(2000));
+        let long = format!("root={}&client=pulumi", "x".repeat(2000));
         assert_eq!(OrderDraft::read(Some(&long), OrderBodyKind::Tar).problems.len(), 2);
         let many = "root=a&".repeat(5000);
         assert!(OrderDraft::read(Some(&many), OrderBodyKind::Tar).options.roots.len() <= MAX_OPTIONS);
