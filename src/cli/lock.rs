@@ -3,25 +3,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 
 use super::admin_service::{StoreNeed, config_to_ask, with_larder};
-use super::order::{OrderOptions, address_request, platforms_text};
+use super::order::{OrderOptions, address_request};
 use super::terminal::{TextPage, escape_for_terminal, plural, this_command, width_of_stdout};
 use super::warm::{WarmOutput, say_where_it_fetches, warm_with};
 use super::{
     CaughtSignals, CommonOptions, Interrupted, block_on, catch_file_size_signal, print_error, print_json, print_line,
 };
-use crate::address::{Hostname, PackageRef};
+use crate::address::{Hostname, PackageRef, Platform};
 use crate::config::Config;
 use crate::http::admin_client::AdminClient;
-use crate::jobs::job_report::{ItemState, Job, JobItem};
-use crate::jobs::{LockFileReport, LockFileState, LockProblem, LockReport};
+use crate::jobs::job_report::{ItemState, Job, JobItem, JobState};
+use crate::jobs::{LockFileReport, LockFileState, LockReport};
 use crate::protocol::admin::LOCK;
 use crate::protocol::admin::order::OrderRequest;
 use crate::requirements::lock_file::LockChange;
-use crate::requirements::{FileContents, disk};
+use crate::requirements::{FileContents, UnavailableItem, disk};
 
 /// The most warm-ups of one command: while the first one runs, upstream may list a newer version.
 const MAX_WARM_UPS: usize = 3;
@@ -41,12 +42,19 @@ pub(super) struct LockCommand {
     upgrade: bool,
 }
 
-/// The JSON of this command: the report, and the files that were written.
+/// The JSON of this command: the report as it is now, and the files that were written.
 #[derive(Serialize)]
 struct LockResult<'a> {
     #[serde(flatten)]
-    report: &'a LockReport,
-    written: Vec<&'a str>,
+    report: LockReport,
+    written: Vec<WrittenFile<'a>>,
+}
+
+/// A file that was written, with its differences from the one before.
+#[derive(Serialize)]
+struct WrittenFile<'a> {
+    path: &'a str,
+    changes: &'a [LockChange],
 }
 
 /// The result of the command, for its exit code.
@@ -70,7 +78,10 @@ impl LockCommand {
         let (mut order, top) = self.options.order_of_folders(&self.folders, &config.lock_platforms)?;
         order.upgrade = self.upgrade;
         if order.platforms.is_empty() {
-            print_error(&format!("for {}, or platforms in [lock]", platforms_text(&order)));
+            let own = Platform::of_this_machine();
+            print_error(&format!(
+                "no platform is named, so this is for {own}, this machine's: set --platform or [lock] platforms"
+            ));
         }
         let mut report = block_on(complete_report(&config, &order))?;
         let mut written = BTreeSet::new();
@@ -84,9 +95,8 @@ impl LockCommand {
             }
         }
         let outcome = self.outcome(&report);
-        report.complete = outcome == LockOutcome::Complete;
         if common.json {
-            print_json(&LockResult { report: &report, written: written.iter().map(String::as_str).collect() });
+            print_json(&LockResult::of(&report, &written));
         } else {
             let page = LockPage { host: config.default_host(), top, written, is_check: self.check };
             print_line(&page.text(&report));
@@ -108,9 +118,33 @@ impl LockCommand {
     }
 }
 
+impl<'a> LockResult<'a> {
+    fn of(report: &'a LockReport, written: &'a BTreeSet<String>) -> Self {
+        let mut now = report.clone();
+        for file in &mut now.files {
+            if let LockFileState::Incomplete { text, .. } = &file.state
+                && written.contains(&file.path)
+            {
+                file.state = LockFileState::Complete { text: text.clone() };
+            }
+        }
+        let is_complete = |file: &LockFileReport| matches!(file.state, LockFileState::Complete { .. });
+        now.complete = now.problems.is_empty() && now.files.iter().all(is_complete);
+        let files = report.files.iter().filter(|file| written.contains(&file.path));
+        let written = files.map(|file| WrittenFile {
+            path: &file.path,
+            changes: match &file.state {
+                LockFileState::Incomplete { changes, .. } => changes,
+                _ => &[],
+            },
+        });
+        Self { report: now, written: written.collect() }
+    }
+}
+
 /// The state of a file for which nothing was written.
 fn impossible(subject: &str, reason: String) -> LockFileState {
-    let problem = LockProblem { subject: subject.to_owned(), reason, required_by: Vec::new() };
+    let problem = UnavailableItem { subject: subject.to_owned(), reason, required_by: Vec::new() };
     LockFileState::Impossible { problems: vec![problem] }
 }
 
@@ -129,6 +163,9 @@ async fn complete_report(config: &Config, order: &OrderRequest) -> anyhow::Resul
             say_where_it_fetches(larder, config);
             let wanted = OrderRequest::of_addresses(unknown.into_iter().map(address_request));
             let job = warm_with(larder, config, &wanted, WarmOutput::Quiet, &mut interrupts).await?;
+            if job.state == JobState::Cancelled {
+                bail!("the warm-up {} was cancelled, so some hashes are unknown: nothing was written", job.id);
+            }
             failures = failures_of(job);
             report = ask(larder, order, &mut interrupts).await?;
         }
@@ -142,7 +179,7 @@ async fn complete_report(config: &Config, order: &OrderRequest) -> anyhow::Resul
 
 async fn ask(larder: &AdminClient, order: &OrderRequest, interrupts: &mut CaughtSignals) -> anyhow::Result<LockReport> {
     tokio::select! {
-        report = larder.post(LOCK, order) => Ok(report?),
+        report = larder.post_for_large_answer(LOCK, order) => Ok(report?),
         _ = interrupts.next() => Err(Interrupted::with_text("stopped")),
     }
 }
@@ -171,9 +208,9 @@ fn explain_unknown(file: &mut LockFileReport, failures: &BTreeMap<PackageRef, St
     }
     let problem = |package: &PackageRef| {
         let reason = failures.get(package).cloned();
-        let reason =
-            reason.unwrap_or_else(|| "its archive was evicted before it was hashed: run the command again".to_owned());
-        LockProblem { subject: package.to_string(), reason, required_by: Vec::new() }
+        let reason = reason
+            .unwrap_or_else(|| format!("its hashes are unknown after {MAX_WARM_UPS} warm-ups: run the command again"));
+        UnavailableItem { subject: package.to_string(), reason, required_by: Vec::new() }
     };
     file.state = LockFileState::Impossible { problems: unknown.iter().map(problem).collect() };
 }
@@ -189,6 +226,10 @@ fn write(file: &LockFileReport, order: &OrderRequest, top: &Path) -> Result<bool
     };
     if before == Some(text) {
         return Ok(false);
+    }
+    // The paths of an answer are a stranger's.
+    if !order.roots.iter().any(|root| disk::lock_file_of(root) == file.path) {
+        return Err(format!("larder answered with a lock file that nobody asked for: {:?}", file.path));
     }
     disk::replace_lock_file(&top.join(&file.path), before, text).map(|()| true)
 }
@@ -221,13 +262,19 @@ impl LockPage {
             self.file(&mut page, file);
         }
         if !report.problems.is_empty() {
-            page.group("problems", "not every lock file is listed here:");
+            page.group("problems", "some lock files could not be checked:");
             self.problems(&mut page, &report.problems);
         }
         if !report.unpublished.is_empty() {
             page.group("unpublished", "no lock file can have the hashes of these:");
             let names = report.unpublished.iter().map(|package| package.without(&self.host).to_string());
             names.for_each(|name| page.item(&escape_for_terminal(&name), None));
+        }
+        if report.offline {
+            page.group("offline", "this mirror is offline: versions are those of its stored lists");
+        } else if !report.unconfirmed.is_empty() {
+            page.group("unconfirmed", "stored documents that upstream did not confirm just now");
+            report.unconfirmed.iter().for_each(|note| page.item(&escape_for_terminal(note), None));
         }
         if !report.notes.is_empty() {
             page.group("note", "");
@@ -257,8 +304,8 @@ impl LockPage {
         }
     }
 
-    fn problems(&self, page: &mut TextPage, problems: &[LockProblem]) {
-        for LockProblem { subject, reason, required_by } in problems {
+    fn problems(&self, page: &mut TextPage, problems: &[UnavailableItem]) {
+        for UnavailableItem { subject, reason, required_by } in problems {
             let places = if required_by.is_empty() { String::new() } else { format!(" ({})", required_by.join(", ")) };
             let subject = subject.strip_prefix(&format!("{}/", self.host)).unwrap_or(subject);
             page.item(&escape_for_terminal(&format!("{subject}{places}")), Some(&escape_for_terminal(reason)));
@@ -297,7 +344,9 @@ impl LockPage {
         let all = plural(report.files.len() as u64, "lock file");
         let published = if report.unpublished.is_empty() { "" } else { ", as far as the providers are published" };
         match (failed, incomplete) {
-            (0, _) if !report.problems.is_empty() => format!("{all}, and not all of them: see the problems above"),
+            (0, _) if !report.problems.is_empty() => {
+                format!("{all}; some could not be checked: see the problems above")
+            }
             (0, 0) => format!("{all}, complete for {platforms}{published}"),
             (0, _) if !self.is_check => format!("{all}, now complete for {platforms}{published}"),
             (0, incomplete) => {

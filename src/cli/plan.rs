@@ -94,7 +94,7 @@ fn page(plan: &Plan, host: &Hostname, verbose: bool, to_do: &[String], width: Op
         plan.unconfirmed.iter().for_each(|subject| page.item(&escape_for_terminal(subject), None));
     }
     if !plan.lock_files.is_empty() {
-        page.group("lock files", "they lack hashes, which `larder lock` of the same folders adds:");
+        page.group("lock files", "they lack hashes, which `larder lock` of their folders adds, with these platforms:");
         for LockFileGap { path, platform, providers } in &plan.lock_files {
             let names = providers.iter().map(|package| escape_for_terminal(&package.without(host).to_string()));
             let names: Vec<String> = names.collect();

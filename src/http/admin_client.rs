@@ -230,6 +230,15 @@ impl AdminClient {
         self.request(Method::POST, path, self.to_json(request)?, COMMAND_TIMEOUT, MAX_ANSWER_BYTES).await
     }
 
+    /// Posts a command in JSON whose answer may be large.
+    pub async fn post_for_large_answer<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &impl Serialize,
+    ) -> Result<T, AdminClientError> {
+        self.request(Method::POST, path, self.to_json(request)?, COMMAND_TIMEOUT, MAX_LARGE_ANSWER_BYTES).await
+    }
+
     async fn request<T: DeserializeOwned>(
         &self,
         method: Method,

@@ -18,12 +18,12 @@ use crate::address::{Package, PackageRef, Platform};
 use crate::clock::Clock;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Connectivity, Mirror, PackageHashState, ProofSet, Urgency, ZipOrigin, is_absent};
+use crate::mirror::{Connectivity, Mirror, PackageHashState, ProofSet, Urgency, WarmedDocument, ZipOrigin, is_absent};
 use crate::requirements::lock_file::{self, LockChange, LockedProvider, ProviderToLock};
 use crate::requirements::{self, ChosenProvider, ClientKind, Order, ResolvedRoot, UnavailableItem};
 
-/// The most lines of SHA256SUMS in one order. A set has a dozen or two.
-const MAX_SUMS_LINES: usize = 500_000;
+/// The most bytes of SHA256SUMS in one order, over all providers and platforms. One has a kilobyte or two.
+const MAX_SUMS_BYTES: usize = 64 << 20;
 
 /// The lock files of an order: the answer to `POST /admin/v1/lock`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,11 +39,14 @@ pub struct LockReport {
     pub files: Vec<LockFileReport>,
     /// The causes that concern no single lock file. With any, some lock files may not be listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub problems: Vec<LockProblem>,
+    pub problems: Vec<UnavailableItem>,
     /// Packages that upstream does not publish: no lock file can have their hashes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unpublished: Vec<PackageRef>,
-    /// Notes for people about choices that the files leave open, such as the client.
+    /// Notes for people about stored documents that upstream did not confirm.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unconfirmed: Vec<String>,
+    /// Notes for people: choices that the files leave open, and entries that nothing requires.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -87,28 +90,8 @@ pub enum LockFileState {
     /// No complete file can be made.
     Impossible {
         /// Each cause, with the remedy.
-        #[serde(rename = "why")]
-        problems: Vec<LockProblem>,
+        problems: Vec<UnavailableItem>,
     },
-}
-
-/// A cause that no complete lock file can be made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct LockProblem {
-    /// The provider, module or file.
-    pub subject: String,
-    /// The reason and the remedy.
-    pub reason: String,
-    /// The requirements that name it: a file with its line.
-    #[serde(rename = "by", default, skip_serializing_if = "Vec::is_empty")]
-    pub required_by: Vec<String>,
-}
-
-impl From<UnavailableItem> for LockProblem {
-    fn from(UnavailableItem { subject, reason, required_by }: UnavailableItem) -> Self {
-        Self { subject, reason, required_by }
-    }
 }
 
 impl Jobs {
@@ -132,17 +115,23 @@ async fn lock(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Lock
     }
     let chosen = resolved.roots.iter().flat_map(|root| &root.providers);
     let packages: BTreeSet<Package> = chosen.flat_map(|chosen| packages_of(chosen, &order.platforms)).collect();
-    let budget = AtomicUsize::new(MAX_SUMS_LINES);
+    let budget = AtomicUsize::new(MAX_SUMS_BYTES);
     let looked_up = packages.iter().map(|package| steps.hashes_to_lock(package, &budget));
     let looked_up = join_all(looked_up.collect::<Vec<_>>()).await;
     let found: BTreeMap<&Package, FoundHashes> = packages.iter().zip(looked_up).collect();
-    let files: Vec<LockFileReport> =
-        resolved.roots.iter().map(|root| lock_file_report(root, &order.platforms, &found)).collect();
+    let mut files = Vec::new();
+    for root in &resolved.roots {
+        files.push(lock_file_report(root, &order.platforms, &found));
+        // Hundreds of files take a while; other tasks run in between.
+        tokio::task::yield_now().await;
+    }
     let unpublished = found.iter().filter(|(_, found)| found.own == OwnHashes::NotPublished);
-    let of_roots: BTreeSet<&UnavailableItem> = resolved.roots.iter().flat_map(|root| &root.unavailable).collect();
-    let is_of_no_root = |item: &&UnavailableItem| !of_roots.iter().any(|of_root| of_root.is_same_as(item));
-    let problems: Vec<LockProblem> =
-        resolved.unavailable.iter().filter(is_of_no_root).cloned().map(LockProblem::from).collect();
+    let identity = |item: &'_ UnavailableItem| (item.subject.clone(), item.reason.clone());
+    let of_roots: BTreeSet<_> = resolved.roots.iter().flat_map(|root| &root.unavailable).map(identity).collect();
+    let problems: Vec<UnavailableItem> =
+        resolved.unavailable.into_iter().filter(|item| !of_roots.contains(&identity(item))).collect();
+    let unconfirmed = found.values().filter_map(|found| found.unconfirmed.clone());
+    let unconfirmed: BTreeSet<String> = registries.findings().unconfirmed.into_iter().chain(unconfirmed).collect();
     let is_complete = |file: &LockFileReport| matches!(file.state, LockFileState::Complete { .. });
     Ok(LockReport {
         complete: problems.is_empty() && files.iter().all(is_complete),
@@ -150,6 +139,7 @@ async fn lock(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Lock
         platforms: order.platforms.clone(),
         problems,
         unpublished: unpublished.map(|(package, _)| PackageRef::from(*package)).collect(),
+        unconfirmed: unconfirmed.into_iter().collect(),
         notes: resolved.notes.into_iter().chain(resolved.roots.iter().filter_map(note_on_superfluous)).collect(),
         files,
     })
@@ -158,7 +148,8 @@ async fn lock(mirror: &Arc<Mirror>, clock: &Clock, order: &Order) -> Result<Lock
 /// A sentence about the locked providers that a root does not require. They stay, as in the client's own command.
 fn note_on_superfluous(root: &ResolvedRoot) -> Option<String> {
     let is_required = |locked: &&LockedProvider| root.providers.iter().any(|chosen| chosen.provider == locked.provider);
-    let superfluous = root.locked.iter().flatten().filter(|locked| !is_required(locked));
+    // OpenTofu adds entries without hashes for some of Terraform's.
+    let superfluous = root.locked.iter().flatten().filter(|locked| !is_required(locked) && !locked.hashes.is_empty());
     let names: Vec<String> = superfluous.map(|locked| locked.provider.to_string()).collect();
     // Without a version of each provider, what is required is not known.
     let is_known = root.unavailable.is_empty() && !names.is_empty();
@@ -190,11 +181,13 @@ struct FoundHashes {
     /// The digest of the archive.
     archive: Option<Digest>,
     own: OwnHashes,
+    /// A note for people if upstream did not confirm the documents.
+    unconfirmed: Option<String>,
 }
 
 impl FoundHashes {
     fn without_set(own: OwnHashes) -> Self {
-        Self { signed: Vec::new(), lines: Vec::new(), archive: None, own }
+        Self { signed: Vec::new(), lines: Vec::new(), archive: None, own, unconfirmed: None }
     }
 }
 
@@ -211,28 +204,29 @@ enum OwnHashes {
 }
 
 impl StepRunner<'_> {
-    /// Finds the hashes of a package. Fetches its proof set, and not its archive. `budget` is the number of lines of SHA256SUMS
+    /// Finds the hashes of a package. Fetches its proof set, and not its archive. `budget` is the number of bytes of SHA256SUMS
     /// that one order may still have.
     async fn hashes_to_lock(&self, package: &Package, budget: &AtomicUsize) -> FoundHashes {
         let resolve = || async { self.mirror.operations.warm_set(package, &self.context()).await };
-        let proof_set = match self.run_step(resolve, || {}).await {
-            Ok(proof_set) => proof_set.value,
+        let (proof_set, unconfirmed) = match self.run_step(resolve, || {}).await {
+            Ok(WarmedDocument { value, unconfirmed }) => (value, unconfirmed),
             Err(error) if is_absent(&error) || matches!(error, Error::NotFound(_)) => {
                 return FoundHashes::without_set(OwnHashes::NotPublished);
             }
             Err(error) => return FoundHashes::without_set(OwnHashes::Unavailable(error.to_string())),
         };
-        let lines = proof_set.sums_lines();
-        let within = |left: usize| left.checked_sub(lines.len());
+        let within = |left: usize| left.checked_sub(proof_set.sums.len());
         if budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_err() {
-            let reason =
-                format!("the SHA256SUMS of all providers have more than {MAX_SUMS_LINES} lines: name fewer folders");
+            let reason = format!(
+                "the SHA256SUMS of all providers have more than {} MiB: name fewer folders",
+                MAX_SUMS_BYTES >> 20
+            );
             return FoundHashes::without_set(OwnHashes::Unavailable(reason));
         }
-        let (signed, archive) = (proof_set.signed_digests(), Some(proof_set.document.shasum));
+        let (signed, lines) = (proof_set.signed_digests(), proof_set.sums_lines());
         let own = self.own_hashes(package, &proof_set, signed.is_empty()).await;
         let own = own.unwrap_or_else(|error| OwnHashes::Unavailable(error.to_string()));
-        FoundHashes { signed, lines, archive, own }
+        FoundHashes { signed, lines, archive: Some(proof_set.document.shasum), own, unconfirmed }
     }
 
     /// The hashes that larder computed of the archive of a set. Where no signature covers the `zh:` of the archive, it is one
@@ -246,11 +240,9 @@ impl StepRunner<'_> {
             }
             PackageHashState::NotYet => return Ok(OwnHashes::NotFetched),
         };
-        let is_published = || async {
-            let stored = library.stored_archive(package, digest).await?;
-            Ok::<_, Error>(stored.is_none_or(|archive| archive.zip == ZipOrigin::Published))
-        };
-        let zh = if is_unsigned && is_published().await? { Some(digest.zh()) } else { None };
+        let stored = library.stored_archive(package, digest).await?;
+        let is_published = stored.is_none_or(|archive| archive.zip == ZipOrigin::Published);
+        let zh = (is_unsigned && is_published).then(|| digest.zh());
         Ok(OwnHashes::Known([directory].into_iter().chain(zh).collect()))
     }
 }
@@ -261,7 +253,7 @@ fn lock_file_report(
     platforms: &[Platform],
     found: &BTreeMap<&Package, FoundHashes>,
 ) -> LockFileReport {
-    let mut problems: Vec<LockProblem> = root.unavailable.iter().cloned().map(LockProblem::from).collect();
+    let mut problems: Vec<UnavailableItem> = root.unavailable.clone();
     let (mut required, mut to_fetch) = (Vec::new(), Vec::new());
     for chosen in &root.providers {
         let ChosenProvider { provider, version, constraint } = chosen;
@@ -289,8 +281,8 @@ fn lock_file_report(
                 .push(problem(&subject, "it is published for none of these platforms: name others with --platform"));
         }
         if differs {
-            let reason = "it was published again: its platforms have different SHA256SUMS here, of before and of now. \
-                          `larder refresh` of this version asks for all of them anew, `larder explain` shows them";
+            let reason = "the cached SHA256SUMS differ between its platforms, because the version was published again: \
+                          `larder refresh` of this version revalidates them, `larder explain` shows them";
             problems.push(problem(&subject, reason));
         }
         required.push(to_lock);
@@ -310,6 +302,6 @@ fn lock_file_report(
     LockFileReport { path: root.lock_file(), client: root.client, state }
 }
 
-fn problem(subject: impl ToString, reason: impl Into<String>) -> LockProblem {
-    LockProblem { subject: subject.to_string(), reason: reason.into(), required_by: Vec::new() }
+fn problem(subject: impl ToString, reason: impl Into<String>) -> UnavailableItem {
+    UnavailableItem { subject: subject.to_string(), reason: reason.into(), required_by: Vec::new() }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job_limits::StepRunner;
 use crate::address::{Package, PackageRef, Platform, ProviderAddress, Version};
+use crate::digest::Digest;
 use crate::mirror::{PackageHashState, WarmedDocument};
 use crate::requirements::lock_file::{self, LockedProvider, PlatformArchive};
 use crate::requirements::{ChosenProvider, Order, OrderEntry, ResolvedRoot};
@@ -72,8 +73,7 @@ impl StepRunner<'_> {
             let package = package(platform);
             let resolve = || async { self.mirror.operations.warm_set(&package, &self.context()).await };
             let Ok(WarmedDocument { value: proof_set, .. }) = self.run_step(resolve, || {}).await else { continue };
-            let named = proof_set.conventional_archives(provider.type_.as_str(), &[version.as_str()]);
-            digests.extend(named.into_iter().map(|(platform, _, digest)| (platform, digest)));
+            digests.extend(self.mirror.library.archives_of_version(&package, &proof_set).await.unwrap_or_default());
             of_documents.insert(platform.clone(), proof_set.document.shasum);
         }
         // A document says more than the name of a file.
@@ -81,16 +81,17 @@ impl StepRunner<'_> {
         let mut digests: Vec<_> = digests.into_iter().collect();
         digests.sort_by_key(|(platform, _)| !platforms.contains(platform));
         digests.truncate(MAX_KNOWN_ARCHIVES);
-        let mut archives = Vec::new();
-        for (platform, digest) in digests {
-            let hashes = self.mirror.library.package_hashes(&package(&platform), digest).await;
-            let h1 = match hashes {
-                Ok(PackageHashState::Known { zip, directory }) => vec![zip, directory],
-                Ok(PackageHashState::NotYet | PackageHashState::Impossible { .. }) | Err(_) => Vec::new(),
+        let wanted = digests.iter().cloned().collect();
+        // Without the store a plan says nothing of lock files, and of its archives that they cannot be read.
+        let known = self.mirror.library.known_archives(provider, version, wanted).await.unwrap_or_default();
+        let archive = |(platform, digest): (Platform, Digest)| {
+            let h1 = match known.get(&platform).map(|known| &known.hashes) {
+                Some(PackageHashState::Known { zip, directory }) => vec![zip.clone(), directory.clone()],
+                Some(PackageHashState::NotYet | PackageHashState::Impossible { .. }) | None => Vec::new(),
             };
-            archives.push(PlatformArchive { platform, zh: digest.zh(), h1 });
-        }
-        archives
+            PlatformArchive { platform, zh: digest.zh(), h1 }
+        };
+        digests.into_iter().map(archive).collect()
     }
 }
 

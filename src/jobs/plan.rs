@@ -191,7 +191,7 @@ impl Jobs {
         plan(&self.mirror, &self.shared.clock, order, trial, lock_platforms).await
     }
 
-    /// Waits until a plan may run. It may while it holds the permits.
+    /// Waits until a plan may run. Its turn ends when the permits are dropped.
     ///
     /// # Errors
     /// [`PlanError::Busy`].

@@ -19,7 +19,7 @@ use super::configuration::{
 };
 use super::files::{LOCK_FILE, child_path};
 use super::hcl::{self, MAX_FILE_BYTES};
-use super::resolve::{called_folders, uncalled_folders};
+use super::resolve::{called_folders, root_folders};
 use super::{BadFiles, ClientKind, Files, MAX_BYTES};
 use crate::address::{Hostname, PackageSelector};
 
@@ -79,6 +79,11 @@ pub fn read_lock_file(path: &Path) -> Result<String, String> {
     Ok(text.into_owned())
 }
 
+/// The path of the lock file of a root, relative to the same folder.
+pub fn lock_file_of(root: &str) -> String {
+    child_path(root, LOCK_FILE)
+}
+
 /// Replaces a lock file at once, or creates it. `read` is the text that [`read_lock_file`] returned; `None` if there was no
 /// file. The file keeps its mode and, as far as this user may give files away, its owner.
 ///
@@ -98,39 +103,44 @@ pub fn replace_lock_file(path: &Path, read: Option<&str>, text: &str) -> Result<
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = File::open(folder).map_err(failed)?;
     // Two larders in one folder: the second one finds what the first has written.
-    lock_exclusively(&folder).map_err(failed)?;
+    let is_locked = lock_exclusively(&folder).map_err(failed)?;
     check_unchanged()?;
     let temp = path.with_file_name(NEW_LOCK_FILE);
     let write = || {
-        // One that a killed larder left; no other one writes now.
-        match fs::remove_file(&temp) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        if is_locked {
+            // One that a killed larder left; no other one writes now. Where it cannot be removed, creating it fails.
+            let _ = fs::remove_file(&temp);
         }
-        let mut file = File::create_new(&temp)?;
-        file.write_all(text.as_bytes())?;
-        if let Ok(before) = path.metadata() {
-            file.set_permissions(Permissions::from_mode(before.mode() & 0o777))?;
-            // Only root may give a file away. Whoever may not becomes its owner, as with a client.
-            let _ = fchown(&file, Some(before.uid()), Some(before.gid()));
-        }
-        file.sync_all()
+        let in_the_way = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", temp.display()));
+        let mut file = File::create_new(&temp).map_err(in_the_way)?;
+        let mut fill = || {
+            file.write_all(text.as_bytes())?;
+            if let Ok(before) = path.metadata() {
+                file.set_permissions(Permissions::from_mode(before.mode() & 0o777))?;
+                // Only root may give a file away. Whoever may not becomes its owner, as with a client.
+                let _ = fchown(&file, Some(before.uid()), Some(before.gid()));
+            }
+            file.sync_all()
+        };
+        fill().inspect_err(|_| drop(fs::remove_file(&temp)))
     };
-    let written = write().map_err(failed).and_then(|()| check_unchanged());
-    let renamed = written.and_then(|()| fs::rename(&temp, path).map_err(failed));
+    write().map_err(failed)?;
+    let renamed = check_unchanged().and_then(|()| fs::rename(&temp, path).map_err(failed));
     renamed.inspect_err(|_| drop(fs::remove_file(&temp)))?;
-    folder.sync_all().map_err(failed)
+    // The file is the new one by now. At worst a power cut brings the old one back.
+    let _ = folder.sync_all();
+    Ok(())
 }
 
-/// Locks a folder against other larders, within [`MAX_LOCK_WAIT`].
-fn lock_exclusively(folder: &File) -> io::Result<()> {
+/// Locks a folder against other larders, within [`MAX_LOCK_WAIT`]. Returns false on a file system without such locks.
+fn lock_exclusively(folder: &File) -> io::Result<bool> {
     let began = Instant::now();
     loop {
         match flock(folder, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) if began.elapsed() < MAX_LOCK_WAIT => std::thread::sleep(LOCK_RETRY_PAUSE),
             Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another process has locked its folder")),
             // Some network file systems cannot lock a folder.
-            Ok(()) | Err(_) => return Ok(()),
+            locked => return Ok(locked.is_ok()),
         }
     }
 }
@@ -257,7 +267,7 @@ pub struct Collected {
     /// The folder on disk that the paths in `files` are relative to.
     pub top: PathBuf,
     /// The roots, as paths in `files`: the named directories. Where a named directory has no configuration, the directories
-    /// below it that have one and that no other calls are roots instead.
+    /// below it that have one and that no other calls, or that have a lock file, are roots instead.
     pub roots: Vec<String>,
     /// Skipped paths with their reasons: unreadable folders, and files that vanished.
     pub passed_over: Vec<String>,
@@ -426,7 +436,7 @@ impl DirectoryLoader {
         };
         let (mut roots, root_candidates) = (relative_paths(roots)?, relative_paths(root_candidates)?);
         if !root_candidates.is_empty() {
-            roots.extend(uncalled_folders(&files).into_iter().filter(|folder| root_candidates.contains(folder)));
+            roots.extend(root_folders(&files).into_iter().filter(|folder| root_candidates.contains(folder)));
         }
         Ok(Collected { files, top, roots: roots.into_iter().collect(), passed_over: self.passed_over })
     }
@@ -480,7 +490,7 @@ fn add_files(files: &mut Files, folder: &Path, folder_path: &str, contents: &Fol
     let mut contents = contents.iter();
     let added = contents.try_for_each(|(name, bytes)| match bytes {
         Some(bytes) => files.insert(&child_path(folder_path, name), bytes),
-        None => files.insert_refused(&child_path(folder_path, name)),
+        None => files.insert_unreadable(&child_path(folder_path, name)),
     });
     added.map_err(|bad| format!("{}: {bad}", folder.display()))
 }

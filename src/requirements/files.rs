@@ -101,9 +101,8 @@ pub enum Unreadable {
     #[error("the entry is not a plain file: make the tar of files and folders, without --sparse")]
     SpecialFile,
     /// A file on disk that the system refuses to read.
-    #[serde(rename = "refused")]
     #[error("the file cannot be read")]
-    Refused,
+    ReadFailed,
 }
 
 /// Reasons why files are refused.
@@ -173,9 +172,9 @@ impl Files {
     ///
     /// # Errors
     /// [`BadFiles`]; nothing was added.
-    pub(super) fn insert_refused(&mut self, path: &str) -> Result<(), BadFiles> {
+    pub(super) fn insert_unreadable(&mut self, path: &str) -> Result<(), BadFiles> {
         Self::check_path(path)?;
-        self.insert_contents(path, FileContents::Unreadable { unreadable: Unreadable::Refused })
+        self.insert_contents(path, FileContents::Unreadable { unreadable: Unreadable::ReadFailed })
     }
 
     fn check_path(path: &str) -> Result<(), BadFiles> {

@@ -160,7 +160,7 @@ impl Order {
 
 impl Configurations {
     /// Builds configurations with these roots. Without roots, every folder with a configuration that no other folder calls
-    /// as a local module is a root.
+    /// as a local module, or that has a lock file, is a root.
     ///
     /// # Errors
     /// There are no files, or a root has no files.
@@ -248,7 +248,7 @@ pub struct ResolvedRoot {
 impl ResolvedRoot {
     /// The path of its lock file, which may not exist.
     pub fn lock_file(&self) -> String {
-        files::child_path(&self.folder, files::LOCK_FILE)
+        disk::lock_file_of(&self.folder)
     }
 }
 
@@ -275,20 +275,16 @@ pub struct RequiredArchive {
     pub required_by: Vec<String>,
 }
 
-impl UnavailableItem {
-    /// True for the same item with the same reason, whatever requires it.
-    pub fn is_same_as(&self, other: &Self) -> bool {
-        (&self.subject, &self.reason) == (&other.subject, &other.reason)
-    }
-}
-
 /// An item that no registry provides.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct UnavailableItem {
     /// The name of the item: a source as written, an address, or a file.
     pub subject: String,
     /// The reason and the remedy.
+    #[serde(rename = "why")]
     pub reason: String,
-    /// The requirements that name it.
+    /// The requirements that name it: a file with its line.
+    #[serde(rename = "by", default, skip_serializing_if = "Vec::is_empty")]
     pub required_by: Vec<String>,
 }

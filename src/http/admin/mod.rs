@@ -508,8 +508,7 @@ fn errors(status: StatusCode, errors: Vec<String>) -> Box<Response<Body>> {
     Box::new(response::errors(status, errors))
 }
 
-/// The response to an invalid request.
-/// The answer where no plan is made.
+/// The response where no plan is made.
 fn plan_refused(error: PlanError) -> Box<Response<Body>> {
     let status = match error {
         PlanError::Busy => StatusCode::SERVICE_UNAVAILABLE,
@@ -518,6 +517,7 @@ fn plan_refused(error: PlanError) -> Box<Response<Body>> {
     errors(status, vec![error.to_string()])
 }
 
+/// The response to an invalid request.
 fn refused(problems: Vec<String>) -> Box<Response<Body>> {
     errors(StatusCode::BAD_REQUEST, problems)
 }

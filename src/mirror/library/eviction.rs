@@ -10,6 +10,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::counters::{EvictionReason, ObjectKind};
+use crate::mirror::library::first_seen::DroppedArchive;
 use crate::mirror::library::installable::required_records;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::space::{EvictionProgress, Evictor, MAX_CANDIDATES};
@@ -332,31 +333,33 @@ impl Library {
                 // Rebuilds a lost record from the archive, which may be the last evidence.
                 read_first_seen(self, package)?;
             }
-            let (mut is_pinned, mut dropped) = (false, None);
+            if let Artifact::Provider(package) = artifact
+                && let Some(archive) = self.catalog.name_record(package)?.get(digest)
+            {
+                self.keep_dropped(package, archive);
+            }
+            let mut is_pinned = false;
             self.catalog.change_name_record(artifact, |name| {
                 // The record is authoritative: the index may have lost a pin.
                 is_pinned = name.pinned;
                 if !is_pinned {
-                    dropped = name.get(digest).cloned();
                     name.archives.retain(|listed| listed.digest != *digest);
                 }
             })?;
             if is_pinned {
                 return Ok(false);
             }
-            if let (Artifact::Provider(package), Some(archive)) = (artifact, dropped) {
-                self.keep_package_hashes(package, &archive);
-            }
             tracing::info!(package = %artifact, %digest, "evicted an archive");
         }
         Ok(true)
     }
 
-    /// Keeps the `h1:` hashes of an archive that is dropped in the record of its version. On a full disk they are lost: then
-    /// they are computed anew once the archive is fetched again.
-    fn keep_package_hashes(&self, package: &Package, archive: &StoredArchive) {
+    /// Keeps the hashes of an archive that is dropped in the record of its version. On a full disk they are lost: then they
+    /// are computed anew once the archive is fetched again.
+    fn keep_dropped(&self, package: &Package, archive: &StoredArchive) {
         let Some(hashes) = archive.hashes.known().filter(|_| archive.zip == ZipOrigin::Published) else { return };
-        if let Err(error) = self.histories.keep_package_hashes(package, archive.digest, &hashes) {
+        let dropped = DroppedArchive { size_bytes: archive.size_bytes, hashes };
+        if let Err(error) = self.histories.keep_dropped(package, archive.digest, &dropped) {
             tracing::warn!(%package, %error, "the h1 hashes of an evicted archive could not be recorded");
         }
     }

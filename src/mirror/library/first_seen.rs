@@ -91,16 +91,25 @@ impl FirstSeen {
 /// The digests of one file. More than one only in a record converted from the older layout, one record per provider.
 type Digests = Vec<Digest>;
 
+/// What stays known of an evicted archive.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DroppedArchive {
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Its `h1:` hashes.
+    #[serde(flatten)]
+    pub hashes: PackageHashes,
+}
+
 /// The verified history of one version.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct VersionHistory {
     /// The length of the provider's signing-key log when the version was first verified.
     known_keys: usize,
     records: Vec<FirstSeen>,
-    /// The `h1:` hashes of archives that this larder had and has no more, so that none is fetched again for its hashes. Only
-    /// digests of the records are here.
+    /// The evicted archives, so that none is fetched again for its hashes. Only digests of the records are here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    package_hashes: BTreeMap<Digest, PackageHashes>,
+    dropped: BTreeMap<Digest, DroppedArchive>,
 }
 
 /// The keys that ever signed for a provider, in the order of their first signature.
@@ -290,15 +299,15 @@ impl VersionHistory {
         digests
     }
 
-    /// The `h1:` hashes of an archive that this larder has no more.
-    pub(super) fn package_hashes(&self, digest: &Digest) -> Option<&PackageHashes> {
-        self.package_hashes.get(digest)
+    /// What is known of an evicted archive.
+    pub(super) fn dropped(&self, digest: &Digest) -> Option<&DroppedArchive> {
+        self.dropped.get(digest)
     }
 
-    /// Keeps the `h1:` hashes of an archive. Returns true if they are new, and of an archive that a verified set named.
-    pub(super) fn keep_package_hashes(&mut self, digest: Digest, hashes: PackageHashes) -> bool {
+    /// Keeps what is known of an archive. Returns true if it is new, and of an archive that a verified set named.
+    pub(super) fn keep_dropped(&mut self, digest: Digest, archive: DroppedArchive) -> bool {
         let is_named = self.files().any(|(_, named)| named == digest) || self.platforms().any(|(_, of)| of == digest);
-        is_named && self.package_hashes.insert(digest, hashes.clone()).as_ref() != Some(&hashes)
+        is_named && self.dropped.insert(digest, archive.clone()).as_ref() != Some(&archive)
     }
 
     fn files(&self) -> impl Iterator<Item = (&str, Digest)> {
@@ -470,7 +479,7 @@ impl VersionHistory {
     /// Converts one version of a record of the whole provider. `known_keys`: how many keys of the log may vouch for it.
     pub(super) fn from_provider_record(time: Timestamp, files: BTreeMap<String, Digests>, known_keys: usize) -> Self {
         let record = FirstSeen { number: 1, at: time, key: None, accepted: false, files, platforms: BTreeMap::new() };
-        Self { known_keys, records: vec![record], package_hashes: BTreeMap::new() }
+        Self { known_keys, records: vec![record], dropped: BTreeMap::new() }
     }
 }
 

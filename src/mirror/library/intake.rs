@@ -1,14 +1,17 @@
 //! The commit order of a verified archive, and the `h1:` hashes that are computed afterwards.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::address::{Artifact, ModulePackage, Package};
+use crate::address::{Address, Artifact, ModulePackage, Package, Platform, ProviderAddress, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::library::damage::unless_damaged;
+use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::fill_progress::FillProgress;
+use crate::mirror::library::first_seen::DroppedArchive;
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
@@ -261,7 +264,7 @@ impl Library {
     /// Returns the `h1:` that a client computes of a stored zip; `None` if it is not a zip that has one.
     ///
     /// # Errors
-    /// The disk failed, or the archive is no longer stored.
+    /// The disk failed, or neither the archive nor its hashes are there.
     pub async fn package_hash(self: &Arc<Self>, package: &Package, digest: Digest) -> Result<Option<String>, Error> {
         match self.package_hashes(package, digest).await? {
             PackageHashState::Known { zip, .. } => Ok(Some(zip)),
@@ -280,19 +283,93 @@ impl Library {
         package: &Package,
         digest: Digest,
     ) -> Result<PackageHashState, Error> {
-        let mut archive = self.stored_archive(package, digest).await?;
-        if archive.as_ref().is_some_and(|archive| archive.hashes == PackageHashState::NotYet) {
+        let stored = self.stored_archive(package, digest).await?;
+        if stored.is_some_and(|archive| archive.hashes == PackageHashState::NotYet) {
             self.compute_hashes_queued(package, digest).await?;
-            archive = self.stored_archive(package, digest).await?;
         }
-        match archive {
-            Some(archive) if archive.hashes != PackageHashState::NotYet => Ok(archive.hashes),
-            Some(_) | None => {
-                let package = package.clone();
-                let kept = self.on_disk(move |library| library.histories.package_hashes(&package, &digest)).await?;
-                Ok(kept.map_or(PackageHashState::NotYet, PackageHashState::from))
+        let wanted = BTreeMap::from([(package.platform.clone(), digest)]);
+        let mut known = self.known_archives(&package.provider, &package.version, wanted).await?;
+        Ok(known.remove(&package.platform).map_or(PackageHashState::NotYet, |known| known.hashes))
+    }
+
+    /// What is known of these archives of a version: of those that are stored, and of those that were once. Nothing is
+    /// computed.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn known_archives(
+        self: &Arc<Self>,
+        provider: &ProviderAddress,
+        version: &Version,
+        wanted: BTreeMap<Platform, Digest>,
+    ) -> Result<BTreeMap<Platform, KnownArchive>, Error> {
+        let (provider, version) = (provider.clone(), version.clone());
+        self.on_disk(move |library| {
+            let (mut known, mut history) = (BTreeMap::new(), None);
+            for (platform, digest) in wanted {
+                let package = Package { provider: provider.clone(), version: version.clone(), platform };
+                let name = default_if_store_unavailable(library.catalog.name_record(&package))?;
+                let archive = match name.get(&digest).map(KnownArchive::from) {
+                    Some(archive) => Some(archive),
+                    None => {
+                        let history = match &mut history {
+                            Some(history) => history,
+                            unread => unread.insert(library.histories.of_version(&provider, &version)?),
+                        };
+                        history.dropped(&digest).map(KnownArchive::from)
+                    }
+                };
+                known.extend(archive.map(|archive| (package.platform, archive)));
             }
-        }
+            Ok(known)
+        })
+        .await
+    }
+}
+
+impl Library {
+    /// The digests of a version's archives: those that SHA256SUMS names in the conventional way for the platforms of the stored
+    /// version list, and the one of the document.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub async fn archives_of_version(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+    ) -> Result<BTreeMap<Platform, Digest>, Error> {
+        let Package { provider, version, platform } = package;
+        let list = self.stored_version_list(&Address::from(provider)).await?;
+        let listed = list.as_ref().and_then(|list| list.get(version));
+        let spelling = listed.map_or(version.as_str(), |listed| listed.upstream_spelling.as_str());
+        let platforms = listed.map(|listed| listed.platforms()).unwrap_or_default();
+        let named = set.conventional_archives(provider.type_.as_str(), &[version.as_str(), spelling]).into_iter();
+        let named = named.filter(|(platform, ..)| platforms.contains(platform));
+        let named = named.map(|(platform, _, digest)| (platform, digest));
+        Ok(named.chain([(platform.clone(), set.document.shasum)]).collect())
+    }
+}
+
+/// What is known of an archive that this larder has, or had once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KnownArchive {
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Its `h1:` hashes.
+    pub hashes: PackageHashState,
+    /// The packer of the zip.
+    pub zip: ZipOrigin,
+}
+
+impl From<&StoredArchive> for KnownArchive {
+    fn from(archive: &StoredArchive) -> Self {
+        Self { size_bytes: archive.size_bytes, hashes: archive.hashes.clone(), zip: archive.zip }
+    }
+}
+
+impl From<&DroppedArchive> for KnownArchive {
+    fn from(archive: &DroppedArchive) -> Self {
+        Self { size_bytes: archive.size_bytes, hashes: archive.hashes.clone().into(), zip: ZipOrigin::Published }
     }
 }
 

@@ -17,14 +17,14 @@ use crate::mirror::counters::{REPUBLISHED, SEEN_DAMAGED, SIGNATURE_LOST};
 use crate::mirror::library::alarms::{AlarmEvent, AlarmFinding, AlarmPart, AlarmSubject, NewAlarm};
 use crate::mirror::library::first_listed::FirstListed;
 use crate::mirror::library::first_seen::{
-    AcceptScope, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict, Judgement, Observation,
-    Recoverable, Signer, SigningKeyLog, Undecided, VersionHistory,
+    AcceptScope, DroppedArchive, HistoryChange, HistoryRecords, HistoryRefusal, HistoryUpdate, HistoryVerdict,
+    Judgement, Observation, Recoverable, Signer, SigningKeyLog, Undecided, VersionHistory,
 };
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordStep, Store, StoreError, to_json};
 use crate::upstream::outbound::origin;
 use crate::upstream::providers::MAX_VERSIONS;
-use crate::verify::{Checksums, PackageHashes};
+use crate::verify::Checksums;
 
 #[derive(Debug)]
 pub struct ProviderHistories {
@@ -185,27 +185,26 @@ impl ProviderHistories {
         })
     }
 
-    /// The `h1:` hashes of an archive that this larder had once.
-    pub(super) fn package_hashes(
+    /// The history of a version; an empty one if it is absent or lost.
+    pub(super) fn of_version(
         &self,
-        package: &Package,
-        digest: &Digest,
-    ) -> Result<Option<PackageHashes>, StoreError> {
-        let history = self.read(&package.provider, |step| step.history(&package.version))?;
-        Ok(history.version.into_value().package_hashes(digest).cloned())
+        provider: &ProviderAddress,
+        version: &Version,
+    ) -> Result<VersionHistory, StoreError> {
+        Ok(self.read(provider, |step| step.history(version))?.version.into_value())
     }
 
-    /// Keeps the `h1:` hashes of an archive of which the version's record knows.
-    pub(super) fn keep_package_hashes(
+    /// Keeps what is known of an archive of which the version's record knows.
+    pub(super) fn keep_dropped(
         &self,
         package: &Package,
         digest: Digest,
-        hashes: &PackageHashes,
+        archive: &DroppedArchive,
     ) -> Result<(), StoreError> {
         let Package { provider, version, .. } = package;
         let ((), written) = self.try_change(provider, |step| {
             if let Recoverable::Available(mut history) = step.history(version)?.version
-                && history.keep_package_hashes(digest, hashes.clone())
+                && history.keep_dropped(digest, archive.clone())
             {
                 step.put(&Key::FirstSeen(provider.clone(), version.clone()), &history);
             }

@@ -41,9 +41,9 @@ impl ProviderToLock {
         let is_gone = locked.iter().any(|hash| !self.published.contains(*hash));
         let is_other = is_gone && self.archives.iter().any(|archive| !locked.contains(archive));
         is_other.then(|| {
-            "the lock file has zh: hashes of this version that its SHA256SUMS has not, and lacks an archive of now: the version \
-             was published again, or the file is wrong. If the archives of now are the right ones, remove the provider's block \
-             from the lock file"
+            "the lock file has zh: hashes of this version that its SHA256SUMS does not list, and lacks an archive that it lists: \
+             the version was published again, or the file is wrong. If the published archives are the right ones, remove the \
+             provider's block from the lock file"
                 .to_owned()
         })
     }

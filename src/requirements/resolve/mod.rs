@@ -88,13 +88,12 @@ impl Root {
     }
 }
 
-/// The roots that the order names; if it names none, the folders with a configuration that no other folder calls.
-/// Also returns the problems that concern no single root.
+/// The roots that the order names; if it names none, those of [`root_folders`]. Also returns the problems that concern no single root.
 fn find_roots(configurations: &Configurations) -> (Vec<Root>, Vec<String>) {
     let mut problems = Vec::new();
     let Configurations { files, roots, client, .. } = configurations;
     let folders: BTreeSet<String> = match roots.as_slice() {
-        [] => uncalled_folders(files).into_iter().collect(),
+        [] => root_folders(files).into_iter().collect(),
         roots => roots.iter().cloned().collect(),
     };
     let root = |folder: String| {
@@ -119,7 +118,7 @@ fn find_roots(configurations: &Configurations) -> (Vec<Root>, Vec<String>) {
 
 /// The folders with a configuration that no other folder calls, and those with a lock file, in which `init` ran. Calls in test
 /// files count too. A folder of tests is not a root.
-pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
+pub(super) fn root_folders(files: &Files) -> Vec<String> {
     let has_file =
         |folder: &str, matches: fn(&str) -> bool| files.in_folder(folder).iter().any(|(name, _)| matches(name));
     let has_configuration = |folder: &str| has_file(folder, is_configuration);
@@ -130,8 +129,7 @@ pub(super) fn uncalled_folders(files: &Files) -> Vec<String> {
     let called = called_folders(files);
     let folders = files.folders().into_iter().filter(|folder| has_configuration(folder));
     let is_root = |folder: &str| !called.contains(folder) || has_file(folder, |name| name == LOCK_FILE);
-    let uncalled_folders = folders.filter(|folder| is_root(folder) && !is_test_folder(folder));
-    uncalled_folders.map(str::to_owned).collect()
+    folders.filter(|folder| is_root(folder) && !is_test_folder(folder)).map(str::to_owned).collect()
 }
 
 /// The folders that the configurations call by a local path, but for their own.

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use super::super::configuration::{
     self, Module, ModuleCall, ModuleRole, ModuleSource, Problem, ProviderRequirement, VariableValues,
 };
-use super::super::{Configurations, Registries, ResolvedRoot, files};
+use super::super::{Registries, files};
 use super::queries::{LocalModules, RegistryQueries};
 use super::{ResolutionResult, Root, versions};
 use crate::address::{Artifact, ModuleAddress, ModuleConstraint, ModulePackage, Platform, Version};
@@ -43,22 +43,8 @@ pub(super) async fn resolve_root(
     let result = ResolutionResult::default();
     let mut walk = RequirementsWalk { queries, local, root, visited, provider_requirements, result };
     walk.visit_all().await;
-    let RequirementsWalk { provider_requirements, mut result, .. } = walk;
-    let Configurations { files, locked_versions, .. } = &*local.configurations;
-    let choice = versions::choose_versions(
-        queries,
-        files,
-        root,
-        &provider_requirements,
-        platforms,
-        *locked_versions,
-        &mut result,
-    );
-    let (providers, locked) = choice.await;
-    let Root { folder, client, .. } = root.clone();
-    let unavailable = result.unavailable_items();
-    result.roots.push(ResolvedRoot { folder, client, locked, providers, unavailable });
-    result
+    let RequirementsWalk { provider_requirements, result, .. } = walk;
+    versions::choose_versions(queries, &local.configurations, root, &provider_requirements, platforms, result).await
 }
 
 /// A walk through the modules of one root.

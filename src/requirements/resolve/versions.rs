@@ -8,7 +8,9 @@ use futures_util::future::join_all;
 use super::super::configuration::ProviderRequirement;
 use super::super::files::{LOCK_FILE, child_path};
 use super::super::lock_file::{self, LockedProvider};
-use super::super::{ChosenProvider, ClientKind, Files, LockedVersions, Registries, UpstreamVersions};
+use super::super::{
+    ChosenProvider, ClientKind, Configurations, Files, LockedVersions, Registries, ResolvedRoot, UpstreamVersions,
+};
 use super::queries::RegistryQueries;
 use super::{ResolutionResult, Root, shortened_list};
 use crate::address::{
@@ -24,19 +26,19 @@ const MAX_PROVIDERS: usize = 4096;
 /// the same names in its own registry.
 const TERRAFORM_DEFAULT: (&str, &str) = ("registry.terraform.io", "hashicorp");
 
-/// Chooses each required provider: the locked version if there is one, else the newest. Also returns the entries of the
-/// lock file, as the client reads them.
+/// Chooses each required provider of a root: the locked version if there is one, else the newest. `result` has what was found
+/// in the root's modules.
 pub(super) async fn choose_versions(
     queries: &RegistryQueries<'_, impl Registries>,
-    files: &Files,
+    configurations: &Configurations,
     root: &Root,
     requirements: &[ProviderRequirement],
     platforms: &[Platform],
-    locked_versions: LockedVersions,
-    result: &mut ResolutionResult,
-) -> (Vec<ChosenProvider>, Option<Vec<LockedProvider>>) {
+    mut result: ResolutionResult,
+) -> ResolutionResult {
+    let Configurations { files, locked_versions, .. } = configurations;
     let mut chosen_providers = Vec::new();
-    let lock_file = lock_file_of(files, root, result).map(|locked| as_read_by(root.client, locked));
+    let lock_file = lock_file_of(files, root, &mut result).map(|locked| as_read_by(root.client, locked));
     let mut by_provider: BTreeMap<Address, Vec<&ProviderRequirement>> = BTreeMap::new();
     for requirement in requirements {
         by_provider.entry((&requirement.provider).into()).or_default().push(requirement);
@@ -62,7 +64,7 @@ pub(super) async fn choose_versions(
         let constraint = Constraint::all(constraints);
         let choose_matching = |listed: &[Version]| {
             queries.comparisons.count(listed.len().saturating_mul(constraint.number_of_conditions()))?;
-            let kept = locked.filter(|_| locked_versions == LockedVersions::Kept);
+            let kept = locked.filter(|_| *locked_versions == LockedVersions::Kept);
             choose_version(listed, &constraint, &requirements, kept)
         };
         let chosen = choose(queries, &address, choose_matching).await;
@@ -88,7 +90,11 @@ pub(super) async fn choose_versions(
             }
         }
     }
-    (chosen_providers, lock_file.map(|locked| locked.into_values().collect()))
+    let Root { folder, client, .. } = root.clone();
+    let locked = lock_file.map(|locked| locked.into_values().collect());
+    let unavailable = result.unavailable_items();
+    result.roots.push(ResolvedRoot { folder, client, locked, providers: chosen_providers, unavailable });
+    result
 }
 
 /// The rule of clients for pre-releases (version constraints).
@@ -118,7 +124,7 @@ fn choose_version(
     }
     if !listed.contains(version) {
         return Err(format!(
-            "the lock file has {version}, which is none of the {} versions that are listed: clients refuse that lock file until the version is listed, or another is locked with `init -upgrade`",
+            "the lock file has {version}, which is none of the {} versions that are listed: clients refuse that lock file until the version is listed, or another is locked with `larder lock --upgrade`",
             listed.len()
         ));
     }
@@ -133,7 +139,7 @@ fn constraints_text(requirements: &[&ProviderRequirement]) -> String {
     shortened_list(requirements.iter().filter_map(texts).collect(), MAX_LISTED_CONSTRAINTS).join("; ")
 }
 
-/// The entries of a root's lock file.
+/// The entries of a root's lock file; `None` without a readable one.
 fn lock_file_of(files: &Files, root: &Root, result: &mut ResolutionResult) -> Option<Vec<LockedProvider>> {
     let path = child_path(&root.folder, LOCK_FILE);
     let locked = match files.get(&path) {
@@ -141,11 +147,10 @@ fn lock_file_of(files: &Files, root: &Root, result: &mut ResolutionResult) -> Op
         Some(Ok(text)) => lock_file::parse(text.as_bytes()).map_err(|bad| bad.problems()),
         Some(Err(reason)) => Err(vec![format!("{reason}: larder does not read this file")]),
     };
-    let locked = locked.unwrap_or_else(|problems| {
+    let report = |problems: Vec<String>| {
         problems.into_iter().for_each(|problem| result.add_unavailable(&path, problem, [path.clone()]));
-        Vec::new()
-    });
-    Some(locked)
+    };
+    locked.map_err(report).ok()
 }
 
 /// The locked providers as a client reads them.
