@@ -347,6 +347,10 @@ impl RunningApp {
         supervisor.spawn(&mut tasks, Task::Housekeeping, move || {
             jobs::run_housekeeping(Arc::clone(&task_mirror), task_clock.clone())
         });
+        let (task_mirror, task_clock) = (Arc::clone(mirror), clock.clone());
+        supervisor.spawn(&mut tasks, Task::CompleteHashes, move || {
+            jobs::complete_hashes(Arc::clone(&task_mirror), task_clock.clone())
+        });
         let task_recurring = Arc::clone(recurring);
         supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&task_recurring).run());
         let task_traffic = Arc::clone(traffic);

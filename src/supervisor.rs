@@ -26,6 +26,8 @@ labelled_enum! {
         Housekeeping "housekeeping",
         /// Compares every archive with its digest, repeatedly.
         Scrub "scrub",
+        /// Fetches archives for their hashes, where `complete_hashes` asks for them.
+        CompleteHashes "complete-hashes",
         /// Runs the recurring warm-ups: their scheduler, and each of them.
         RecurringWarmUps "recurring-warm-ups",
         /// Records the traffic of each minute.

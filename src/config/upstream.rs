@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use url::Url;
 
-use crate::address::Hostname;
+use crate::address::{Hostname, Platform};
 use crate::verify::VerificationPolicy;
 
 use super::credential::{self, CredentialKind};
@@ -43,6 +43,8 @@ pub struct Upstream {
     pub dates: Dates,
     /// The age of the versions of a first list without a date.
     pub first_list: FirstList,
+    /// The platforms of the archives that larder fetches for their hashes; empty: larder adds no hashes to documents.
+    pub complete_hashes: Vec<Platform>,
 }
 
 /// The source of the dates of versions.
@@ -90,6 +92,7 @@ impl Upstream {
             fold_case: name == TERRAFORM_HOST || name == OPENTOFU_HOST,
             dates: Dates::Auto,
             first_list: FirstList::Old,
+            complete_hashes: Vec::new(),
         }
     }
 
@@ -160,6 +163,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
         "new" => Ok(FirstList::New),
         other => Err(format!("{} is neither old nor new", values::quoted(other))),
     });
+    let complete_hashes = section.list("complete_hashes", r#"["linux_amd64", "darwin_arm64"]"#, values::platform);
     let host = host?;
     let mut upstream = match (url, section.has("url")) {
         (Some(url), _) => Upstream::at(host, url),
@@ -182,6 +186,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>) -> Option<Upstream> {
     upstream.fold_case = fold_case.unwrap_or(upstream.fold_case);
     upstream.dates = dates.unwrap_or_default();
     upstream.first_list = first_list.unwrap_or_default();
+    upstream.complete_hashes = complete_hashes.unwrap_or_default();
     check_ports(section, &upstream);
     Some(upstream)
 }

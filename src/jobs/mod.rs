@@ -1,5 +1,6 @@
 //! Work that no client waits for: on a schedule, or started by an operator.
 
+mod complete_hashes;
 mod job_limits;
 pub mod job_report;
 mod list;
@@ -19,9 +20,10 @@ use crate::clock::Clock;
 use crate::mirror::Mirror;
 use crate::store::{Store, StoreError};
 
+pub use self::complete_hashes::complete_hashes;
 pub use self::job_report::{JobId, JobList};
 pub use self::list::{JobStartError, Jobs, ToPin};
-pub use self::lock::{LockFileReport, LockFileState, LockProblem, LockReport};
+pub use self::lock::{LockFileReport, LockFileState, LockReport};
 pub use self::lock_file_gaps::LockFileGap;
 pub use self::plan::{Installs, Plan, PlanCounts, PlanError, PlanState, PlannedItem};
 pub use self::recurring::{LastRun, Recurring, RecurringState};

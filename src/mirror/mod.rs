@@ -26,6 +26,7 @@ mod runtime;
 mod single_flight;
 mod tasks;
 mod transfer;
+mod wanted_hashes;
 
 use std::sync::Arc;
 
@@ -62,7 +63,7 @@ pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::usage::{FileAmount, PackageAmounts, RunTotals, Served, Usage};
 pub use crate::mirror::library::{
-    Alarm, NotReady, PackageHashState, StoreFailure, StoreState, StoredArchive, ZipOrigin,
+    Alarm, KnownArchive, NotReady, PackageHashState, StoreFailure, StoreState, StoredArchive, ZipOrigin,
 };
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{
@@ -88,6 +89,7 @@ pub use crate::mirror::runtime::{Limits, RuntimeConfig, SMALL_ARCHIVE_BYTES};
 
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FetchReason;
+use crate::mirror::wanted_hashes::WantedHashes;
 use crate::store::{Store, StoreError};
 use crate::supervisor::Supervisor;
 pub use crate::upstream::outbound::Connectivity;
@@ -113,6 +115,8 @@ pub struct Mirror {
     pub operations: Arc<Operations>,
     /// Bundles and provider trees.
     pub transfers: Arc<Transfers>,
+    /// The versions whose hashes are to be completed.
+    pub wanted_hashes: WantedHashes,
 }
 
 impl Mirror {
@@ -149,6 +153,7 @@ impl Mirror {
             offline,
             operations,
             transfers,
+            wanted_hashes: WantedHashes::default(),
         }))
     }
 }

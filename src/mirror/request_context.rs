@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use url::Url;
 
-use crate::address::{Address, Hostname};
+use crate::address::{Address, Hostname, Platform};
 use crate::cdn_loop::CdnLoop;
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -241,6 +241,14 @@ impl RequestContext {
         let (answers, took, now) = (&self.config.last_answers, self.started.elapsed(), self.present());
         let failure = result.as_ref().err().map(|error| Failure { error: error.clone(), broke_off: false });
         self.effects().run(|| answers.record(key, failure, took, patience, now));
+    }
+
+    /// The platforms whose hashes an upstream's documents are completed with; none where nobody asks for that.
+    ///
+    /// # Errors
+    /// The host is not an upstream.
+    pub fn complete_hashes(&self, host: &Hostname) -> Result<&[Platform], Error> {
+        Ok(&self.upstream(host)?.settings.complete_hashes)
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

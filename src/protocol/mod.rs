@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod client_config;
+mod complete_hashes;
 pub mod explain;
 mod home;
 mod network_mirror;

@@ -73,14 +73,16 @@ pub(super) async fn version(
         }
     };
     let mut entries = BTreeMap::new();
+    let wanted = archives.iter().map(|(platform, archive)| (platform.clone(), archive.digest)).collect();
+    let mut known = mirror.library.known_archives(address, version, wanted).await?;
     for (platform, archive) in archives {
+        let known = known.remove(&platform);
         let package = Package { provider: address.clone(), version: version.clone(), platform };
-        let stored = mirror.library.stored_archive(&package, archive.digest).await?;
         // An archive that larder packed has a `zh:` that no other source has. In a lock file it would make the client
         // refuse all others. For an imported archive without a name record the packer is unknown.
-        let is_published = stored.as_ref().map_or(!archive.is_imported, |stored| stored.zip == ZipOrigin::Published);
+        let is_published = known.as_ref().map_or(!archive.is_imported, |known| known.zip == ZipOrigin::Published);
         let zh = is_published.then(|| archive.digest.zh());
-        let h1 = match stored.map(|stored| stored.hashes) {
+        let h1 = match known.map(|known| known.hashes) {
             Some(PackageHashState::Known { zip, .. }) => Some(zip),
             Some(PackageHashState::NotYet | PackageHashState::Impossible { .. }) | None => None,
         };

@@ -11,8 +11,8 @@ use serde::Serialize;
 use serde_json::value::{RawValue, Value, to_raw_value};
 use url::Url;
 
-use super::Links;
 use super::route::{Route, service_base};
+use super::{Links, complete_hashes};
 use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
 use crate::mirror::{Answer, ClientList, HiddenVersions, Mirror, ModuleLocation, ProofSetRefs, RequestContext};
@@ -154,7 +154,7 @@ fn warnings(members: &RawObject, hidden: &[HiddenVersions]) -> Option<Vec<String
     Some(upstream.into_iter().chain(own).collect())
 }
 
-/// The download document of a package. Only its three URLs change.
+/// The download document of a package. Only its three URLs change, and where `complete_hashes` is set it may get `packages`.
 pub(super) async fn provider_download(
     mirror: &Arc<Mirror>,
     package: &Package,
@@ -165,7 +165,8 @@ pub(super) async fn provider_download(
     let ProofSetRefs { archive, sums, signature } = answer.value.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
         .map(|route| links.archive(&route));
-    let body = answer.value.document.with_urls(urls);
+    let packages = complete_hashes::packages(mirror, package, &answer.value, call).await?;
+    let body = answer.value.document.rendered(urls, packages.as_ref());
     let body = body.map_err(|e| Error::unreadable_download_document(package, e))?;
     Ok(answer.map(|_| body))
 }
@@ -303,7 +304,7 @@ mod tests {
             members.extend(signature.map(|signature| format!(r#""shasums_signature_url":"{signature}""#)));
             let body = format!("{{{}}}", members.join(", "));
             if let Ok(original) = parse(body.as_bytes(), "https://registry.example/v1/x") {
-                let rewritten_body = original.with_urls(["/a", "/b", "/c"].map(str::to_owned)).unwrap();
+                let rewritten_body = original.rendered(["/a", "/b", "/c"].map(str::to_owned), None).unwrap();
                 let rewritten = parse(&rewritten_body, "https://mirror.example/").unwrap();
                 prop_assert_eq!((rewritten.archive_url.as_str(), rewritten.sums_url.as_str()), ("https://mirror.example/a", "https://mirror.example/b"));
                 prop_assert_eq!(rewritten.signature_url.map(String::from), original.signature_url.map(|_| "https://mirror.example/c".to_owned()));

@@ -1,10 +1,10 @@
 //! Parses `providers.v1` (provider registry protocol). Upstream JSON is preserved verbatim, so that unknown fields
 //! survive.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use indexmap::IndexMap;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use url::Url;
 
@@ -234,6 +234,22 @@ pub struct DownloadDocument {
     pub keys: Vec<String>,
 }
 
+/// The member with the hashes of every platform (OpenTofu's registry; `internal/getproviders/registry_client.go`).
+const PACKAGES: &str = "packages";
+
+/// The archives of every platform of a version, as OpenTofu reads them.
+pub type Packages = BTreeMap<Platform, PlatformPackage>;
+
+/// The archive of one platform.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlatformPackage {
+    /// `zh:` and `h1:` hashes.
+    pub hashes: Vec<String>,
+    /// Its size in bytes, where known. For the platform of the document clients compare it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub package_size: Option<u64>,
+}
+
 #[derive(Deserialize)]
 struct DownloadJson {
     os: String,
@@ -300,12 +316,16 @@ impl DownloadDocument {
         })
     }
 
-    /// Renders the document with these URLs for the archive, SHA256SUMS and the signature (promise 5).
+    /// Renders the document with these URLs for the archive, SHA256SUMS and the signature, and with `packages` where upstream
+    /// has none (promise 5).
     ///
     /// # Errors
     /// A serialization error, which no parsed document can cause.
-    pub fn with_urls(&self, urls: [String; 3]) -> serde_json::Result<Vec<u8>> {
+    pub fn rendered(&self, urls: [String; 3], packages: Option<&Packages>) -> serde_json::Result<Vec<u8>> {
         let mut fields = self.fields.clone();
+        if let Some(packages) = packages.filter(|_| !self.has_packages()) {
+            fields.insert(PACKAGES.to_owned(), to_raw_value(packages)?);
+        }
         let names = ["download_url", "shasums_url", "shasums_signature_url"];
         for (name, url) in names.into_iter().zip(urls) {
             if name == "shasums_signature_url" && self.signature_url.is_none() {
@@ -319,13 +339,18 @@ impl DownloadDocument {
         serde_json::to_vec(&fields)
     }
 
+    /// True if upstream sends the hashes of all platforms itself. Clients read a member in any case.
+    pub fn has_packages(&self) -> bool {
+        self.fields.keys().any(|name| name.eq_ignore_ascii_case(PACKAGES))
+    }
+
     /// The size of the archive in bytes, if the document announces it (OpenTofu registry).
     pub fn announced_size(&self, platform: &Platform) -> Option<u64> {
         #[derive(Deserialize)]
         struct PackageJson {
             package_size: u64,
         }
-        let packages: HashMap<String, &RawValue> = serde_json::from_str(self.fields.get("packages")?.get()).ok()?;
+        let packages: HashMap<String, &RawValue> = serde_json::from_str(self.fields.get(PACKAGES)?.get()).ok()?;
         let PackageJson { package_size } = serde_json::from_str(packages.get(&platform.to_string())?.get()).ok()?;
         Some(package_size)
     }
@@ -395,7 +420,7 @@ mod tests {
         );
         let document = DownloadDocument::parse(body.as_bytes(), &url, &platform).unwrap();
         assert_eq!((document.shasum, document.archive_url.path()), (shasum, "/b"));
-        let written = document.with_urls(["1", "2", "3"].map(str::to_owned)).unwrap();
+        let written = document.rendered(["1", "2", "3"].map(str::to_owned), None).unwrap();
         assert_eq!(
             String::from_utf8(written).unwrap(),
             format!(

@@ -26,6 +26,7 @@ mod commands_contract;
 mod commands_first_seen;
 mod commands_generated;
 mod commands_printing;
+mod complete_hashes;
 mod connections;
 mod crash;
 mod damage;

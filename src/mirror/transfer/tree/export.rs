@@ -128,7 +128,7 @@ impl Export {
         let sums = archive.sibling(MirrorFileKind::Sums(scope.clone()));
         let signature = archive.sibling(MirrorFileKind::Signature(scope));
         let urls = [archive.name_of_file(), sums.name_of_file(), signature.name_of_file()];
-        let document = set.document.with_urls(urls);
+        let document = set.document.rendered(urls, None);
         let document = document.map_err(|e| Error::unreadable_download_document(package, e))?;
         let place = archive.sibling(MirrorFileKind::Document(version.clone(), platform.clone()));
         self.files.push((place, ExportedFile::Small(document.into())));

@@ -1,0 +1,170 @@
+//! `complete_hashes`: download documents with the hashes of every platform where upstream sends none, in the form that
+//! OpenTofu 1.12 reads.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::eventually;
+use crate::support::larder::{HOST, Larder};
+use crate::support::terraform::{Terraform, host_override};
+use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
+
+const PLATFORMS: [&str; 4] = ["linux_amd64", "darwin_arm64", "windows_amd64", "freebsd_386"];
+/// The platforms whose archives are fetched for their hashes.
+const COMPLETED: &str = r#"complete_hashes = ["linux_amd64", "darwin_arm64"]"#;
+const TOFU: &str = "registry.opentofu.org";
+
+fn provider(name: &str) -> Provider {
+    PLATFORMS.iter().fold(Provider::new("acme", name).size(1000), |provider, platform| provider.platform(platform))
+}
+
+/// The `packages` of a document, once it has as many `h1:` as this.
+async fn packages(larder: &Larder, name: &str, h1_count: usize) -> Value {
+    eventually("the hashes of every platform", async || {
+        let packages = larder.document(name, "1.2.0").await.expect(200).json()["packages"].clone();
+        (packages.to_string().matches("\"h1:").count() == h1_count).then_some(packages)
+    })
+    .await
+}
+
+/// A list and a document, as a client asks for them, and the archive.
+async fn install(larder: &Larder, name: &str) {
+    larder.versions(name).await.expect(200);
+    larder.get(&larder.archive_path(name, "1.2.0").await).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_document_gets_the_hashes_of_every_platform_and_its_archives_are_fetched_once() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null"));
+    let larder = Larder::mirroring(&upstream).upstream_lines(COMPLETED).start().await;
+    larder.versions("null").await.expect(200);
+    // Nothing is stored yet, so the size that clients compare is unknown.
+    assert_eq!(larder.document("null", "1.2.0").await.expect(200).json()["packages"], Value::Null);
+    install(&larder, "null").await;
+    let packages = packages(&larder, "null", 2).await;
+    for platform in PLATFORMS {
+        let archive = upstream.archive_bytes("acme", "null", "1.2.0", platform);
+        let package = &packages[platform];
+        assert_eq!(package["hashes"][0], format!("zh:{}", sha256_hex(&archive)), "{packages:#}");
+        let (count, size) = match platform {
+            "linux_amd64" | "darwin_arm64" => (2, json!(archive.len())),
+            _ => (1, Value::Null),
+        };
+        assert_eq!(
+            (package["hashes"].as_array().unwrap().len(), &package["package_size"]),
+            (count, &size),
+            "{packages:#}"
+        );
+    }
+    assert_eq!(packages.as_object().unwrap().len(), PLATFORMS.len());
+    assert_eq!(upstream.count_of(Target::Archive), 2);
+    // The other document says the same, and nothing is fetched again.
+    let other = larder.document_for("null", "1.2.0", "darwin_arm64").await.expect(200).json();
+    assert_eq!(other["packages"], packages);
+    assert_eq!(upstream.count_of(Target::Archive), 2);
+}
+
+/// Promise 5: what upstream sends is relayed as it is.
+#[tokio::test]
+async fn packages_of_upstream_are_relayed_and_without_the_option_none_are_added() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("own").packages_member());
+    upstream.publish(provider("none"));
+    let [with, without] = [COMPLETED, ""].map(|line| Larder::mirroring(&upstream).upstream_lines(line).start());
+    let (with, without) = (with.await, without.await);
+    for larder in [&with, &without] {
+        install(larder, "own").await;
+        install(larder, "none").await;
+    }
+    packages(&with, "none", 2).await;
+    let relayed = with.document("own", "1.2.0").await.expect(200);
+    assert_eq!(relayed.body, without.document("own", "1.2.0").await.expect(200).body);
+    assert_eq!(relayed.json()["packages"].as_object().unwrap().len(), PLATFORMS.len());
+    assert_eq!(without.document("none", "1.2.0").await.expect(200).json()["packages"], Value::Null);
+}
+
+/// Both flavours of the `h1:`, where a zip has folder entries: a client checks a zip by one and a folder by the other.
+#[tokio::test]
+async fn both_flavours_of_the_package_hash_are_listed_where_they_differ() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null").directory_entries());
+    let larder = Larder::mirroring(&upstream).upstream_lines(COMPLETED).start().await;
+    install(&larder, "null").await;
+    let packages = packages(&larder, "null", 4).await;
+    assert_eq!(packages["linux_amd64"]["hashes"].as_array().unwrap().len(), 3, "{packages:#}");
+}
+
+/// Promise 1: without a signature, only the archives that larder verified itself.
+#[tokio::test]
+async fn of_an_unsigned_set_only_verified_archives_are_listed() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null").without_keys());
+    let lines = format!("verification = \"checksum\"\n{COMPLETED}");
+    let larder = Larder::mirroring(&upstream).upstream_lines(&lines).start().await;
+    install(&larder, "null").await;
+    let packages = packages(&larder, "null", 2).await;
+    let platforms: Vec<&String> = packages.as_object().unwrap().keys().collect();
+    assert_eq!(platforms, ["darwin_arm64", "linux_amd64"]);
+}
+
+/// After its eviction an archive is not fetched again for its hashes, and VERSION.json has them, too.
+#[tokio::test]
+async fn hashes_stay_after_an_eviction() {
+    let upstream = FakeUpstream::start().await;
+    for name in ["one", "two", "three", "four"] {
+        upstream.publish(provider(name).size(300_000));
+    }
+    let line = r#"complete_hashes = ["linux_amd64"]"#;
+    let larder = Larder::mirroring(&upstream).upstream_lines(line).store("max_size = \"1MiB\"").start().await;
+    install(&larder, "one").await;
+    let before = packages(&larder, "one", 1).await;
+    for name in ["two", "three", "four"] {
+        larder.clock.advance(Duration::from_secs(120));
+        install(&larder, name).await;
+        packages(&larder, name, 1).await;
+    }
+    let one = upstream.archive_bytes("acme", "one", "1.2.0", "linux_amd64");
+    assert!(
+        !larder.folder.blobs().iter().any(|path| std::fs::read(path).unwrap() == one),
+        "the archive is still stored"
+    );
+    upstream.forget_requests();
+    assert_eq!(packages(&larder, "one", 1).await, before);
+    let mirror = larder.get(&format!("/mirror/{HOST}/acme/one/1.2.0.json")).await.expect(200).json();
+    let hashes = mirror["archives"]["linux_amd64"]["hashes"].to_string();
+    assert!(hashes.contains("h1:") && hashes.contains("zh:"), "{mirror:#}");
+    assert_eq!(upstream.count_of(Target::Archive), 0);
+}
+
+/// With OpenTofu's default registry, one `init` locks every platform and downloads its own archive. Terraform and older
+/// OpenTofu ignore the member: their lock file is the one without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_init_locks_every_platform_where_the_client_reads_them() {
+    let Some(client) = Terraform::find_since(1, 10) else { return };
+    let reads_packages = client.workspace().run(&["version"]).await.text.contains("OpenTofu v1.12");
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null"));
+    let url = format!("{}/", upstream.origin());
+    let larder = Larder::builder().upstream(TOFU, &url, COMPLETED).start().await;
+    let service = |name: &str| format!("{}/registry/{TOFU}/v1/{name}/", larder.base());
+    let init = async || {
+        let mut workspace = client.workspace();
+        workspace.cli_config(&host_override(TOFU, &service("providers"), &service("modules")));
+        workspace.require(&format!("{TOFU}/acme/null"), "1.2.0").init().await.expect_success();
+        workspace.lock_file()
+    };
+    let counts = |lock_file: &str| ["\"h1:", "\"zh:"].map(|scheme| lock_file.matches(scheme).count());
+    assert_eq!(counts(&init().await), [1, 5]);
+    let document = format!("/registry/{TOFU}/v1/providers/acme/null/1.2.0/download/linux/amd64");
+    eventually("the hashes of every platform", async || {
+        let document = larder.get(&document).await.expect(200).json();
+        (document["packages"].to_string().matches("\"h1:").count() == 2).then_some(())
+    })
+    .await;
+    upstream.forget_requests();
+    let lock_file = init().await;
+    assert_eq!(counts(&lock_file), if reads_packages { [2, 5] } else { [1, 5] }, "{lock_file}");
+    assert_eq!(upstream.count_of(Target::Archive), 0);
+}
