@@ -309,7 +309,7 @@ async fn an_archive_without_a_matching_locked_hash_fails_its_item() {
     let job = warm(&[&foreign_hash]).await;
     assert_eq!(job.states(), ["failed"; 2]);
     assert!(job.error(0).contains("none of the 1 hashes in the lock file matches"), "{job}");
-    assert!(job.error(0).contains("-platform=darwin_arm64"), "{job}");
+    assert!(job.error(0).contains("`larder lock --platform darwin_arm64`"), "{job}");
     assert_eq!(upstream.count_of(Target::Archive), 0, "an archive was fetched");
 
     // An `h1:` can be compared with the archive only, so the archives are fetched.
