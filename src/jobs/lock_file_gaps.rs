@@ -73,7 +73,8 @@ impl StepRunner<'_> {
             let package = package(platform);
             let resolve = || async { self.mirror.operations.warm_set(&package, &self.context()).await };
             let Ok(WarmedDocument { value: proof_set, .. }) = self.run_step(resolve, || {}).await else { continue };
-            digests.extend(self.mirror.library.archives_of_version(&package, &proof_set).await.unwrap_or_default());
+            let of_version = self.mirror.library.archives_of_version(&package, &proof_set).await;
+            digests.extend(of_version.map(|of_version| of_version.archives).unwrap_or_default());
             of_documents.insert(platform.clone(), proof_set.document.shasum);
         }
         // A document says more than the name of a file.

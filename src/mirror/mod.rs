@@ -63,7 +63,8 @@ pub use crate::mirror::library::record_format as record;
 pub use crate::mirror::library::stored_document::StoredDocument;
 pub use crate::mirror::library::usage::{FileAmount, PackageAmounts, RunTotals, Served, Usage};
 pub use crate::mirror::library::{
-    Alarm, KnownArchive, NotReady, PackageHashState, StoreFailure, StoreState, StoredArchive, ZipOrigin,
+    Alarm, KnownArchive, NotReady, PackageHashState, StoreFailure, StoreState, StoredArchive, VersionArchives,
+    ZipOrigin,
 };
 pub use crate::mirror::modules::{ModuleArchiveRef, ModuleLocation};
 pub use crate::mirror::operate::accept::{

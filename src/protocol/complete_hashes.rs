@@ -7,12 +7,14 @@ use std::sync::Arc;
 use crate::address::{Package, Platform};
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::{Connectivity, KnownArchive, Mirror, PackageHashState, ProofSet, RequestContext, ZipOrigin};
+use crate::mirror::{
+    Connectivity, KnownArchive, Mirror, PackageHashState, ProofSet, RequestContext, VersionArchives, ZipOrigin,
+};
 use crate::upstream::providers::{Packages, PlatformPackage};
 
-/// The `packages` of the document of a package; `None` where upstream has them, where nobody asks for them, or while the size
-/// of the package's own archive is unknown, which clients compare. Asks for the archives whose hashes are unknown, in the
-/// background.
+/// The `packages` of the document of a package; `None` where upstream has them, where nobody asks for them, while the size of the
+/// package's own archive is unknown, which clients compare, or where a platform of the version has no hash: Terragrunt reads
+/// SHA256SUMS only without the member. Asks for the archives whose hashes are unknown, in the background.
 pub(super) async fn packages(
     mirror: &Arc<Mirror>,
     package: &Package,
@@ -24,7 +26,7 @@ pub(super) async fn packages(
     if platforms_to_fetch.is_empty() || set.document.has_packages() {
         return Ok(None);
     }
-    let archives = mirror.library.archives_of_version(package, set).await?;
+    let VersionArchives { archives, is_complete } = mirror.library.archives_of_version(package, set).await?;
     let known = mirror.library.known_archives(provider, version, archives.clone()).await?;
     let lacks = |platform: &&Platform| {
         let is_published = archives.contains_key(*platform);
@@ -35,19 +37,16 @@ pub(super) async fn packages(
     {
         mirror.wanted_hashes.want(provider, version);
     }
-    if !known.contains_key(platform) {
+    if !is_complete || !known.contains_key(platform) {
         return Ok(None);
     }
     // Clients compare each `zh:` of their own platform with the document, so there is one.
     let signed: BTreeSet<Digest> = set.signed_digests().into_iter().collect();
     let entry = |(platform, digest): (Platform, Digest)| {
         let entry = platform_package(digest, known.get(&platform), signed.contains(&digest));
-        (!entry.hashes.is_empty()).then_some((platform, entry))
+        entry.hashes.contains(&digest.zh()).then_some((platform, entry))
     };
-    let packages: Packages = archives.into_iter().filter_map(entry).collect();
-    // Without its own entry, clients refuse the document.
-    let is_usable = packages.get(platform).is_some_and(|own| own.hashes.contains(&set.document.shasum.zh()));
-    Ok(Some(packages).filter(|_| is_usable))
+    Ok(archives.into_iter().map(entry).collect::<Option<Packages>>())
 }
 
 /// The entry of one platform.

@@ -96,17 +96,38 @@ async fn both_flavours_of_the_package_hash_are_listed_where_they_differ() {
     assert_eq!(packages["linux_amd64"]["hashes"].as_array().unwrap().len(), 3, "{packages:#}");
 }
 
-/// Promise 1: without a signature, only the archives that larder verified itself.
+/// Promise 1: without a signature, only of archives that larder verified itself.
 #[tokio::test]
 async fn of_an_unsigned_set_only_verified_archives_are_listed() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider("null").without_keys());
-    let lines = format!("verification = \"checksum\"\n{COMPLETED}");
-    let larder = Larder::mirroring(&upstream).upstream_lines(&lines).start().await;
+    let lines = "verification = \"checksum\"\ncomplete_hashes = [\"linux_amd64\", \"darwin_arm64\", \"windows_amd64\"]";
+    let larder = Larder::mirroring(&upstream).upstream_lines(lines).start().await;
     install(&larder, "null").await;
-    let packages = packages(&larder, "null", 2).await;
-    let platforms: Vec<&String> = packages.as_object().unwrap().keys().collect();
-    assert_eq!(platforms, ["darwin_arm64", "linux_amd64"]);
+    eventually("three archives", async || (larder.folder.blobs().len() == 3).then_some(())).await;
+    // One platform has no hash, and a reader of the member would read no other list.
+    eventually("the hashes", async || larder.folder.has_all_hashes().then_some(())).await;
+    assert_eq!(larder.document("null", "1.2.0").await.expect(200).json()["packages"], Value::Null);
+    larder
+        .get(&larder.document_for("null", "1.2.0", "freebsd_386").await.json()["download_url"].as_str().unwrap())
+        .await;
+    let packages = packages(&larder, "null", 4).await;
+    assert_eq!(packages.as_object().unwrap().len(), PLATFORMS.len());
+    for platform in PLATFORMS {
+        let archive = upstream.archive_bytes("acme", "null", "1.2.0", platform);
+        assert_eq!(packages[platform]["hashes"][0], format!("zh:{}", sha256_hex(&archive)));
+    }
+}
+
+/// Archives under names that say nothing of their platform have no hash for the others.
+#[tokio::test]
+async fn a_document_without_a_hash_for_each_platform_stays_as_it_is() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null").filename("renamed-{platform}.zip"));
+    let larder = Larder::mirroring(&upstream).upstream_lines(COMPLETED).start().await;
+    install(&larder, "null").await;
+    eventually("the hashes", async || larder.folder.has_all_hashes().then_some(())).await;
+    assert_eq!(larder.document("null", "1.2.0").await.expect(200).json()["packages"], Value::Null);
 }
 
 /// After its eviction an archive is not fetched again for its hashes, and VERSION.json has them, too.

@@ -327,9 +327,18 @@ impl Library {
     }
 }
 
+/// The archives of a version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionArchives {
+    /// Their digests.
+    pub archives: BTreeMap<Platform, Digest>,
+    /// True if every platform of the stored version list is among them.
+    pub is_complete: bool,
+}
+
 impl Library {
-    /// The digests of a version's archives: those that SHA256SUMS names in the conventional way for the platforms of the stored
-    /// version list, and the one of the document.
+    /// The archives of a version: those that SHA256SUMS names in the conventional way for the platforms of the stored version
+    /// list, and the one of the document.
     ///
     /// # Errors
     /// The disk failed.
@@ -337,7 +346,7 @@ impl Library {
         self: &Arc<Self>,
         package: &Package,
         set: &ProofSet,
-    ) -> Result<BTreeMap<Platform, Digest>, Error> {
+    ) -> Result<VersionArchives, Error> {
         let Package { provider, version, platform } = package;
         let list = self.stored_version_list(&Address::from(provider)).await?;
         let listed = list.as_ref().and_then(|list| list.get(version));
@@ -346,7 +355,9 @@ impl Library {
         let named = set.conventional_archives(provider.type_.as_str(), &[version.as_str(), spelling]).into_iter();
         let named = named.filter(|(platform, ..)| platforms.contains(platform));
         let named = named.map(|(platform, _, digest)| (platform, digest));
-        Ok(named.chain([(platform.clone(), set.document.shasum)]).collect())
+        let archives: BTreeMap<Platform, Digest> = named.chain([(platform.clone(), set.document.shasum)]).collect();
+        let is_complete = !platforms.is_empty() && platforms.iter().all(|platform| archives.contains_key(platform));
+        Ok(VersionArchives { archives, is_complete })
     }
 }
 

@@ -39,7 +39,7 @@ pub use self::first_listed::FirstListed;
 pub use self::first_seen::{
     AcceptScope, HistoryChange, Observation, Recoverable, Signer, SigningKeyLog, VersionHistory,
 };
-pub use self::intake::KnownArchive;
+pub use self::intake::{KnownArchive, VersionArchives};
 pub use self::provider_history::{ProviderHistories, ProviderRecordV0, observation};
 pub use self::space::{Evictor, Reservation};
 pub use self::store_state::{NotReady, StoreFailure, StoreState};
