@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::eventually;
 use crate::support::larder::{HOST, Larder};
+use crate::support::programs::find;
 use crate::support::terraform::{Terraform, host_override};
 use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
 
@@ -187,5 +188,30 @@ async fn one_init_locks_every_platform_where_the_client_reads_them() {
     upstream.forget_requests();
     let lock_file = init().await;
     assert_eq!(counts(&lock_file), if reads_packages { [2, 5] } else { [1, 5] }, "{lock_file}");
+    assert_eq!(upstream.count_of(Target::Archive), 0);
+}
+
+/// Terragrunt's cache server reads the member of any registry, and locks for the client behind it. `LARDER_TERRAGRUNT_CACHE`
+/// names a Terragrunt of at least 1.1 (`tests/clients/run terragrunt`).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn terragrunts_cache_server_locks_every_platform() {
+    let Some(program) = std::env::var("LARDER_TERRAGRUNT_CACHE").ok() else { return };
+    let (terragrunt, client) = (Terraform::find_named(&program).unwrap(), Terraform::find().unwrap());
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null"));
+    let larder = Larder::mirroring(&upstream).upstream_lines(COMPLETED).start().await;
+    install(&larder, "null").await;
+    packages(&larder, "null", 2).await;
+    upstream.forget_requests();
+    let mut workspace = client.workspace();
+    workspace.cli_config(larder.client_config());
+    workspace.file("terragrunt.hcl", "").require("acme/null", "1.2.0");
+    let terraform = find("terraform").unwrap();
+    let arguments = ["run", "--provider-cache", "--provider-cache-registry-names", HOST, "--tf-path"];
+    let init = [terraform.to_str().unwrap(), "--", "init", "-no-color", "-input=false"];
+    workspace.run_with(&terragrunt, &[&arguments[..], &init].concat()).await.expect_success();
+    let lock_file = workspace.lock_file();
+    let counts = ["\"h1:", "\"zh:"].map(|scheme| lock_file.matches(scheme).count());
+    assert_eq!(counts, [2, 4], "{lock_file}");
     assert_eq!(upstream.count_of(Target::Archive), 0);
 }
