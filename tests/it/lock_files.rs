@@ -658,13 +658,15 @@ async fn the_page_says_how_many_hashes_each_way_gives() {
 #[tokio::test]
 async fn no_hash_is_written_that_no_signature_covers_and_larder_did_not_compute() {
     let upstream = FakeUpstream::start().await;
+    let completed = "complete_hashes = [\"linux_amd64\", \"darwin_arm64\"]";
     let larder = Larder::mirroring(&upstream)
-        .upstream(CORP, &format!("{}/", upstream.origin()), "verification = \"checksum\"")
+        .upstream_lines(completed)
+        .upstream(CORP, &format!("{}/", upstream.origin()), &format!("verification = \"checksum\"\n{completed}"))
         .start()
         .await;
     let fixture = WarmFixture::for_larder(&larder);
     let (asked, all) = (&PLATFORMS[..2], &PLATFORMS[..3]);
-    let mut written = [0, 0];
+    let (mut written, mut with_packages) = ([0, 0], 0);
     for bits in 0..64_u32 {
         let has = |bit: u32| bits & (1 << bit) != 0;
         let name = format!("p{bits}");
@@ -695,9 +697,10 @@ async fn no_hash_is_written_that_no_signature_covers_and_larder_did_not_compute(
         let report = fixture.post("/admin/v1/lock", &order).await.expect(200).json();
         let Some(text) = report["files"][0]["text"].as_str() else { continue };
         let archives = asked.iter().map(|platform| upstream.archive_bytes("acme", &name, "1.0.0", platform));
-        let mut allowed: BTreeSet<String> = BTreeSet::new();
+        let (mut allowed, mut zip_flavours): (BTreeSet<String>, BTreeSet<String>) = Default::default();
         for archive in archives {
             let hashes = package_hashes(std::io::Cursor::new(&archive), PackageLimits::default()).unwrap();
+            zip_flavours.insert(hashes.zip);
             allowed.extend([hashes.directory, format!("zh:{}", sha256_hex(&archive))]);
         }
         if !has(0) && !has(5) {
@@ -708,7 +711,20 @@ async fn no_hash_is_written_that_no_signature_covers_and_larder_did_not_compute(
         let foreign: Vec<_> = locked.hashes.iter().filter(|hash| !allowed.contains(*hash)).collect();
         assert!(foreign.is_empty() && !locked.hashes.is_empty(), "{bits:06b}: {foreign:?} in {text}");
         written[usize::from(has(5))] += 1;
+        if has(2) {
+            continue;
+        }
+        let document = format!("/registry/{host}/v1/providers/acme/{name}/1.0.0/download/linux/amd64");
+        let packages = larder.get(&document).await.expect(200).json()["packages"].clone();
+        with_packages += usize::from(packages.is_object());
+        for hash in
+            packages.as_object().into_iter().flatten().flat_map(|(_, entry)| entry["hashes"].as_array().unwrap())
+        {
+            let hash = hash.as_str().unwrap();
+            assert!(allowed.contains(hash) || zip_flavours.contains(hash), "{bits:06b}: {hash} in {packages:#}");
+        }
     }
+    assert_eq!(with_packages, 4);
     // Without keys, clients of the first registry are refused; other sums before the right ones are refused by all.
     assert_eq!(written, [12, 24]);
 }
