@@ -12,6 +12,7 @@ use larder::verify::{PackageLimits, package_hashes};
 use crate::support::command_setup::CommandSetup;
 use crate::support::configurations::{Configuration, publish_for};
 use crate::support::eventually;
+use crate::support::http::client_trusting;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::CommandOutput;
 use crate::support::terraform::{Terraform, Workspace, host_override, network_mirror};
@@ -604,7 +605,9 @@ async fn the_page_says_how_many_hashes_each_way_gives() {
     let upstream = FakeUpstream::start().await;
     upstream.publish(provider("p", "1.0.0", &PLATFORMS));
     let (ca, own) = (TestCa::new(), Platform::of_this_machine().to_string());
-    let larder = Larder::mirroring(&upstream).tls(&ca, &["localhost"]).start().await;
+    let completed = "complete_hashes = [\"linux_amd64\", \"darwin_arm64\", \"windows_amd64\"]";
+    let larder = Larder::mirroring(&upstream).upstream(TOFU, &format!("{}/", upstream.origin()), completed);
+    let larder = larder.tls(&ca, &["localhost"]).start().await;
     let base = format!("https://localhost:{}", larder.address().port());
     let tree = Folder::new();
     let folder = tree.path().join(format!("{HOST}/acme/p"));
@@ -615,21 +618,37 @@ async fn the_page_says_how_many_hashes_each_way_gives() {
         "provider_installation {{\n  filesystem_mirror {{\n    path = \"{}\"\n  }}\n}}\n",
         tree.path().display()
     );
-    let overridden = {
-        let service = |name: &str| format!("{base}/registry/{HOST}/v1/{name}/");
-        host_override(HOST, &service("providers"), &service("modules"))
+    let overridden = |host: &str| {
+        let service = |name: &str| format!("{base}/registry/{host}/v1/{name}/");
+        host_override(host, &service("providers"), &service("modules"))
     };
+    let document = format!("{base}/registry/{TOFU}/v1/providers/acme/p/1.0.0");
+    let trusting = client_trusting(&ca);
+    let get = async |url: &str| trusting.get(url).send().await.unwrap().bytes().await.unwrap();
+    get(&format!("{base}/registry/{TOFU}/v1/providers/acme/p/versions")).await;
+    eventually("the hashes of three platforms", async || {
+        for platform in &PLATFORMS[..3] {
+            let url = format!("{document}/download/{}", platform.replace('_', "/"));
+            let document: serde_json::Value = serde_json::from_slice(&get(&url).await).unwrap();
+            if document["packages"].to_string().matches("\"h1:").count() < 3 {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
     let mut measured = Vec::new();
-    for (way, config) in [
-        ("`init`, `host` override", overridden.as_str()),
-        ("`init`, network mirror", network_mirror(&format!("{base}/mirror/")).as_str()),
-        ("`init`, provider tree as `filesystem_mirror`", from_tree.as_str()),
-        ("`providers lock`, three platforms", overridden.as_str()),
+    for (way, config, host) in [
+        ("`init`, `host` override", overridden(HOST).as_str(), HOST),
+        ("`init`, network mirror", network_mirror(&format!("{base}/mirror/")).as_str(), HOST),
+        ("`init`, provider tree as `filesystem_mirror`", from_tree.as_str(), HOST),
+        ("`init`, `complete_hashes` for three platforms, provider of registry.opentofu.org", &overridden(TOFU), TOFU),
+        ("`providers lock`, three platforms", overridden(HOST).as_str(), HOST),
     ] {
         let mut workspace = client.workspace();
-        workspace.trust(&ca.pem()).require(&format!("{HOST}/acme/p"), "1.0.0");
+        workspace.trust(&ca.pem()).require(&format!("{host}/acme/p"), "1.0.0");
         workspace.cli_config(config);
-        if way.contains("lock") {
+        if way.contains("providers lock") {
             let platforms = PLATFORMS[..3].iter().map(|platform| format!("-platform={platform}")).collect::<Vec<_>>();
             let arguments: Vec<&str> =
                 ["providers", "lock"].into_iter().chain(platforms.iter().map(String::as_str)).collect();
