@@ -90,6 +90,7 @@ pub use crate::mirror::runtime::{Limits, RuntimeConfig, SMALL_ARCHIVE_BYTES};
 
 use crate::mirror::archives::unattended::FillsByClient;
 use crate::mirror::request_context::FetchReason;
+pub use crate::mirror::wanted_hashes::RETRY_AFTER as RETRY_HASHES_AFTER;
 use crate::mirror::wanted_hashes::WantedHashes;
 use crate::store::{Store, StoreError};
 use crate::supervisor::Supervisor;
@@ -116,7 +117,7 @@ pub struct Mirror {
     pub operations: Arc<Operations>,
     /// Bundles and provider trees.
     pub transfers: Arc<Transfers>,
-    /// The versions whose hashes are to be completed.
+    /// The archives whose hashes documents lack.
     pub wanted_hashes: WantedHashes,
 }
 

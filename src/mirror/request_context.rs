@@ -243,12 +243,10 @@ impl RequestContext {
         self.effects().run(|| answers.record(key, failure, took, patience, now));
     }
 
-    /// The platforms whose hashes an upstream's documents are completed with; none where nobody asks for that.
-    ///
-    /// # Errors
-    /// The host is not an upstream.
-    pub fn complete_hashes(&self, host: &Hostname) -> Result<&[Platform], Error> {
-        Ok(&self.upstream(host)?.settings.complete_hashes)
+    /// The platforms of the archives that are fetched to complete the hashes in an upstream's documents; none where nobody asks
+    /// for that.
+    pub fn complete_hashes(&self, host: &Hostname) -> &[Platform] {
+        self.upstream(host).map(|upstream| upstream.settings.complete_hashes.as_slice()).unwrap_or_default()
     }
 
     pub(super) fn upstream(&self, host: &Hostname) -> Result<&Arc<Upstream>, Error> {

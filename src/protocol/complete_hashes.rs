@@ -12,35 +12,50 @@ use crate::mirror::{
 };
 use crate::upstream::providers::{Packages, PlatformPackage};
 
-/// The `packages` of the document of a package; `None` where upstream has them, where nobody asks for them, while the size of the
-/// package's own archive is unknown, which clients compare, or where a platform of the version has no hash: Terragrunt reads
-/// SHA256SUMS only without the member. Asks for the archives whose hashes are unknown, in the background.
+/// The `packages` of the document of a package. `None` where upstream has them or nobody asks for them, while the size of the
+/// package's own archive is unknown, which clients compare, or where an archive of SHA256SUMS has no platform here: Terragrunt
+/// reads SHA256SUMS only without the member. Asks for the archives whose hashes are unknown, in the background.
+///
+/// The document is of use without the member, so no failure here is one of the document.
 pub(super) async fn packages(
     mirror: &Arc<Mirror>,
     package: &Package,
     set: &ProofSet,
     call: &RequestContext,
+) -> Option<Packages> {
+    let platforms = call.complete_hashes(&package.provider.host);
+    // Clients compare the text of `shasum` with a `zh:`, which is in lower case.
+    if platforms.is_empty() || set.document.has_packages() || !set.document.spells_shasum_in_lower_case() {
+        return None;
+    }
+    let made = complete_packages(mirror, package, set, platforms).await;
+    made.inspect_err(|error| tracing::debug!(%package, %error, "a document has no packages")).ok().flatten()
+}
+
+async fn complete_packages(
+    mirror: &Arc<Mirror>,
+    package: &Package,
+    set: &ProofSet,
+    platforms: &[Platform],
 ) -> Result<Option<Packages>, Error> {
-    let Package { provider, version, platform } = package;
-    let platforms_to_fetch = call.complete_hashes(&provider.host)?;
-    if platforms_to_fetch.is_empty() || set.document.has_packages() {
-        return Ok(None);
-    }
+    let Package { provider, version, platform: own } = package;
     let VersionArchives { archives, is_complete } = mirror.library.archives_of_version(package, set).await?;
-    let known = mirror.library.known_archives(provider, version, archives.clone()).await?;
-    let lacks = |platform: &&Platform| {
-        let is_published = archives.contains_key(*platform);
-        is_published && known.get(*platform).is_none_or(|known| known.hashes == PackageHashState::NotYet)
-    };
-    if mirror.runtime.connectivity() == Connectivity::Online
-        && platforms_to_fetch.iter().any(|platform| lacks(&platform))
-    {
-        mirror.wanted_hashes.want(provider, version);
-    }
-    if !is_complete || !known.contains_key(platform) {
+    if !is_complete {
         return Ok(None);
     }
-    // Clients compare each `zh:` of their own platform with the document, so there is one.
+    let known = mirror.library.known_archives(provider, version, archives.clone()).await?;
+    if mirror.runtime.connectivity() == Connectivity::Online {
+        let is_unknown = |platform: &&Platform| {
+            let known = known.get(*platform);
+            archives.contains_key(*platform) && known.is_none_or(|known| known.hashes == PackageHashState::NotYet)
+        };
+        for platform in platforms.iter().filter(is_unknown) {
+            mirror.wanted_hashes.want(Package { platform: platform.clone(), ..package.clone() });
+        }
+    }
+    if !known.contains_key(own) {
+        return Ok(None);
+    }
     let signed: BTreeSet<Digest> = set.signed_digests().into_iter().collect();
     let entry = |(platform, digest): (Platform, Digest)| {
         let entry = platform_package(digest, known.get(&platform), signed.contains(&digest));

@@ -165,7 +165,7 @@ pub(super) async fn provider_download(
     let ProofSetRefs { archive, sums, signature } = answer.value.refs(package);
     let urls = [Route::ProviderFile(archive), Route::ProofFile(sums), Route::ProofFile(signature)]
         .map(|route| links.archive(&route));
-    let packages = complete_hashes::packages(mirror, package, &answer.value, call).await?;
+    let packages = complete_hashes::packages(mirror, package, &answer.value, call).await;
     let body = answer.value.document.rendered(urls, packages.as_ref());
     let body = body.map_err(|e| Error::unreadable_download_document(package, e))?;
     Ok(answer.map(|_| body))

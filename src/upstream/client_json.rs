@@ -60,7 +60,7 @@ fn members_as<'t, V: Deserialize<'t> + Deref<Target = RawValue>>(
 
 /// Returns true if clients take one name for the other. Nearly all names are ASCII, and folding them by Unicode took a sixth of the
 /// time of a list.
-fn is_same_name(read: &str, name: &str) -> bool {
+pub(super) fn is_same_name(read: &str, name: &str) -> bool {
     if name.is_ascii() && read.is_ascii() {
         return read.eq_ignore_ascii_case(name);
     }

@@ -341,7 +341,13 @@ impl DownloadDocument {
 
     /// True if upstream sends the hashes of all platforms itself. Clients read a member in any case.
     pub fn has_packages(&self) -> bool {
-        self.fields.keys().any(|name| name.eq_ignore_ascii_case(PACKAGES))
+        self.fields.keys().any(|name| client_json::is_same_name(PACKAGES, name))
+    }
+
+    /// True if the document spells the digest of its archive as lock files do.
+    pub fn spells_shasum_in_lower_case(&self) -> bool {
+        let spelled = self.fields.get("shasum").map(|raw| serde_json::from_str::<String>(raw.get()));
+        spelled.is_some_and(|spelled| spelled.is_ok_and(|spelled| spelled == self.shasum.to_string()))
     }
 
     /// The size of the archive in bytes, if the document announces it (OpenTofu registry).
@@ -427,6 +433,23 @@ mod tests {
                 r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"1","shasums_url":"2","x":1e400}}"#
             )
         );
+    }
+
+    #[test]
+    fn packages_are_seen_in_any_case_and_a_digest_in_upper_case_too() {
+        let document = |shasum: &str, member: &str| {
+            let body = format!(
+                r#"{{"os":"linux","arch":"amd64","filename":"f.zip","shasum":"{shasum}","download_url":"/f","shasums_url":"/s"{member}}}"#
+            );
+            let url = Url::parse("https://registry.example/").unwrap();
+            DownloadDocument::parse(body.as_bytes(), &url, &Platform::parse("linux_amd64").unwrap()).unwrap()
+        };
+        let lower = Digest::of(b"a").to_string();
+        assert!(document(&lower, "").spells_shasum_in_lower_case() && !document(&lower, "").has_packages());
+        assert!(!document(&lower.to_uppercase(), "").spells_shasum_in_lower_case());
+        for member in [r#","packages":null"#, r#","Packages":{}"#, ",\"pac\u{212a}ages\":1"] {
+            assert!(document(&lower, member).has_packages(), "{member}");
+        }
     }
 
     fn any_entry() -> impl Strategy<Value = String> {

@@ -9,7 +9,7 @@ use crate::support::eventually;
 use crate::support::larder::{HOST, Larder};
 use crate::support::programs::find;
 use crate::support::terraform::{Terraform, host_override};
-use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
 
 const PLATFORMS: [&str; 4] = ["linux_amd64", "darwin_arm64", "windows_amd64", "freebsd_386"];
 /// The platforms whose archives are fetched for their hashes.
@@ -110,7 +110,7 @@ async fn of_an_unsigned_set_only_verified_archives_are_listed() {
     eventually("the hashes", async || larder.folder.has_all_hashes().then_some(())).await;
     assert_eq!(larder.document("null", "1.2.0").await.expect(200).json()["packages"], Value::Null);
     larder
-        .get(&larder.document_for("null", "1.2.0", "freebsd_386").await.json()["download_url"].as_str().unwrap())
+        .get(larder.document_for("null", "1.2.0", "freebsd_386").await.json()["download_url"].as_str().unwrap())
         .await;
     let packages = packages(&larder, "null", 4).await;
     assert_eq!(packages.as_object().unwrap().len(), PLATFORMS.len());
@@ -214,4 +214,40 @@ async fn terragrunts_cache_server_locks_every_platform() {
     let counts = ["\"h1:", "\"zh:"].map(|scheme| lock_file.matches(scheme).count());
     assert_eq!(counts, [2, 4], "{lock_file}");
     assert_eq!(upstream.count_of(Target::Archive), 0);
+}
+
+/// An archive that upstream refuses is not asked for again with each document.
+#[tokio::test]
+async fn an_archive_that_cannot_be_had_is_tried_once() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null"));
+    upstream.publish(provider("other"));
+    let darwin = Target::Archive.with_path_part("null_1.2.0_darwin");
+    upstream.fault(darwin.clone(), Fault::Status(403));
+    let larder = Larder::mirroring(&upstream).upstream_lines(COMPLETED).start().await;
+    install(&larder, "null").await;
+    upstream.wait_for(darwin.clone(), 1).await;
+    // The worker has gone on to the next one.
+    install(&larder, "other").await;
+    packages(&larder, "other", 2).await;
+    upstream.forget_requests();
+    for _ in 0..20 {
+        let packages = larder.document("null", "1.2.0").await.expect(200).json()["packages"].clone();
+        assert_eq!(packages["darwin_arm64"]["hashes"].as_array().map(Vec::len), Some(1), "{packages:#}");
+    }
+    assert_eq!(upstream.count_of(darwin), 0);
+}
+
+/// The member is an addition: without the store the document is there all the same.
+#[tokio::test]
+async fn without_the_store_a_document_comes_without_the_hashes() {
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(provider("null"));
+    let larder = Larder::mirroring(&upstream).upstream_lines(COMPLETED).start().await;
+    larder.versions("null").await.expect(200);
+    let (store, away) = (larder.folder.path().join("v1"), larder.folder.path().join("away"));
+    std::fs::rename(&store, &away).unwrap();
+    assert_eq!(larder.document("null", "1.2.0").await.expect(200).json()["packages"], Value::Null);
+    larder.get(&format!("/mirror/{HOST}/acme/null/1.2.0.json")).await.expect(200);
+    std::fs::rename(&away, &store).unwrap();
 }

@@ -419,16 +419,6 @@ pub enum PackageHashState {
     },
 }
 
-impl PackageHashState {
-    /// Both hashes, if they are known.
-    pub(super) fn known(&self) -> Option<PackageHashes> {
-        match self {
-            Self::Known { zip, directory } => Some(PackageHashes { zip: zip.clone(), directory: directory.clone() }),
-            Self::NotYet | Self::Impossible { .. } => None,
-        }
-    }
-}
-
 impl From<PackageHashes> for PackageHashState {
     fn from(PackageHashes { zip, directory }: PackageHashes) -> Self {
         Self::Known { zip, directory }

@@ -14,7 +14,7 @@ use crate::mirror::library::first_seen::DroppedArchive;
 use crate::mirror::library::installable::required_records;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::space::{EvictionProgress, Evictor, MAX_CANDIDATES};
-use crate::mirror::library::{StoredArchive, ZipOrigin};
+use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
 use crate::store::{Durability, IndexedArchive, Key, StoreError};
 use crate::upstream::outbound::Connectivity;
 
@@ -357,8 +357,10 @@ impl Library {
     /// Keeps the hashes of an archive that is dropped in the record of its version. On a full disk they are lost: then they
     /// are computed anew once the archive is fetched again.
     fn keep_dropped(&self, package: &Package, archive: &StoredArchive) {
-        let Some(hashes) = archive.hashes.known().filter(|_| archive.zip == ZipOrigin::Published) else { return };
-        let dropped = DroppedArchive { size_bytes: archive.size_bytes, hashes };
+        if archive.hashes == PackageHashState::NotYet || archive.zip != ZipOrigin::Published {
+            return;
+        }
+        let dropped = DroppedArchive { size_bytes: archive.size_bytes, hashes: archive.hashes.clone() };
         if let Err(error) = self.histories.keep_dropped(package, archive.digest, &dropped) {
             tracing::warn!(%package, %error, "the h1 hashes of an evicted archive could not be recorded");
         }

@@ -10,9 +10,9 @@ use crate::address::{Package, Platform};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::library::evidence::EvidenceFact;
-use crate::mirror::library::is_default;
+use crate::mirror::library::{PackageHashState, is_default};
 use crate::upstream::error::sanitized;
-use crate::verify::{Checksums, PackageHashes, ProofBasis};
+use crate::verify::{Checksums, ProofBasis};
 
 /// Maximum number of records per version. Beyond it, only `accept` adds one.
 const MAX_RECORDS_PER_VERSION: usize = 64;
@@ -96,9 +96,8 @@ type Digests = Vec<Digest>;
 pub struct DroppedArchive {
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// Its `h1:` hashes.
-    #[serde(flatten)]
-    pub hashes: PackageHashes,
+    /// Its `h1:` hashes, or why it has none.
+    pub hashes: PackageHashState,
 }
 
 /// The verified history of one version.

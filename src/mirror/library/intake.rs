@@ -11,7 +11,7 @@ use crate::mirror::Library;
 use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::fill_progress::FillProgress;
-use crate::mirror::library::first_seen::DroppedArchive;
+use crate::mirror::library::first_seen::{DroppedArchive, VersionHistory};
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
@@ -306,6 +306,10 @@ impl Library {
         let (provider, version) = (provider.clone(), version.clone());
         self.on_disk(move |library| {
             let (mut known, mut history) = (BTreeMap::new(), None);
+            let log = |error| {
+                tracing::warn!(%provider, %version, %error, "the hashes of evicted archives cannot be read");
+                VersionHistory::default()
+            };
             for (platform, digest) in wanted {
                 let package = Package { provider: provider.clone(), version: version.clone(), platform };
                 let name = default_if_store_unavailable(library.catalog.name_record(&package))?;
@@ -314,7 +318,10 @@ impl Library {
                     None => {
                         let history = match &mut history {
                             Some(history) => history,
-                            unread => unread.insert(library.histories.of_version(&provider, &version)?),
+                            // Nothing is lost without it but hashes, which are computed anew.
+                            unread => {
+                                unread.insert(library.histories.of_version(&provider, &version).unwrap_or_else(log))
+                            }
                         };
                         history.dropped(&digest).map(KnownArchive::from)
                     }
@@ -332,13 +339,12 @@ impl Library {
 pub struct VersionArchives {
     /// Their digests.
     pub archives: BTreeMap<Platform, Digest>,
-    /// True if every platform of the stored version list is among them.
+    /// True if every zip of SHA256SUMS is among them.
     pub is_complete: bool,
 }
 
 impl Library {
-    /// The archives of a version: those that SHA256SUMS names in the conventional way for the platforms of the stored version
-    /// list, and the one of the document.
+    /// The archives of a version: those that SHA256SUMS names in the conventional way, and the one of the document.
     ///
     /// # Errors
     /// The disk failed.
@@ -351,13 +357,11 @@ impl Library {
         let list = self.stored_version_list(&Address::from(provider)).await?;
         let listed = list.as_ref().and_then(|list| list.get(version));
         let spelling = listed.map_or(version.as_str(), |listed| listed.upstream_spelling.as_str());
-        let platforms = listed.map(|listed| listed.platforms()).unwrap_or_default();
-        let named = set.conventional_archives(provider.type_.as_str(), &[version.as_str(), spelling]).into_iter();
-        let named = named.filter(|(platform, ..)| platforms.contains(platform));
-        let named = named.map(|(platform, _, digest)| (platform, digest));
-        let archives: BTreeMap<Platform, Digest> = named.chain([(platform.clone(), set.document.shasum)]).collect();
-        let is_complete = !platforms.is_empty() && platforms.iter().all(|platform| archives.contains_key(platform));
-        Ok(VersionArchives { archives, is_complete })
+        let named = set.conventional_archives(provider.type_.as_str(), &[version.as_str(), spelling]);
+        let zips = set.sums_lines().iter().filter(|(name, _)| name.to_ascii_lowercase().ends_with(".zip")).count();
+        let is_complete = zips > 0 && named.len() == zips;
+        let named = named.into_iter().map(|(platform, _, digest)| (platform, digest));
+        Ok(VersionArchives { archives: named.chain([(platform.clone(), set.document.shasum)]).collect(), is_complete })
     }
 }
 
@@ -380,7 +384,7 @@ impl From<&StoredArchive> for KnownArchive {
 
 impl From<&DroppedArchive> for KnownArchive {
     fn from(archive: &DroppedArchive) -> Self {
-        Self { size_bytes: archive.size_bytes, hashes: archive.hashes.clone().into(), zip: ZipOrigin::Published }
+        Self { size_bytes: archive.size_bytes, hashes: archive.hashes.clone(), zip: ZipOrigin::Published }
     }
 }
 
