@@ -285,7 +285,8 @@ mod tests {
             let pool = BlockingPoolCheck::new(Duration::from_millis(20));
             let short_pause = || tokio::time::sleep(Duration::from_millis(20));
             let wait_until_starved_is = async |is_starved: bool| {
-                while pool.check(|| true).is_err() != is_starved {
+                // A disk test of before, which succeeded, must not be left over for the checks with a failing disk.
+                while pool.check(move || is_starved).is_err() != is_starved {
                     short_pause().await;
                 }
             };
