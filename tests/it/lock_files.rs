@@ -150,6 +150,8 @@ async fn larder_lock_writes_what_the_clients_own_command_writes() {
     let projects =
         std::env::var("LARDER_LOCK_PROJECTS").ok().and_then(|number| number.parse().ok()).unwrap_or(PROJECTS);
     let _larder = site.setup.serve();
+    // Before commands read it beside each other.
+    site.setup.file();
     let (mut locked, mut differences) = (0, Vec::new());
     let seeds: Vec<u64> = (0..projects).collect();
     for chunk in seeds.chunks(3) {
