@@ -54,7 +54,7 @@ impl StepRunner<'_> {
         gaps.into_iter().map(gap).collect()
     }
 
-    /// What is known of the archives of a version: those that the SHA256SUMS names in the conventional way, and those of the
+    /// Returns the known archives of a version: those that the SHA256SUMS names in the conventional way, and those of the
     /// documents for the order's platforms. Those for `platforms` come first. None where no document can be had.
     async fn known_archives(
         &self,

@@ -343,7 +343,7 @@ async fn folders_without_a_root_and_lock_files_that_cannot_be_read_are_told() {
     assert_eq!(lock_file(&base), lock_file(&project.folder.path().join("prod")));
 }
 
-/// What larder writes, it reads again: also the constraints of sixty modules.
+/// Larder reads again the file that it writes: also the constraints of sixty modules.
 #[tokio::test]
 async fn the_constraints_of_many_modules_are_read_again() {
     let project = Project::requiring("~> 1.0").await;

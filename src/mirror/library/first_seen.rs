@@ -91,7 +91,7 @@ impl FirstSeen {
 /// The digests of one file. More than one only in a record converted from the older layout, one record per provider.
 type Digests = Vec<Digest>;
 
-/// What stays known of an evicted archive.
+/// The size and the hashes of an evicted archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedArchive {
     /// Its size in bytes.
@@ -298,7 +298,7 @@ impl VersionHistory {
         digests
     }
 
-    /// What is known of an evicted archive.
+    /// Returns the size and the hashes of an evicted archive.
     pub(super) fn dropped(&self, digest: &Digest) -> Option<&DroppedArchive> {
         self.dropped.get(digest)
     }

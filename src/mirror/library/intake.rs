@@ -292,8 +292,8 @@ impl Library {
         Ok(known.remove(&package.platform).map_or(PackageHashState::NotYet, |known| known.hashes))
     }
 
-    /// What is known of these archives of a version: of those that are stored, and of those that were once. Nothing is
-    /// computed.
+    /// Returns the sizes and hashes of these archives of a version: of those that are stored, and of those that were once.
+    /// Nothing is computed.
     ///
     /// # Errors
     /// The disk failed.
@@ -365,7 +365,7 @@ impl Library {
     }
 }
 
-/// What is known of an archive that this larder has, or had once.
+/// The size, hashes and packer of an archive that this larder has, or had once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownArchive {
     /// Its size in bytes.

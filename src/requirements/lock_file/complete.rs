@@ -196,7 +196,7 @@ provider "r.example/acme/other" {
     }
 
     proptest! {
-        /// What is written is read back, and every hash of it was in the file, signed, or computed here.
+        /// A written file is read back, and every hash of it was in the file, signed, or computed here.
         #[test]
         fn a_completed_file_has_no_hash_from_anywhere_else(
             locked in prop::collection::btree_set("(h1|zh|x9):[ -~é]{1,6}", 0..5),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::address::Platform;
 
-/// What is known of the archive of one platform.
+/// The hashes of the archive of one platform, as far as they are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlatformArchive {
     /// The platform.
