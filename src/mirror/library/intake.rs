@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::address::{Address, Artifact, ModulePackage, Package, Platform, ProviderAddress, Version};
+use crate::address::{Artifact, ModulePackage, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::Library;
 use crate::mirror::library::damage::unless_damaged;
-use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::fill_progress::FillProgress;
-use crate::mirror::library::first_seen::{DroppedArchive, VersionHistory};
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
@@ -290,101 +288,6 @@ impl Library {
         let wanted = BTreeMap::from([(package.platform.clone(), digest)]);
         let mut known = self.known_archives(&package.provider, &package.version, wanted).await?;
         Ok(known.remove(&package.platform).map_or(PackageHashState::NotYet, |known| known.hashes))
-    }
-
-    /// Returns the sizes and hashes of these archives of a version: of those that are stored, and of those that were once.
-    /// Nothing is computed.
-    ///
-    /// # Errors
-    /// The disk failed.
-    pub async fn known_archives(
-        self: &Arc<Self>,
-        provider: &ProviderAddress,
-        version: &Version,
-        wanted: BTreeMap<Platform, Digest>,
-    ) -> Result<BTreeMap<Platform, KnownArchive>, Error> {
-        let (provider, version) = (provider.clone(), version.clone());
-        self.on_disk(move |library| {
-            let (mut known, mut history) = (BTreeMap::new(), None);
-            let log = |error| {
-                tracing::warn!(%provider, %version, %error, "the hashes of evicted archives cannot be read");
-                VersionHistory::default()
-            };
-            for (platform, digest) in wanted {
-                let package = Package { provider: provider.clone(), version: version.clone(), platform };
-                let name = default_if_store_unavailable(library.catalog.name_record(&package))?;
-                let archive = match name.get(&digest).map(KnownArchive::from) {
-                    Some(archive) => Some(archive),
-                    None => {
-                        let history = match &mut history {
-                            Some(history) => history,
-                            // Nothing is lost without it but hashes, which are computed anew.
-                            unread => {
-                                unread.insert(library.histories.of_version(&provider, &version).unwrap_or_else(log))
-                            }
-                        };
-                        history.dropped(&digest).map(KnownArchive::from)
-                    }
-                };
-                known.extend(archive.map(|archive| (package.platform, archive)));
-            }
-            Ok(known)
-        })
-        .await
-    }
-}
-
-/// The archives of a version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VersionArchives {
-    /// Their digests.
-    pub archives: BTreeMap<Platform, Digest>,
-    /// True if every zip of SHA256SUMS is among them.
-    pub is_complete: bool,
-}
-
-impl Library {
-    /// The archives of a version: those that SHA256SUMS names in the conventional way, and the one of the document.
-    ///
-    /// # Errors
-    /// The disk failed.
-    pub async fn archives_of_version(
-        self: &Arc<Self>,
-        package: &Package,
-        set: &ProofSet,
-    ) -> Result<VersionArchives, Error> {
-        let Package { provider, version, platform } = package;
-        let list = self.stored_version_list(&Address::from(provider)).await?;
-        let listed = list.as_ref().and_then(|list| list.get(version));
-        let spelling = listed.map_or(version.as_str(), |listed| listed.upstream_spelling.as_str());
-        let named = set.conventional_archives(provider.type_.as_str(), &[version.as_str(), spelling]);
-        let zips = set.sums_lines().iter().filter(|(name, _)| name.to_ascii_lowercase().ends_with(".zip")).count();
-        let is_complete = zips > 0 && named.len() == zips;
-        let named = named.into_iter().map(|(platform, _, digest)| (platform, digest));
-        Ok(VersionArchives { archives: named.chain([(platform.clone(), set.document.shasum)]).collect(), is_complete })
-    }
-}
-
-/// The size, hashes and packer of an archive that this larder has, or had once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KnownArchive {
-    /// Its size in bytes.
-    pub size_bytes: u64,
-    /// Its `h1:` hashes.
-    pub hashes: PackageHashState,
-    /// The packer of the zip.
-    pub zip: ZipOrigin,
-}
-
-impl From<&StoredArchive> for KnownArchive {
-    fn from(archive: &StoredArchive) -> Self {
-        Self { size_bytes: archive.size_bytes, hashes: archive.hashes.clone(), zip: archive.zip }
-    }
-}
-
-impl From<&DroppedArchive> for KnownArchive {
-    fn from(archive: &DroppedArchive) -> Self {
-        Self { size_bytes: archive.size_bytes, hashes: archive.hashes.clone(), zip: ZipOrigin::Published }
     }
 }
 

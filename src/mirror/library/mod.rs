@@ -16,6 +16,7 @@ pub mod first_listed;
 pub mod first_seen;
 pub mod installable;
 pub mod intake;
+pub mod known_archives;
 pub mod latest_time;
 pub mod missing;
 pub mod module_history;
@@ -39,7 +40,7 @@ pub use self::first_listed::FirstListed;
 pub use self::first_seen::{
     AcceptScope, HistoryChange, Observation, Recoverable, Signer, SigningKeyLog, VersionHistory,
 };
-pub use self::intake::{KnownArchive, VersionArchives};
+pub use self::known_archives::{KnownArchive, VersionArchives};
 pub use self::provider_history::{ProviderHistories, ProviderRecordV0, observation};
 pub use self::space::{Evictor, Reservation};
 pub use self::store_state::{NotReady, StoreFailure, StoreState};
