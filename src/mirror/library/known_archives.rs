@@ -1,5 +1,6 @@
 //! The archives of a version, with the sizes and hashes of those that are stored, and of those that were once.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -58,27 +59,19 @@ impl Library {
     ) -> Result<BTreeMap<Platform, KnownArchive>, Error> {
         let (provider, version) = (provider.clone(), version.clone());
         self.on_disk(move |library| {
-            let (mut known, mut history) = (BTreeMap::new(), None);
-            let log = |error| {
+            // Nothing is lost without it but hashes, which are computed anew.
+            let unreadable = |error| {
                 tracing::warn!(%provider, %version, %error, "the hashes of evicted archives cannot be read");
                 VersionHistory::default()
             };
+            let history =
+                LazyCell::new(|| library.histories.of_version(&provider, &version).unwrap_or_else(unreadable));
+            let mut known = BTreeMap::new();
             for (platform, digest) in wanted {
                 let package = Package { provider: provider.clone(), version: version.clone(), platform };
                 let name = default_if_store_unavailable(library.catalog.name_record(&package))?;
-                let archive = match name.get(&digest).map(KnownArchive::from) {
-                    Some(archive) => Some(archive),
-                    None => {
-                        let history = match &mut history {
-                            Some(history) => history,
-                            // Nothing is lost without it but hashes, which are computed anew.
-                            unread => {
-                                unread.insert(library.histories.of_version(&provider, &version).unwrap_or_else(log))
-                            }
-                        };
-                        history.dropped(&digest).map(KnownArchive::from)
-                    }
-                };
+                let stored = name.get(&digest).map(KnownArchive::from);
+                let archive = stored.or_else(|| history.dropped(&digest).map(KnownArchive::from));
                 known.extend(archive.map(|archive| (package.platform, archive)));
             }
             Ok(known)
