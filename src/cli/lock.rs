@@ -351,7 +351,8 @@ impl LockPage {
             (0, _) if !self.is_check => format!("{all}, now complete for {platforms}{published}"),
             (0, incomplete) => {
                 let command = this_command().replace(" --check", "");
-                format!("{incomplete} of {all} incomplete for {platforms}: `{command}` completes them")
+                let them = if incomplete == 1 { "it" } else { "them" };
+                format!("{incomplete} of {all} incomplete for {platforms}: `{command}` completes {them}")
             }
             (failed, _) => format!("{failed} of {all} cannot be completed for {platforms}: see the reasons above"),
         }
