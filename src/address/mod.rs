@@ -443,6 +443,11 @@ serialise_as_text!(Version = parse_of_module);
 #[serde(try_from = "String", into = "String")]
 pub struct Hostname(String);
 
+/// The public registry of Terraform.
+pub const TERRAFORM_REGISTRY: &str = "registry.terraform.io";
+/// The public registry of OpenTofu.
+pub const OPENTOFU_REGISTRY: &str = "registry.opentofu.org";
+
 impl Hostname {
     /// Parses `registry.example`, `Bücher.example:8443`, `xn--bcher-kva.example`.
     pub fn parse(text: &str) -> Result<Self, BadAddress> {
@@ -468,6 +473,15 @@ impl Hostname {
             None | Some(443) => Self(ascii),
             Some(port) => Self(format!("{ascii}:{port}")),
         })
+    }
+
+    /// The other of the two public registries; `None` for any other host.
+    pub fn other_public_registry(&self) -> Option<Self> {
+        match self.as_str() {
+            TERRAFORM_REGISTRY => Some(Self(OPENTOFU_REGISTRY.to_owned())),
+            OPENTOFU_REGISTRY => Some(Self(TERRAFORM_REGISTRY.to_owned())),
+            _ => None,
+        }
     }
 
     /// The host name in normal form, as in larder's URLs, file names and logs.

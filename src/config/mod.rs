@@ -24,7 +24,7 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::address::{Hostname, Platform};
+use crate::address::{Hostname, Platform, TERRAFORM_REGISTRY};
 use crate::bundle::BundleKeys;
 use crate::policy::Policy;
 use crate::store::SizeLimit;
@@ -214,7 +214,7 @@ impl Config {
     /// The registry of an address without a host.
     pub fn default_host(&self) -> Hostname {
         let terraform_registry =
-            || Hostname::parse(upstream::TERRAFORM_HOST).expect("a public registry's name is a host name");
+            || Hostname::parse(TERRAFORM_REGISTRY).expect("a public registry's name is a host name");
         self.server.default_upstream.clone().unwrap_or_else(terraform_registry)
     }
 

@@ -10,7 +10,7 @@ use bytesize::ByteSize;
 use secrecy::ExposeSecret;
 use toml::de::DeTable;
 
-use crate::address::{Hostname, Platform};
+use crate::address::{Hostname, Platform, TERRAFORM_REGISTRY};
 use crate::bundle::{BundleKeys, NotesPolicy, PublicKey, SigningKey};
 use crate::store::SizeLimit;
 
@@ -118,7 +118,7 @@ fn read_server(section: &mut Section<'_, '_, '_>) -> Server {
         listen: section.text("listen", "127.0.0.1:8080", values::listening).unwrap_or(on_loopback(8080)),
         public_url: section.text("public_url", "https://mirror.corp.example/", values::base_url),
         tls: section.optional_table("tls", r#"{ certificate = "cert.pem", key = "key.pem" }"#, read_tls).flatten(),
-        default_upstream: section.text("default_upstream", "registry.terraform.io", values::hostname),
+        default_upstream: section.text("default_upstream", TERRAFORM_REGISTRY, values::hostname),
         clients: section.list("clients", r#"["10.0.0.0/8"]"#, values::network),
         open: section.flag("open").unwrap_or(false),
         trusted_proxies: section.list("trusted_proxies", r#"["10.0.0.5"]"#, values::network).unwrap_or_default(),

@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use url::Url;
 
-use crate::address::{Hostname, Platform};
+use crate::address::{Hostname, OPENTOFU_REGISTRY, Platform, TERRAFORM_REGISTRY};
 use crate::verify::VerificationPolicy;
 
 use super::credential::{self, CredentialKind};
 use super::section::Section;
 use super::values;
-
-pub(super) const TERRAFORM_HOST: &str = "registry.terraform.io";
-const OPENTOFU_HOST: &str = "registry.opentofu.org";
 
 /// One mirrored registry.
 #[derive(Debug, Clone)]
@@ -78,7 +75,7 @@ impl Upstream {
     pub fn at(host: Hostname, url: Url) -> Self {
         let name = host.to_string();
         let verification =
-            if name == OPENTOFU_HOST { VerificationPolicy::SignatureIfKeys } else { VerificationPolicy::Signature };
+            if name == OPENTOFU_REGISTRY { VerificationPolicy::SignatureIfKeys } else { VerificationPolicy::Signature };
         Self {
             host,
             url,
@@ -89,7 +86,7 @@ impl Upstream {
             fresh: FreshnessLifetimes::default(),
             patience: Duration::from_secs(2),
             keep_gone: true,
-            fold_case: name == TERRAFORM_HOST || name == OPENTOFU_HOST,
+            fold_case: name == TERRAFORM_REGISTRY || name == OPENTOFU_REGISTRY,
             dates: Dates::Auto,
             first_list: FirstList::Old,
             complete_hashes: Vec::new(),
@@ -98,12 +95,12 @@ impl Upstream {
 
     /// Returns true if the registry is asked for the dates of versions.
     pub fn tells_dates(&self) -> bool {
-        self.dates == Dates::Auto && self.host.as_str() == TERRAFORM_HOST
+        self.dates == Dates::Auto && self.host.as_str() == TERRAFORM_REGISTRY
     }
 
     /// The two public registries, mirrored when no upstream is configured.
     pub fn public_registries() -> Vec<Self> {
-        [TERRAFORM_HOST, OPENTOFU_HOST]
+        [TERRAFORM_REGISTRY, OPENTOFU_REGISTRY]
             .into_iter()
             .map(|name| {
                 let host = Hostname::parse(name).expect("a public registry's name is a host name");

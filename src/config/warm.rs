@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::address::{Hostname, PackageSelector, Platform};
+use crate::address::{Hostname, PackageSelector, Platform, TERRAFORM_REGISTRY};
 use crate::requirements::{ArgumentKind, ClientKind};
 
 use super::os::Unreadable;
@@ -70,7 +70,7 @@ fn warm_target(text: &str, folder: &Path) -> Result<(RecurringWarmTarget, Option
     }
     let checked_later = "it is checked again at each run";
     // The default registry is not available yet; any host will do to check the syntax.
-    let some_host = Hostname::parse(super::upstream::TERRAFORM_HOST).map_err(|bad| bad.to_string())?;
+    let some_host = Hostname::parse(TERRAFORM_REGISTRY).map_err(|bad| bad.to_string())?;
     let path = folder.join(text);
     match os::check(&path) {
         _ if text.is_empty() || text.contains('\0') => {}

@@ -42,9 +42,6 @@ const NO_DISCOVERY_ADVICE: &str =
 const NO_REGISTRY_ADVICE: &str = "check that [[upstream]] url is a registry: its documents must be JSON, and discovery \
      must name providers.v1; a sign-in page in between looks like this";
 
-/// Public registries that have the provider hashicorp/null.
-const PUBLIC_REGISTRIES: [&str; 2] = ["registry.terraform.io", "registry.opentofu.org"];
-
 /// Text of a fault; a refused request gets the configuration line that allows it.
 pub(super) fn fault_text(fault: &Fault) -> String {
     match fault {
@@ -257,7 +254,7 @@ impl UpstreamCheck<'_> {
 
 /// A provider that a public registry certainly has.
 fn well_known(host: &Hostname) -> Option<ProviderAddress> {
-    let is_public = PUBLIC_REGISTRIES.contains(&host.as_str());
+    let is_public = host.other_public_registry().is_some();
     let (namespace, type_) = (Name::parse("hashicorp").ok()?, Name::parse("null").ok()?);
     is_public.then(|| ProviderAddress { host: host.clone(), namespace, type_ })
 }

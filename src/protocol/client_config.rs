@@ -11,7 +11,7 @@ use super::admin::{CLIENT_CONFIG, short};
 use super::registry::services;
 use super::route::{MIRROR_BASE, modules_base, providers_base};
 use super::view::{AGE, AS_OF, View};
-use crate::address::Hostname;
+use crate::address::{Hostname, TERRAFORM_REGISTRY};
 use crate::error::Error;
 use crate::mirror::Mirror;
 use crate::requirements::hcl::quoted;
@@ -201,7 +201,7 @@ async fn client_config(
     client_route: ClientRoute,
 ) -> Result<ClientConfig, Error> {
     // registry.terraform.io is listed first, because most readers look for it.
-    hosts.sort_by_key(|host| (host.as_str() != "registry.terraform.io", *host));
+    hosts.sort_by_key(|host| (host.as_str() != TERRAFORM_REGISTRY, *host));
     if client_route == ClientRoute::NetworkMirror {
         return Ok(network_mirror(&hosts, base));
     }

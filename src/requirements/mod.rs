@@ -20,7 +20,8 @@ use self::cli_config::Environment;
 use self::configuration::keep_deciding_values;
 use self::lock_file::LockedProvider;
 use crate::address::{
-    Address, Artifact, Constraint, ModulePackage, PackageSelector, Platform, ProviderAddress, Version,
+    Address, Artifact, Constraint, ModulePackage, OPENTOFU_REGISTRY, PackageSelector, Platform, ProviderAddress,
+    TERRAFORM_REGISTRY, Version,
 };
 use crate::labels::labelled_enum;
 
@@ -130,8 +131,8 @@ impl ClientKind {
     /// The registry of an address without a host.
     pub fn default_host(self) -> &'static str {
         match self {
-            Self::Terraform => "registry.terraform.io",
-            Self::Opentofu => "registry.opentofu.org",
+            Self::Terraform => TERRAFORM_REGISTRY,
+            Self::Opentofu => OPENTOFU_REGISTRY,
         }
     }
 }

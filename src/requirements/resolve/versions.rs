@@ -15,7 +15,7 @@ use super::queries::RegistryQueries;
 use super::{ResolutionResult, Root, shortened_list};
 use crate::address::{
     Address, Artifact, Constraint, Hostname, ModulePackage, Package, PackageSelector, Platform, ProviderAddress,
-    Selection, Version, Versions,
+    Selection, TERRAFORM_REGISTRY, Version, Versions,
 };
 
 /// The maximum number of constraints listed in one message.
@@ -24,7 +24,7 @@ const MAX_LISTED_CONSTRAINTS: usize = 32;
 const MAX_PROVIDERS: usize = 4096;
 /// The registry and namespace of Terraform's default providers. OpenTofu uses their locked versions for the providers of
 /// the same names in its own registry.
-const TERRAFORM_DEFAULT: (&str, &str) = ("registry.terraform.io", "hashicorp");
+const TERRAFORM_DEFAULT: (&str, &str) = (TERRAFORM_REGISTRY, "hashicorp");
 
 /// Chooses each required provider of a root: the locked version if there is one, else the newest. `result` has what was found
 /// in the root's modules.
