@@ -39,6 +39,12 @@ impl Digest {
         DigestPrefix(array::from_fn(|index| self.0[index]))
     }
 
+    /// The first 8 hex digits and an ellipsis, for texts that name several digests: `1a5c8312…`.
+    pub fn in_brief(&self) -> String {
+        let Self([first, second, third, fourth, ..]) = self;
+        format!("{first:02x}{second:02x}{third:02x}{fourth:02x}\u{2026}")
+    }
+
     /// The digest in the form of lock files and mirrors for a whole zip: `zh:HEX`.
     pub fn zh(&self) -> String {
         format!("zh:{self}")

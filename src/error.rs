@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
-use crate::address::{Hostname, Package, WaitingVersion};
+use crate::address::{Hostname, Package, Version, WaitingVersion};
 use crate::clock::Timestamp;
 use crate::explanation::{Explanation, safe_text};
 use crate::policy::Refusal;
@@ -30,6 +30,8 @@ pub enum Error {
         subject: String,
         /// The failed check, as text.
         verdict: String,
+        /// A stored version that clients could use instead.
+        instead: Option<Box<Version>>,
     },
     /// A module is beyond one of larder's own limits.
     BeyondLimit {
@@ -55,6 +57,8 @@ pub enum Error {
         verdict: String,
         /// The command that accepts it.
         command: String,
+        /// A stored version that clients could use instead.
+        instead: Option<Box<Version>>,
     },
     /// Upstream takes longer than the client waits; the fill continues.
     Slow(String),
@@ -152,16 +156,26 @@ impl Error {
                 .remedied_by("its operator can add it as an [[upstream]]"),
             Self::NotFound(reason) => Explanation::of(reason),
             Self::Upstream(error) => error.explain(),
-            Self::Unverified { subject, verdict } => Explanation::of(verdict)
-                .about(subject)
-                .remedied_by("not stored, not served; its publisher or registry must mend it"),
+            Self::Unverified { subject, verdict, instead } => {
+                let remedy = match instead {
+                    Some(version) => {
+                        format!("use {version}, which is stored, until its registry mends it")
+                    }
+                    None => "not stored, not served; its publisher or registry must mend it".to_owned(),
+                };
+                Explanation::of(verdict).about(subject).remedied_by(remedy)
+            }
             Self::BeyondLimit { subject, cause, remedy } => Explanation::of(cause).about(subject).remedied_by(*remedy),
             Self::Refused { subject, refusal: Refusal { cause, remedy, .. } } => {
                 let explanation = Explanation::of(cause).about(subject);
                 remedy.map_or(explanation.clone(), |remedy| explanation.remedied_by(remedy))
             }
-            Self::Unaccepted { subject, verdict, command } => {
-                Explanation::of(verdict).about(subject).remedied_by(format!("if that is right: {command}"))
+            Self::Unaccepted { subject, verdict, command, instead } => {
+                let remedy = match instead {
+                    Some(version) => format!("use {version}, or {command}"),
+                    None => format!("if that is right: {command}"),
+                };
+                Explanation::of(verdict).about(subject).remedied_by(remedy)
             }
             Self::Slow(subject) => Explanation::of("upstream is too slow; larder continues to fetch")
                 .about(subject)

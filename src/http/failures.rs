@@ -143,6 +143,7 @@ mod tests {
         let failure = RequestFailure::Mirror(Error::Unverified {
             subject: "the proof set of x".to_owned(),
             verdict: "signed by key X".to_owned(),
+            instead: None,
         });
         failures.record(path, &failure, StatusCode::BAD_GATEWAY, CLIENT, Timestamp(now));
     }

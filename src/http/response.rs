@@ -642,10 +642,14 @@ mod tests {
             Just(Error::UnknownHost(host())),
             foreign_text().prop_map(Error::NotFound),
             upstream.prop_map(Error::from),
-            [foreign_text(), foreign_text()].prop_map(|[subject, verdict]| Error::Unverified { subject, verdict }),
+            [foreign_text(), foreign_text()].prop_map(|[subject, verdict]| Error::Unverified {
+                subject,
+                verdict,
+                instead: None
+            }),
             [foreign_text(), foreign_text()].prop_map(|[subject, verdict]| {
                 let command = "`larder accept h.example/acme/null@1.2.0`".to_owned();
-                Error::Unaccepted { subject, verdict, command }
+                Error::Unaccepted { subject, verdict, command, instead: None }
             }),
             foreign_text().prop_map(Error::Slow),
             foreign_text().prop_map(Error::Offline),

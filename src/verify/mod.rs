@@ -129,7 +129,7 @@ pub enum VerificationError {
         filename: String,
     },
     /// SHA256SUMS and the download document state different digests.
-    #[error("SHA256SUMS lists {filename:?} as {listed}, the download document as {stated}")]
+    #[error("the registry lists {} for {filename:?}, SHA256SUMS says {}", stated.in_brief(), listed.in_brief())]
     Contradiction {
         /// The archive's file name.
         filename: String,

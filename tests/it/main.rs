@@ -108,6 +108,7 @@ mod sealed_client;
 mod sealed_missing;
 mod sealed_sockets;
 mod seams;
+mod second_opinion;
 mod secrets;
 mod service;
 mod small_disk;

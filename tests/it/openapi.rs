@@ -136,7 +136,7 @@ async fn answer_without_host(larder: &Larder, method: &str, path: &str) -> Answe
     let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
     let headers = lines.map(|line| line.split_once(": ").unwrap());
     let headers = headers.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-    Answer { status, headers, body: body.as_bytes().to_vec() }
+    Answer { status, reason: String::new(), headers, body: body.as_bytes().to_vec() }
 }
 
 /// The rows that every command on addresses has; `good` is a body that succeeds.
@@ -292,5 +292,9 @@ async fn every_described_status_is_one_that_larder_answers() {
 async fn an_answer_with_a_member_that_is_not_described_fails_its_test() {
     let body = br#"{"errors":["a"],"jobs":[]}"#.to_vec();
     let headers = [("content-type".parse().unwrap(), JSON.parse().unwrap())].into_iter().collect();
-    assert_described("GET", "/admin/v1/jobs/0123456789abcdef", &Answer { status: 404, headers, body });
+    assert_described(
+        "GET",
+        "/admin/v1/jobs/0123456789abcdef",
+        &Answer { status: 404, reason: String::new(), headers, body },
+    );
 }

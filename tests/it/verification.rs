@@ -84,7 +84,7 @@ fn proof_faults() -> [(&'static str, (Fault, &'static str)); 6] {
         ("a signature by another key", (Fault::SignedByAnotherKey, "which the registry does not list")),
         ("no key", (Fault::NoKeys, "lists no signing key")),
         ("a key that cannot be parsed", (Fault::UnparsableKey, "cannot be used")),
-        ("a shasum of something else", (Fault::WrongShasum, "the download document as")),
+        ("a shasum of something else", (Fault::WrongShasum, ", SHA256SUMS says ")),
     ]
 }
 

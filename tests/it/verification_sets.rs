@@ -97,7 +97,7 @@ async fn a_half_published_proof_set_is_refused_until_it_is_complete() {
     assert_files_match(&larder, &stale, &old).await;
     let empty_larder = Larder::mirroring(&upstream).start().await;
     let refused = empty_larder.document("null", "1.2.0").await.expect(502).text();
-    assert!(refused.contains("acme/null") && refused.contains("the download document as"), "{refused}");
+    assert!(refused.contains("acme/null") && refused.contains(", SHA256SUMS says "), "{refused}");
     assert!(empty_larder.folder.proof_sets().is_empty());
 
     upstream.clear_faults();

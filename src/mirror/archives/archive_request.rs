@@ -195,7 +195,7 @@ impl ArchiveRequest {
         }
         let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");
         let subject = format!("{} from {}", self.file.subject, origin(&self.set.document.archive_url));
-        Error::Unverified { subject, verdict }
+        Error::Unverified { subject, verdict, instead: None }
     }
 
     /// The size of an earlier download without an announced length.

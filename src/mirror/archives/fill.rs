@@ -143,8 +143,11 @@ impl Fill {
         }
         let (bytes, size_bytes) = (staged.bytes(), staged.written());
         let ArchiveRequest { package, set, file: FileRequest { call, subject, .. }, .. } = &self.request;
-        let verified = Verified::by_digest(staged, actual, expected)
-            .map_err(|verdict| Error::Unverified { subject: subject.clone(), verdict: verdict.to_string() })?;
+        let verified = Verified::by_digest(staged, actual, expected).map_err(|verdict| Error::Unverified {
+            subject: subject.clone(),
+            verdict: verdict.to_string(),
+            instead: None,
+        })?;
         let (package, stored_set, set) = (package.clone(), Arc::clone(&self.stored_set), Arc::clone(set));
         let now = call.present();
         library

@@ -8,6 +8,7 @@ pub mod issuer_keys;
 pub mod module_location;
 pub mod pages;
 pub mod revalidate;
+pub mod second_opinion;
 pub mod version_lists;
 
 use std::sync::Arc;

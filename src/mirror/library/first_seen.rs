@@ -161,11 +161,25 @@ pub enum HistoryChange {
     },
 }
 
+impl HistoryChange {
+    /// The change with the first digits of each digest, for a reason phrase.
+    fn in_brief(&self) -> String {
+        match self {
+            Self::OtherBytes { subject, before, now } => {
+                let before = before.first().map(Digest::in_brief).unwrap_or_default();
+                format!("{} was {before} and is {} now", sanitized(subject), now.in_brief())
+            }
+            Self::DropsEveryLine => format!("its proof set {self}"),
+            Self::Added { file, now } => format!("its proof set adds {} ({})", sanitized(file), now.in_brief()),
+        }
+    }
+}
+
 /// Reasons to refuse a proof set until an operator accepts it.
 #[derive(Debug, Clone, PartialEq, Eq, Display)]
 pub enum HistoryRefusal {
     /// It changes the version, and its signer may not vouch for that.
-    #[display("it was published again: its proof set {_0}, and no key that may vouch for that signed it")]
+    #[display("it was published again: {}, and no key that may vouch for that signed it", _0.in_brief())]
     ChangedByUntrustedKey(HistoryChange),
     /// The provider was signed before, and the registry lists no key for it now.
     #[display("this provider was signed before, and the registry lists no key for it now")]

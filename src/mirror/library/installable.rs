@@ -82,6 +82,28 @@ impl Library {
         self.is_local(&stored.offline_set().document.shasum)
     }
 
+    /// The newest release before a package's version that can be installed on its platform from the store, and that is
+    /// `permitted`. Blocks.
+    pub fn newest_stored_before(
+        &self,
+        package: &Package,
+        policy: VerificationPolicy,
+        permitted: impl Fn(&Version) -> bool,
+    ) -> Result<Option<Version>, StoreError> {
+        let Package { provider, version, platform } = package;
+        let mut earlier: Vec<Package> = default_if_store_unavailable(self.store.records.packages_with_sets(provider))?;
+        earlier.retain(|stored| {
+            stored.platform == *platform && stored.version < *version && !stored.version.is_pre_release()
+        });
+        earlier.sort_by(|one, other| other.version.cmp(&one.version));
+        for stored in earlier.into_iter().filter(|stored| permitted(&stored.version)) {
+            if skip_unreadable(&stored, self.holds_package(&stored, policy))? {
+                return Ok(Some(stored.version));
+            }
+        }
+        Ok(None)
+    }
+
     /// Looks up the stored archive that one of our URLs names.
     pub async fn stored_archive_of_url(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<StoredArchive>, Error> {
         let name = self.name_of(&wanted.package).await?;

@@ -211,7 +211,7 @@ impl Library {
             TreeExpectation::Decided(decided) => {
                 let (now, decided) = (tree.packed.tree_digest, decided.tree_digest);
                 let verdict = format!("its tree has digest {now} by now, and {decided} was accepted");
-                Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command })
+                Err(Error::Unaccepted { subject: format!("the archive of {package}"), verdict, command, instead: None })
             }
         };
         if let Err(refused) = judged {

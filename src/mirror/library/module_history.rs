@@ -385,7 +385,7 @@ impl Library {
             }
         };
         let (subject, command) = (format!("the archive of {package}"), accept_command.to_owned());
-        Err(Error::Unaccepted { subject, verdict, command })
+        Err(Error::Unaccepted { subject, verdict, command, instead: None })
     }
 }
 

@@ -461,7 +461,7 @@ impl Library {
             Err(reason) => {
                 let subject = format!("the proof set of {package} from {}", origin(&set.metadata.url));
                 let command = reason.command(package);
-                Err(Error::Unaccepted { subject, verdict: reason.to_string(), command })
+                Err(Error::Unaccepted { subject, verdict: reason.to_string(), command, instead: None })
             }
         }
     }

@@ -239,7 +239,7 @@ impl Modules {
                     TreeError::TooLarge(_) => {
                         Error::BeyondLimit { subject, cause, remedy: "larder takes no larger module" }
                     }
-                    _ => Error::Unverified { subject, verdict: cause },
+                    _ => Error::Unverified { subject, verdict: cause, instead: None },
                 }
             }
         }
@@ -315,7 +315,7 @@ impl SourceFetch<'_> {
             Ok(Ok(tree)) => Ok((tree, permit, validators)),
             Ok(Err(reason)) => Err(self.refused(&origin, reason).into()),
             Err(verdict) => {
-                let error = Error::Unverified { subject: format!("{subject} from {origin}"), verdict };
+                let error = Error::Unverified { subject: format!("{subject} from {origin}"), verdict, instead: None };
                 Err(FetchTreeError { error, may_be_stale_location: true })
             }
         }

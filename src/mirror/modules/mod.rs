@@ -204,7 +204,7 @@ impl Modules {
         effects.run(|| tracing::error!(%package, source, before, "ALARM: upstream has moved a version of a module to a source that larder cannot fetch; it is not served from there until it is accepted"));
         let verdict = format!("upstream has moved it to {source}, which larder cannot fetch, and {before}");
         let command = format!("`larder accept {key}`");
-        Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command }))
+        Ok(Some(Error::Unaccepted { subject: format!("the location of {package}"), verdict, command, instead: None }))
     }
 
     /// Serves a stored archive if upstream fails or has deleted the version (promise 6).

@@ -10,6 +10,7 @@ use crate::address::{Address, Package};
 use crate::error::Error;
 use crate::mirror::documents::RETRIES;
 use crate::mirror::documents::discovery::DiscoveryTrust;
+use crate::mirror::documents::second_opinion::MAX_DOWNLOAD_DOCUMENT;
 use crate::mirror::documents::version_lists::ListingState;
 use crate::mirror::library::proof_set::{ProofSet, ProofSetMetadata, StoredProofSet};
 use crate::mirror::proof_sets::{describe_set, is_absent};
@@ -23,9 +24,8 @@ use crate::upstream::outbound::origin;
 use crate::upstream::providers::{DownloadDocument, download_url};
 use crate::upstream::request::{AcceptedCoding, Document, Fetched, UpstreamRequest, Validators};
 use crate::upstream::{CredentialScope, Upstream};
-use crate::verify::{Proof, VerificationPolicy, verify_proof_set};
+use crate::verify::{Checksums, Proof, VerificationError, VerificationPolicy, verify_proof_set};
 
-const MAX_DOWNLOAD_DOCUMENT: u64 = 2 << 20;
 const MAX_SUMS: u64 = 4 << 20;
 const MAX_SIGNATURE: u64 = 64 << 10;
 
@@ -160,13 +160,12 @@ impl ProofSets {
             self.companion(fetch, "SHA256SUMS", &document.sums_url, stored_sums, MAX_SUMS),
             self.signature(fetch, policy, &document, stored_signature),
         )?;
-        let proven = self.verify_set(policy, &sums.0, &signature.0, document).await;
-        // The verdict may quote upstream's text, which may contain the query of a URL.
-        let proof = proven.map_err(|(kind, verdict)| {
-            self.runtime.counters.count_unverified(&fetch.package.provider.host, kind);
-            let subject = format!("{} from {}", describe_set(fetch.package), origin(&url));
-            Error::Unverified { subject, verdict: sanitized(&verdict) }
-        })?;
+        let archive_url = document.archive_url.clone();
+        let proof = match self.verify_set(policy, &sums.0, &signature.0, document).await {
+            Some(Ok((proof, _))) => proof,
+            Some(Err(verdict)) => return Err(self.unverified_set(fetch, &url, &archive_url, verdict).await),
+            None => return Err(Error::Interrupted(describe_set(fetch.package))),
+        };
         for warning in &proof.warnings {
             tracing::warn!(package = %fetch.package, warning, "a proof was accepted with a warning");
         }
@@ -188,22 +187,43 @@ impl ProofSets {
     }
 
     /// Verifies a set on a blocking thread, because a registry may list many keys. At most two run at a time; one whose
-    /// caller has gone counts until it ends. The error carries its metric label.
+    /// caller has gone counts until it ends. `None` if the thread ended early.
     async fn verify_set(
         &self,
         policy: VerificationPolicy,
         sums: &Bytes,
         signature: &Bytes,
         document: DownloadDocument,
-    ) -> Result<Proof, (&'static str, String)> {
+    ) -> Option<Result<(Proof, Checksums), VerificationError>> {
         let (sums, signature) = (sums.clone(), signature.clone());
         let verifying = self.verification_limit.run(&self.runtime.tasks, move || {
             verify_proof_set(policy, &sums, &signature, &document.keys, &document.name_in_sums, &document.shasum)
         });
-        match verifying.await {
-            Some(Ok((proof, _))) => Ok(proof),
-            Some(Err(verdict)) => Err((verdict.metric_label(), verdict.to_string())),
-            None => Err(("signature", "judging it ended unexpectedly".to_owned())),
+        verifying.await
+    }
+
+    /// Counts a set that does not verify, whose document came from `url`, and says why.
+    async fn unverified_set(
+        self: &Arc<Self>,
+        fetch: &ProofSetFetch<'_>,
+        url: &Url,
+        archive_url: &Url,
+        verdict: VerificationError,
+    ) -> Error {
+        let ProofSetFetch { package, call, .. } = fetch;
+        self.runtime.counters.count_unverified(&package.provider.host, verdict.metric_label());
+        let opinion = match verdict {
+            VerificationError::Contradiction { listed, stated, .. } => {
+                let opinion = self.documents.second_opinion(package, archive_url, call).await;
+                opinion.map(|opinion| opinion.of_contradiction(stated, listed))
+            }
+            _ => None,
+        };
+        Error::Unverified {
+            subject: format!("{} from {}", describe_set(package), origin(url)),
+            // The verdict may quote upstream's text, which may contain the query of a URL.
+            verdict: opinion.unwrap_or_else(|| sanitized(&verdict.to_string())),
+            instead: self.stored_version_before(package, call).await,
         }
     }
 

@@ -5,7 +5,7 @@ pub mod files;
 
 use std::sync::Arc;
 
-use crate::address::Package;
+use crate::address::{Package, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -24,6 +24,7 @@ use crate::store::{Durability, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;
 use crate::upstream::outbound::Connectivity;
+use crate::upstream::providers::DownloadDocument;
 use crate::verify::ProofBasis;
 
 /// The most proof sets verified at a time; each may take a second of CPU.
@@ -218,7 +219,20 @@ impl ProofSets {
         set: ProofSet,
         call: &RequestContext,
     ) -> SetFlightResult {
-        match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await? {
+        let admission = match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await {
+            Err(Error::Unaccepted { subject, verdict, command, .. }) => {
+                let DownloadDocument { archive_url, shasum, .. } = &set.document;
+                let opinion = self.documents.second_opinion(package, archive_url, call).await;
+                let verdict = match opinion {
+                    Some(opinion) => format!("{}; {verdict}", opinion.of_change(*shasum)),
+                    None => verdict,
+                };
+                let instead = self.stored_version_before(package, call).await;
+                return Err(Error::Unaccepted { subject, verdict, command, instead });
+            }
+            admission => admission?,
+        };
+        match admission {
             Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now, call.now).await,
             Admission::HistoryUnavailable => {
                 // Once the store is back, its history may contradict this set.
@@ -227,6 +241,17 @@ impl ProofSets {
                 Ok(Confirmed { confirmed, value })
             }
         }
+    }
+
+    /// The newest version before a refused one that clients could install from the store.
+    async fn stored_version_before(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Option<Box<Version>> {
+        let upstream = call.upstream(&package.provider.host).ok()?;
+        let access = self.documents.access_to(&(&package.provider).into(), call).await.ok()?;
+        let (package, policy) = (package.clone(), upstream.settings.verification);
+        let find = move |library: &Library| {
+            library.newest_stored_before(&package, policy, |version| access.permit(version).is_ok())
+        };
+        self.library.on_disk(find).await.ok().flatten().map(Box::new)
     }
 
     async fn set_is_gone(

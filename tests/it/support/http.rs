@@ -1,5 +1,6 @@
 //! A plain HTTP client that sees the exact statuses, headers and bytes that a client of larder gets.
 
+use hyper::ext::ReasonPhrase;
 use reqwest::header::HeaderMap;
 
 use super::TEST_TIMEOUT;
@@ -10,6 +11,8 @@ use super::tls::TestCa;
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    /// The reason phrase, where it is not the usual one of the status.
+    pub(crate) reason: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Vec<u8>,
 }
@@ -66,7 +69,9 @@ pub(crate) async fn send(request: reqwest::RequestBuilder) -> Result<Answer, req
     let (method, path) = (request.method().clone(), request.url().path().to_owned());
     let response = client.execute(request).await?;
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    let answer = Answer { status, headers, body: response.bytes().await?.to_vec() };
+    let reason = response.extensions().get::<ReasonPhrase>();
+    let reason = reason.map(|phrase| String::from_utf8_lossy(phrase.as_bytes()).into_owned()).unwrap_or_default();
+    let answer = Answer { status, reason, headers, body: response.bytes().await?.to_vec() };
     if answer.header("server") == "larder" {
         assert_described(method.as_str(), &path, &answer);
     }

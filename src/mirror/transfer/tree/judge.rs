@@ -491,6 +491,7 @@ impl TreeImport {
         let bytes = stage.verify(set.document.shasum).map_err(|verdict| Error::Unverified {
             subject: format!("the archive of {package}"),
             verdict: verdict.to_string(),
+            instead: None,
         })?;
         // Written once. A kill between two writes would leave a `zh:` that was never published.
         let archive =
