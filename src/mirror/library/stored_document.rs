@@ -68,6 +68,23 @@ pub struct DocumentMetadata {
     pub without_times: bool,
 }
 
+impl DocumentMetadata {
+    /// The metadata of a document that upstream sent now.
+    pub(in crate::mirror) fn new(asked: Url, url: Url, now: Timestamp) -> Self {
+        Self {
+            asked,
+            url,
+            origins: Vec::new(),
+            validators: Validators::default(),
+            fetched: now,
+            checked: now,
+            gone: false,
+            from_bundle: false,
+            without_times: false,
+        }
+    }
+}
+
 impl StoredDocument {
     pub(in crate::mirror) fn confirmation(&self) -> Confirmation {
         Confirmation { checked: self.metadata.checked, gone: self.metadata.gone }
@@ -85,33 +102,13 @@ impl StoredDocument {
 
     pub(in crate::mirror) fn of(document: Document, requested_url: Url, now: Timestamp) -> Self {
         let Document { body, validators, url, origins, memory, .. } = document;
-        let metadata = DocumentMetadata {
-            asked: requested_url,
-            url,
-            origins,
-            validators,
-            fetched: now,
-            checked: now,
-            gone: false,
-            from_bundle: false,
-            without_times: false,
-        };
+        let metadata = DocumentMetadata { origins, validators, ..DocumentMetadata::new(requested_url, url, now) };
         Self { metadata, body, dropped: Bytes::new(), _room: memory }
     }
 
     /// A document in place of one that upstream does not have.
     pub(in crate::mirror) fn of_nothing(body: Bytes, url: Url, now: Timestamp) -> Self {
-        let metadata = DocumentMetadata {
-            asked: url.clone(),
-            url,
-            origins: Vec::new(),
-            validators: Validators::default(),
-            fetched: now,
-            checked: now,
-            gone: false,
-            from_bundle: false,
-            without_times: false,
-        };
+        let metadata = DocumentMetadata::new(url.clone(), url, now);
         Self { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() }
     }
 

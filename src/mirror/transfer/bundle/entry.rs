@@ -19,7 +19,6 @@ use crate::mirror::transfer::bundle::archives::{ArrivedArchive, BundledModule, B
 use crate::store::{DocumentKey, Durability, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::limits::MemoryGrant;
-use crate::upstream::request::Validators;
 
 /// The small files of an entry.
 #[derive(Debug, Default)]
@@ -190,16 +189,11 @@ pub(super) fn document_from_bundle(
     now: Timestamp,
 ) -> StoredDocument {
     let metadata = DocumentMetadata {
-        asked: fetch_origin.asked.clone(),
-        url: fetch_origin.url.clone(),
-        origins: Vec::new(),
-        validators: Validators::default(),
         // A time in the future is clamped, because the other machine's clock may be ahead.
-        fetched: fetch_origin.fetched.min(now),
         checked: fetch_origin.checked.min(now),
         gone: fetch_origin.gone,
         from_bundle: true,
-        without_times: false,
+        ..DocumentMetadata::new(fetch_origin.asked.clone(), fetch_origin.url.clone(), fetch_origin.fetched.min(now))
     };
     StoredDocument { metadata, body, dropped, _room: MemoryGrant::default() }
 }

@@ -25,7 +25,6 @@ use crate::upstream::Upstream;
 use crate::upstream::error::sanitized;
 use crate::upstream::limits::MemoryGrant;
 use crate::upstream::providers::{DownloadDocument, download_url, versions_url};
-use crate::upstream::request::Validators;
 use crate::verify::{Checksums, Proof, ProofBasis, VerificationPolicy, checksums, verify_proof_set};
 
 /// The body of the signature file. OpenTofu requests it even if the document lists no keys.
@@ -284,17 +283,11 @@ impl Transfers {
         let url = base.and_then(|base| versions_url(&base, provider));
         let url = url.unwrap_or_else(|_| upstream.settings.url.clone());
         let metadata = DocumentMetadata {
-            // No request was sent. Upstream would have the list here, by convention.
-            asked: url.clone(),
-            url,
-            origins: Vec::new(),
-            validators: Validators::default(),
-            fetched: call.now,
             // Upstream never sent this list. It counts as absent there until a request to upstream.
             checked: Timestamp(0),
             gone: true,
-            from_bundle: false,
-            without_times: false,
+            // No request was sent. Upstream would have the list here, by convention.
+            ..DocumentMetadata::new(url.clone(), url, call.now)
         };
         let body = Bytes::from_static(br#"{"versions":[]}"#);
         let absent = StoredDocument { metadata, body, dropped: Bytes::new(), _room: MemoryGrant::default() };
