@@ -200,6 +200,11 @@ impl Registries for MirrorRegistries<'_> {
         }))
     }
 
+    async fn late_version(&self, address: &Address, version: &Version) -> Option<String> {
+        let late = self.steps.mirror.documents.late_version(address, version, &self.steps.context()).await;
+        late.map(|late| late.to_string())
+    }
+
     async fn module_files(&self, package: &ModulePackage) -> Result<ModuleFiles, Error> {
         if let Some(warm_up) = self.warm_up {
             warm_up.warm_called_module(package, self).await?;

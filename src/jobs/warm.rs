@@ -306,7 +306,14 @@ impl WarmUpRun<'_> {
             Ok(version) => mirror.documents.permit(&address, version, &call).await.err(),
             Err(_) => None,
         };
-        refused.unwrap_or(Error::NotFound(reason))
+        if let Some(refused) = refused {
+            return refused;
+        }
+        let late = match selector.versions() {
+            Versions::Exactly(version) => mirror.documents.late_version(&address, version, &call).await,
+            _ => None,
+        };
+        Error::NotFound(late.map_or(reason, |late| late.to_string()))
     }
 
     /// Warms a version of a module.

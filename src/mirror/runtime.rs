@@ -145,6 +145,8 @@ pub struct RuntimeConfig {
     pub pending_subdirs: TtlCache<ModulePackage, Option<String>>,
     /// The modules whose trees were rechecked a moment ago.
     pub recently_rechecked: TtlCache<ModulePackage, ()>,
+    /// The packages that proved not to be late a while ago.
+    pub not_late: TtlCache<Package, ()>,
     /// The issuers that were asked a moment ago for keys that a token names, each with the failure.
     pub asked_issuers: TtlCache<String, Option<Error>>,
     /// Upstream's last failures and late answers, for dry runs. They end with a reload, as cached 404s do.
@@ -173,6 +175,7 @@ impl RuntimeConfig {
             refetched_locations: TtlCache::default(),
             pending_subdirs: TtlCache::default(),
             recently_rechecked: TtlCache::default(),
+            not_late: TtlCache::default(),
             asked_issuers: TtlCache::default(),
             last_answers: LastAnswers::default(),
         }

@@ -17,7 +17,7 @@ use crate::address::{Hostname, ModulePackage, Package};
 use crate::error::Error;
 use crate::mirror::{Answer, ClientList, HiddenVersions, Mirror, ModuleLocation, ProofSetRefs, RequestContext};
 use crate::upstream::discovery::{Discovery, Service};
-use crate::upstream::providers::RawObject;
+use crate::upstream::providers::{RawObject, VersionList};
 
 /// The members of `login.v1` that are URLs.
 const NESTED_URLS: [&str; 2] = ["authz", "token"];
@@ -129,7 +129,7 @@ pub fn render_list(ClientList { list, hidden }: &ClientList) -> serde_json::Resu
     match list.service {
         Service::Providers => {
             let mut rest = Cow::Borrowed(&list.other_members);
-            if let Some(warnings) = warnings(&list.other_members, hidden) {
+            if let Some(warnings) = warnings(list, hidden) {
                 rest.to_mut().insert(WARNINGS.to_owned(), to_raw_value(&warnings)?);
             }
             serde_json::to_vec(&ProviderListBody { versions: versions.collect(), rest: &rest })
@@ -145,12 +145,13 @@ pub fn render_list(ClientList { list, hidden }: &ClientList) -> serde_json::Resu
     }
 }
 
-/// The warnings of a list: upstream's, and one for each policy that hides versions. `None` if they stay as they are, also where
-/// upstream's are not the array of texts that clients read.
-fn warnings(members: &RawObject, hidden: &[HiddenVersions]) -> Option<Vec<String>> {
-    let own = hidden.iter().map(|hidden| format!("this mirror hides {hidden}"));
-    let upstream = members.get(WARNINGS).map(|raw| serde_json::from_str::<Option<Vec<String>>>(raw.get()));
-    let upstream = upstream.transpose().ok().filter(|_| !hidden.is_empty())?.flatten().unwrap_or_default();
+/// The warnings of a list: upstream's, one for each policy that hides versions, and one for each late version. `None` if they stay
+/// as they are, also where upstream's are not the array of texts that clients read.
+fn warnings(list: &VersionList, hidden: &[HiddenVersions]) -> Option<Vec<String>> {
+    let hidden = hidden.iter().map(|hidden| format!("this mirror hides {hidden}"));
+    let own: Vec<String> = hidden.chain(list.late.iter().map(ToString::to_string)).collect();
+    let upstream = list.other_members.get(WARNINGS).map(|raw| serde_json::from_str::<Option<Vec<String>>>(raw.get()));
+    let upstream = upstream.transpose().ok().filter(|_| !own.is_empty())?.flatten().unwrap_or_default();
     Some(upstream.into_iter().chain(own).collect())
 }
 
@@ -204,7 +205,7 @@ mod tests {
     use super::*;
     use crate::address::{Platform, Version};
     use crate::mirror::HiddenVersion;
-    use crate::upstream::providers::{DownloadDocument, VersionList};
+    use crate::upstream::providers::DownloadDocument;
 
     const URL_MEMBERS: [&str; 3] = ["download_url", "shasums_url", "shasums_signature_url"];
 

@@ -194,6 +194,11 @@ pub trait Registries: Sync {
         async { Ok(None) }
     }
 
+    /// Why upstream's list does not name a version that upstream has, if that is so. Used only if that version is asked for.
+    fn late_version(&self, _: &Address, _: &Version) -> impl Future<Output = Option<String>> + Send {
+        async { None }
+    }
+
     /// The files of one module version that a client reads.
     fn module_files(&self, package: &ModulePackage) -> impl Future<Output = Result<ModuleFiles, Self::Error>> + Send;
 }

@@ -2,6 +2,7 @@
 //! survive.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,25 @@ pub struct VersionList {
     pub module_members: RawObject,
     /// The members of the document other than the versions.
     pub other_members: RawObject,
+    /// The versions of a provider that upstream has and that this list does not name yet.
+    pub late: Vec<LateVersion>,
+}
+
+/// A version that a list does not name although upstream has its download document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LateVersion {
+    /// The version.
+    pub version: Version,
+    /// A platform of which upstream has the document.
+    pub platform: Platform,
+    /// Who lists it, for people.
+    pub note: String,
+}
+
+impl fmt::Display for LateVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} cannot be chosen yet: {}", self.version, self.note)
+    }
 }
 
 /// An entry of a version list whose version larder cannot read.
@@ -82,7 +102,8 @@ impl VersionList {
     /// A list of no versions.
     pub fn empty(service: Service) -> Self {
         let (module_members, other_members) = (RawObject::new(), RawObject::new());
-        Self { service, versions: Vec::new(), unreadable: Vec::new(), module_members, other_members }
+        let (versions, unreadable, late) = (Vec::new(), Vec::new(), Vec::new());
+        Self { service, versions, unreadable, module_members, other_members, late }
     }
 
     /// Parses a provider's list (provider registry protocol). Of versions that clients treat as equal, the first is used.

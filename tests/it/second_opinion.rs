@@ -1,13 +1,19 @@
 //! A second opinion: both public registries name the archives of one release page, so where a proof set of one is refused, the
 //! digests that the other one lists tell the person at the client what happened.
 
-use serde_json::Value;
+use std::time::Duration;
+
+use larder::clock::{Clock, Timestamp};
+use serde_json::{Value, json};
 use url::Url;
+
+use crate::support::eventually;
 
 use crate::support::http::get;
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::terraform::{Terraform, Workspace};
 use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
+use crate::support::warm_fixture::WarmFixture;
 
 const TOFU: &str = "registry.opentofu.org";
 /// The platforms of a release that was published again as a whole.
@@ -78,11 +84,23 @@ impl PublicRegistries {
     }
 
     fn list(&self, registries: &[&FakeUpstream], versions: &[&str]) {
-        let entries: Vec<String> =
-            versions.iter().map(|version| format!(r#"{{"version":"{version}","protocols":["5.0"]}}"#)).collect();
+        self.list_of(registries, versions, None);
+    }
+
+    /// Serves a list that a registry wrote at a time.
+    fn list_of(&self, registries: &[&FakeUpstream], versions: &[&str], written: Option<Timestamp>) {
+        let platforms = r#"[{"os":"linux","arch":"amd64"}]"#;
+        let entry =
+            |version: &&str| format!(r#"{{"version":"{version}","protocols":["5.0"],"platforms":{platforms}}}"#);
+        let entries: Vec<String> = versions.iter().map(entry).collect();
         for registry in registries {
-            let list = format!(r#"{{"versions":[{}]}}"#, entries.join(","));
-            registry.serve_json("/v1/providers/acme/null/versions", &list);
+            let list = http::Response::builder().header("content-type", "application/json");
+            let list = match written {
+                Some(written) => list.header("last-modified", written.http_date()),
+                None => list,
+            };
+            let list = list.body(format!(r#"{{"versions":[{}]}}"#, entries.join(",")));
+            registry.serve(LIST, list.unwrap());
         }
     }
 
@@ -90,6 +108,8 @@ impl PublicRegistries {
         sha256_hex(&self.releases.archive_bytes("acme", "null", version, "linux_amd64"))[..8].to_owned()
     }
 }
+
+const LIST: &str = "/v1/providers/acme/null/versions";
 
 fn document_path(version: &str, platform: &str) -> String {
     format!("/v1/providers/acme/null/{version}/download/{}", platform.replace('_', "/"))
@@ -219,4 +239,140 @@ async fn nothing_is_said_of_another_build_or_of_a_registry_that_does_not_answer(
     registries.opentofu.fall_silent();
     without_opinion(registries.larder().upstream_lines("patience = \"500ms\"").start().await, "a silent registry")
         .await;
+}
+
+/// The warnings of a list that a client gets, once there are any.
+async fn warnings(larder: &Larder, host: &str) -> Value {
+    eventually("a warning", async || {
+        let warnings = larder.get(&format!("/registry/{host}{LIST}")).await.expect(200).json()["warnings"].clone();
+        warnings.is_array().then_some(warnings)
+    })
+    .await
+}
+
+/// One registry lists a version, and the list of the other one leaves it out although it has the documents.
+#[tokio::test]
+async fn a_version_that_a_list_leaves_out_is_told_to_the_client() {
+    let clock = Clock::frozen();
+    let registries = PublicRegistries::start().await;
+    for version in ["0.9.0", "1.0.0", "1.1.0"] {
+        registries.releases.publish(edition(version, 1));
+        registries.read_release(&registries.both(), version).await;
+    }
+    // Only one registry has this one, and of this one each its own build.
+    registries.releases.publish(edition("0.8.0", 1));
+    registries.read_release(&[&registries.terraform], "0.8.0").await;
+    registries.list(&[&registries.terraform], &["0.8.0", "0.9.0", "1.0.0", "1.1.0"]);
+    let written = Timestamp(clock.now().0 - 76 * 60);
+    registries.list_of(&[&registries.opentofu], &["1.0.0"], Some(written));
+    let larder = registries.larder().clock(&clock).start().await;
+
+    // Nobody uses the other registry yet, so it is not asked.
+    larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200);
+    assert_eq!(registries.terraform.count_of(Target::Everything), 0);
+    larder.versions("null").await.expect(200);
+    clock.advance(Duration::from_secs(301));
+    let note = |version: &str, minutes: &str| {
+        format!(
+            "{version} cannot be chosen yet: {HOST} lists it, and this registry does not yet, although its document \
+             answers: the list is {minutes} old"
+        )
+    };
+    assert_eq!(warnings(&larder, TOFU).await, json!([note("1.1.0", "1 h 21 min"), note("0.9.0", "1 h 21 min")]));
+    // What is known of a version that is not late is not asked for again.
+    let documents = registries.opentofu.count(&document_path("0.8.0", "linux_amd64"));
+    clock.advance(Duration::from_secs(301));
+    larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200);
+    eventually("another age", async || {
+        (warnings(&larder, TOFU).await == json!([note("1.1.0", "1 h 26 min"), note("0.9.0", "1 h 26 min")]))
+            .then_some(())
+    })
+    .await;
+    assert_eq!((documents, registries.opentofu.count(&document_path("0.8.0", "linux_amd64"))), (1, 1));
+
+    if let Some(client) = Terraform::find() {
+        let output = workspace(&client, &larder, TOFU, "1.1.0").init().await.expect_failure().one_line();
+        assert!(output.contains(&note("1.1.0", "1 h 26 min")), "{output}");
+    }
+    // It is over as soon as the list names the version.
+    registries.list(&[&registries.opentofu], &["0.9.0", "1.0.0", "1.1.0"]);
+    clock.advance(Duration::from_secs(301));
+    let listed = larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200).json();
+    assert_eq!((&listed["warnings"], listed["versions"].as_array().unwrap().len()), (&Value::Null, 3));
+}
+
+/// Neither registry lists a version that both have. Once somebody asked for it by its number, each client is told.
+#[tokio::test]
+async fn a_version_that_no_list_names_yet_is_told_to_the_client() {
+    let clock = Clock::frozen();
+    let registries = PublicRegistries::start().await;
+    for version in ["1.0.0", "1.1.0"] {
+        registries.releases.publish(edition(version, 1));
+        registries.read_release(&registries.both(), version).await;
+    }
+    registries.list_of(&registries.both(), &["1.0.0"], Some(Timestamp(clock.now().0 - 45 * 60)));
+    let larder = registries.larder().clock(&clock).start().await;
+    larder.versions("null").await.expect(200);
+    let cause = "listed by neither public registry yet, although its document answers: the list is 45 min old";
+    let refused = larder.document("null", "1.1.0").await.expect(404).text();
+    assert!(refused.contains(&format!("does not name 1.1.0: {cause}")), "{refused}");
+    assert_eq!(warnings(&larder, HOST).await, json!([format!("1.1.0 cannot be chosen yet: {cause}")]));
+    // Promises 1 and 11: nothing of it is stored.
+    assert!(larder.folder.proof_sets().is_empty() && larder.folder.first_seen().is_empty());
+    let documents = registries.terraform.count(&document_path("1.1.0", "linux_amd64"));
+    larder.document("null", "1.1.0").await.expect(404);
+    assert_eq!((documents, registries.terraform.count(&document_path("1.1.0", "linux_amd64"))), (1, 1));
+    // Commands say so, too, and so does the plan of a folder that requires or locks it.
+    let announced = format!("1.1.0 cannot be chosen yet: {cause}");
+    let commands = WarmFixture::for_larder(&larder);
+    let folder = |constraint: &str| {
+        format!(
+            "terraform {{\n  required_providers {{\n    null = {{\n      source = \"acme/null\"\n      version = \"{constraint}\"\n    }}\n  }}\n}}\n"
+        )
+    };
+    let locked = format!("provider \"{HOST}/acme/null\" {{\n  version = \"1.1.0\"\n}}\n");
+    let by_address = json!({"what": ["acme/null@1.1.0"], "platforms": ["linux_amd64"]});
+    for order in [
+        by_address.clone(),
+        json!({"files": {"main.tf": folder("1.1.0")}, "platforms": ["linux_amd64"]}),
+        json!({"files": {"main.tf": folder(">= 1.0.0"), ".terraform.lock.hcl": locked}, "platforms": ["linux_amd64"]}),
+    ] {
+        let plan = commands.post("/admin/v1/plan", &order).await.expect(200).text();
+        assert!(plan.contains(&announced), "{order}: {plan}");
+    }
+    let warmed = commands.warm(&by_address).await;
+    assert!(format!("{warmed:?}").contains(&announced), "{warmed:?}");
+    // An invented version is not late.
+    let refused = larder.document("null", "9.9.9").await.expect(404).text();
+    assert!(refused.contains("does not name 9.9.9") && !refused.contains("document answers"), "{refused}");
+
+    let Some(client) = Terraform::find() else { return };
+    let output = workspace(&client, &larder, HOST, "1.1.0").init().await.expect_failure().one_line();
+    assert!(output.contains(cause) && output.contains("no available releases match"), "{output}");
+    let folder = larder.stop().await;
+    let larder = registries.larder().clock(&clock).store_at(&folder).start().await;
+    assert_eq!(warnings(&larder, HOST).await, json!([format!("1.1.0 cannot be chosen yet: {cause}")]));
+}
+
+/// A version that the policies hide is not announced, and neither is one of a provider that each registry builds itself.
+#[tokio::test]
+async fn a_version_that_may_not_be_used_is_not_announced() {
+    let registries = PublicRegistries::start().await;
+    for version in ["1.0.0", "1.1.0"] {
+        registries.releases.publish(edition(version, 1));
+        registries.read_release(&registries.both(), version).await;
+    }
+    registries.list(&registries.both(), &["1.0.0"]);
+    let policy = "[[policy]]\nmatch = \"acme/null\"\nversions = \"<= 1.0\"\nreason = \"not reviewed\"\n";
+    let larder = registries.larder().config_lines(policy).start().await;
+    larder.versions("null").await.expect(200);
+    let refused = larder.document("null", "1.1.0").await.expect(421);
+    assert!(refused.reason.contains("not reviewed"), "{}", refused.reason);
+    let open = registries.larder().start().await;
+    open.versions("null").await.expect(200);
+    open.document("null", "1.1.0").await.expect(404);
+    warnings(&open, HOST).await;
+    let folder = open.stop().await;
+    let larder = registries.larder().config_lines(policy).store_at(&folder).start().await;
+    assert_eq!(larder.versions("null").await.expect(200).json()["warnings"], Value::Null);
 }

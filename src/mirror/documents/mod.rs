@@ -5,6 +5,7 @@ pub mod access;
 pub mod dates;
 pub mod discovery;
 pub mod issuer_keys;
+pub mod late_versions;
 pub mod module_location;
 pub mod pages;
 pub mod revalidate;

@@ -92,7 +92,7 @@ impl Documents {
     }
 
     /// Fetches a download document, of which nothing is verified or stored.
-    async fn download_document(
+    pub(super) async fn download_document(
         self: &Arc<Self>,
         package: &Package,
         call: &RequestContext,

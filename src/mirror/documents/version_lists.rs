@@ -18,7 +18,7 @@ use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents};
 use crate::mirror::freshness::Confirmation;
 use crate::mirror::library::catalog::{Names, UnlistedVersion};
 use crate::mirror::library::default_if_store_unavailable;
-use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
@@ -81,7 +81,9 @@ impl DocumentKind for Address {
             .config
             .not_found
             .remove_if(|key| key.is_document_of(&address, |version| list.get(version).is_some()));
-        Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(document) })
+        let document = Arc::unwrap_or_clone(document);
+        let late = fetch.before.as_ref().map(|before| before.metadata.late.clone()).unwrap_or_default();
+        Ok(StoredDocument { metadata: document.metadata.with_late(late), dropped, ..document })
     }
 
     async fn confirm_copy(&self, fetch: &DocumentFetch<'_>, before: StoredDocument) -> Result<StoredDocument, Error> {
@@ -89,6 +91,14 @@ impl DocumentKind for Address {
         let list = confirmed.versions(self.into()).await.map_err(|reason| fetch.unusable(reason))?;
         let dropped = fetch.dropped_but_stored(self, &list).await?;
         Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(confirmed) })
+    }
+
+    async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
+        let stored = fetch.store(document).await?;
+        if let Self::Provider(provider) = self {
+            fetch.documents.look_for_late_versions(provider, fetch.call);
+        }
+        Ok(stored)
     }
 
     async fn handle_not_found(&self, fetch: &DocumentFetch<'_>, error: UpstreamError) -> Result<StoredDocument, Error> {

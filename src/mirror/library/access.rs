@@ -204,6 +204,7 @@ impl AddressAccess {
         if list.versions.is_empty() && !hidden.is_empty() {
             return Err(self.refused_by(&hidden));
         }
+        list.late.retain(|late| self.verdict(&late.version) == Verdict::Allowed);
         Ok(ClientList { list, hidden })
     }
 

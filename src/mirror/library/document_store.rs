@@ -16,6 +16,7 @@ use crate::mirror::library::default_if_store_unavailable;
 use crate::mirror::library::first_listed::{address_of_list, record_times};
 use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
+use crate::upstream::providers::LateVersion;
 
 impl Library {
     pub(in crate::mirror) async fn stored_document(
@@ -158,6 +159,22 @@ impl Library {
         });
         noted.into_iter().for_each(|time| self.note_time(time));
         changed
+    }
+
+    /// Replaces what is known of the late versions of a list, unless a new copy of the list came since. Blocks.
+    pub fn change_late_versions(
+        &self,
+        key: &Key,
+        fetched: Timestamp,
+        change: impl Fn(&[LateVersion]) -> Vec<LateVersion>,
+    ) -> Result<(), StoreError> {
+        self.change_document(key, Durability::Lazy, VersionTimes::Known, |_, stored| {
+            let Some(list) = stored.filter(|list| list.metadata.fetched == fetched) else { return Ok(None) };
+            let late = change(&list.metadata.late);
+            let is_new = late != list.metadata.late;
+            let listed = list.metadata.checked.max(fetched);
+            Ok(is_new.then(|| (StoredDocument { metadata: list.metadata.with_late(late), ..list.clone() }, listed)))
+        })
     }
 
     /// Reads a stored document. Blocks.

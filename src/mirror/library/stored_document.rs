@@ -18,7 +18,7 @@ use crate::mirror::library::record_format as parts;
 use crate::upstream::backoff::Origin;
 use crate::upstream::discovery::{Discovery, Service};
 use crate::upstream::limits::MemoryGrant;
-use crate::upstream::providers::{ListedVersion, VersionList};
+use crate::upstream::providers::{LateVersion, ListedVersion, VersionList};
 use crate::upstream::request::{Document, Validators};
 
 pub type DocumentFlightResult = FlightResult<Arc<StoredDocument>>;
@@ -66,6 +66,9 @@ pub struct DocumentMetadata {
     /// Set for a version list that was stored without the times of its versions, because their record could not be written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_times: bool,
+    /// The versions that upstream has and that its list does not name yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub late: Vec<LateVersion>,
 }
 
 impl DocumentMetadata {
@@ -81,7 +84,12 @@ impl DocumentMetadata {
             gone: false,
             from_bundle: false,
             without_times: false,
+            late: Vec::new(),
         }
+    }
+
+    pub(in crate::mirror) fn with_late(&self, late: Vec<LateVersion>) -> Self {
+        Self { late, ..self.clone() }
     }
 }
 
@@ -118,7 +126,7 @@ impl StoredDocument {
     }
 
     pub(in crate::mirror) fn has_same_content(&self, other: &Self) -> bool {
-        self.body == other.body && self.dropped == other.dropped
+        self.body == other.body && self.dropped == other.dropped && self.metadata.late == other.metadata.late
     }
 
     pub(in crate::mirror) fn dropped(&self) -> Vec<Box<RawValue>> {
@@ -140,6 +148,9 @@ impl StoredDocument {
         hasher.update(&(self.body.len() as u64).to_le_bytes());
         hasher.update(&self.body);
         hasher.update(&self.dropped);
+        for LateVersion { version, note, .. } in &self.metadata.late {
+            hasher.update(format!("{version}: {note}\n").as_bytes());
+        }
         hasher.finish()
     }
 
@@ -177,6 +188,7 @@ impl StoredDocument {
             Service::Modules => VersionList::parse_of_module(&self.body)?,
         };
         list.add_new_versions(self.dropped());
+        list.late = self.metadata.late.iter().filter(|late| list.get(&late.version).is_none()).cloned().collect();
         Ok(list)
     }
 

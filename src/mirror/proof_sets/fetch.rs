@@ -81,7 +81,12 @@ impl ProofSets {
         let listed = match basis {
             SetBasis::Nothing => {
                 let key = Key::ProofSet(package.clone());
-                self.documents.must_be_listed(&provider, &package.version, &key, call).await?
+                match self.documents.must_be_listed(&provider, &package.version, &key, call).await {
+                    Err(Error::NotFound(reason)) => {
+                        return Err(self.documents.unlisted_error(package, reason, call).await);
+                    }
+                    listed => listed?,
+                }
             }
             _ => self.documents.listing_state(&provider, &package.version, call).await,
         };

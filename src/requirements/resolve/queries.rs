@@ -151,6 +151,12 @@ impl<'a, R: Registries> RegistryQueries<'a, R> {
         self.registries.upstream_versions(address).await.map_err(|reason| reason.to_string())
     }
 
+    /// Why upstream's list does not name a version that upstream has, if that is so.
+    pub(super) async fn late_version(&self, address: &Address, version: &Version) -> Option<String> {
+        let _permit = self.permits.acquire().await;
+        self.registries.late_version(address, version).await
+    }
+
     /// The files of a module.
     pub(super) async fn module_files(&self, package: &ModulePackage) -> Answer<ModuleFiles> {
         let query = async || {

@@ -251,7 +251,7 @@ impl<R: Registries> RequirementsWalk<'_, R> {
             let no_match = format!("none of the {} versions that are listed {reason}", listed.len());
             versions.newest(listed).cloned().ok_or(no_match)
         };
-        let chosen = versions::choose(self.queries, &module.into(), choose).await?;
+        let chosen = versions::choose(self.queries, &module.into(), None, choose).await?;
         Ok(ModulePackage { module: module.clone(), version: chosen.version })
     }
 

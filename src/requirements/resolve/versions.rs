@@ -67,7 +67,9 @@ pub(super) async fn choose_versions(
             let kept = locked.filter(|_| *locked_versions == LockedVersions::Kept);
             choose_version(listed, &constraint, &requirements, kept)
         };
-        let chosen = choose(queries, &address, choose_matching).await;
+        let by_number = locked.filter(|_| *locked_versions == LockedVersions::Kept).map(|locked| &locked.version);
+        let by_number = by_number.or_else(|| constraint.exact_version());
+        let chosen = choose(queries, &address, by_number, choose_matching).await;
         tokio::task::yield_now().await;
         match chosen {
             Ok(chosen) => {
@@ -185,19 +187,23 @@ pub(super) struct ChosenVersion {
     pub(super) extra_platforms: Vec<Platform>,
 }
 
-/// Chooses a version of a provider or module.
+/// Chooses a version of a provider or module. `by_number` is the only one that may be chosen, where there is one.
 ///
 /// # Errors
 /// The reason why none matches.
 pub(super) async fn choose(
     queries: &RegistryQueries<'_, impl Registries>,
     address: &Address,
+    by_number: Option<&Version>,
     choose: impl Fn(&[Version]) -> Result<Version, String>,
 ) -> Result<ChosenVersion, String> {
     let listed = queries.versions(address).await;
     let reason = match listed.and_then(|listed| choose(&listed)) {
         Ok(version) => return Ok(ChosenVersion { version, extra_platforms: Vec::new() }),
-        Err(reason) => reason,
+        Err(reason) => match by_number {
+            Some(version) => queries.late_version(address, version).await.unwrap_or(reason),
+            None => reason,
+        },
     };
     // While offline, a list may be refused or name no such version because nothing of it is stored. A policy may hide the
     // version, and says so when it is asked for.
@@ -220,7 +226,11 @@ pub(super) async fn resolve_address(
     let choose_listed = |listed: &[Version]| selector.choose(&listed.iter().collect::<Vec<_>>()).cloned();
     let address = selector.address();
     let required_by = [required_by.to_owned()];
-    match (choose(queries, &address, choose_listed).await, address) {
+    let by_number = match selector.versions() {
+        Versions::Exactly(version) => Some(version),
+        _ => None,
+    };
+    match (choose(queries, &address, by_number, choose_listed).await, address) {
         (Ok(chosen), Address::Provider(provider)) => {
             result.require_provider(&provider, &chosen, platforms, hashes, required_by);
         }

@@ -18,6 +18,7 @@ mod signing;
 use std::sync::Arc;
 
 use http::Response;
+use http::header::LAST_MODIFIED;
 
 use self::connection::Listener;
 use self::faults::HoldPoint;
@@ -159,15 +160,17 @@ impl FakeUpstream {
     }
 
     /// Serves this response at this path from now on, in place of other content. A response with status 200 has
-    /// validators.
+    /// validators; its Last-Modified is any date unless it has one.
     pub(crate) fn serve(&self, path: &str, response: Response<String>) {
-        let (parts, body) = response.into_parts();
+        let (mut parts, body) = response.into_parts();
+        let written = parts.headers.remove(LAST_MODIFIED).map(|date| date.to_str().expect("a date").to_owned());
         self.change(|state| {
+            let any_date = format!("Tue, 02 Jan 2024 00:00:{:02} GMT", state.changes % 60);
             let reply = Reply {
                 status: parts.status,
                 headers: parts.headers,
                 body: body.into(),
-                last_modified: Some(format!("Tue, 02 Jan 2024 00:00:{:02} GMT", state.changes % 60)),
+                last_modified: written.or(Some(any_date)),
                 supports_ranges: false,
             };
             state.replies.insert(path.to_owned(), reply);
