@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::address::{Address, Artifact, Hostname, ModuleAddress, ModulePackage, Package, Versions};
+use crate::address::{Address, Artifact, Hostname, ModuleAddress, ModulePackage, Package, ProviderAddress, Versions};
 use crate::cdn_loop::{CdnLoop, OwnEntry};
 use crate::clock::{CLOCK_SLACK, Timestamp};
 use crate::config::Config;
@@ -147,6 +147,8 @@ pub struct RuntimeConfig {
     pub recently_rechecked: TtlCache<ModulePackage, ()>,
     /// The packages that proved not to be late a while ago.
     pub not_late: TtlCache<Package, ()>,
+    /// The providers whose lists were looked at for late versions a while ago.
+    pub searched_late: TtlCache<ProviderAddress, ()>,
     /// The issuers that were asked a moment ago for keys that a token names, each with the failure.
     pub asked_issuers: TtlCache<String, Option<Error>>,
     /// Upstream's last failures and late answers, for dry runs. They end with a reload, as cached 404s do.
@@ -176,6 +178,7 @@ impl RuntimeConfig {
             pending_subdirs: TtlCache::default(),
             recently_rechecked: TtlCache::default(),
             not_late: TtlCache::default(),
+            searched_late: TtlCache::default(),
             asked_issuers: TtlCache::default(),
             last_answers: LastAnswers::default(),
         }

@@ -72,6 +72,8 @@ pub enum BudgetPurpose {
     Revalidation,
     /// Fetch by a job.
     Job,
+    /// A look at a version that no list names.
+    SecondOpinion,
 }
 
 /// Permission to revalidate, with the breaker probes of this work and of the work around it. Each probe is returned when
@@ -183,6 +185,7 @@ impl UpstreamBackoff {
         match purpose {
             BudgetPurpose::Revalidation => self.0.revalidation_rate,
             BudgetPurpose::Job => self.0.job_rate,
+            BudgetPurpose::SecondOpinion => SECOND_OPINION_RATE,
         }
     }
 
@@ -336,6 +339,9 @@ pub struct Rate {
     /// Requests per second after the burst.
     pub per_second: u32,
 }
+
+/// A client may ask for any version by its number, so looks at versions that no list names take nothing from what clients need.
+const SECOND_OPINION_RATE: Rate = Rate { burst: 20, per_second: 1 };
 
 /// Token bucket of one upstream and purpose.
 #[derive(Debug, Clone, Copy)]

@@ -72,7 +72,7 @@ pub struct LateVersion {
 
 impl fmt::Display for LateVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} cannot be chosen yet: {}", self.version, self.note)
+        write!(f, "{} cannot be chosen: {}", self.version, self.note)
     }
 }
 
@@ -363,6 +363,18 @@ impl DownloadDocument {
     /// True if upstream sends the hashes of all platforms itself. Clients read a member in any case.
     pub fn has_packages(&self) -> bool {
         self.fields.keys().any(|name| client_json::is_same_name(PACKAGES, name))
+    }
+
+    /// The hashes of all platforms, where upstream sends them.
+    pub fn hashes_in_packages(&self) -> Vec<String> {
+        #[derive(Deserialize)]
+        struct PackageJson {
+            #[serde(default)]
+            hashes: Vec<String>,
+        }
+        let packages = self.fields.get(PACKAGES).map(|raw| serde_json::from_str(raw.get()));
+        let packages: HashMap<String, PackageJson> = packages.and_then(Result::ok).unwrap_or_default();
+        packages.into_values().flat_map(|package| package.hashes).collect()
     }
 
     /// True if the document spells the digest of its archive as lock files do.

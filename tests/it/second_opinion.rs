@@ -12,7 +12,7 @@ use crate::support::eventually;
 use crate::support::http::get;
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::terraform::{Terraform, Workspace};
-use crate::support::upstream::{FakeUpstream, Provider, Target, sha256_hex};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
 use crate::support::warm_fixture::WarmFixture;
 
 const TOFU: &str = "registry.opentofu.org";
@@ -197,16 +197,36 @@ async fn a_changed_version_waits_for_accept_whatever_the_other_registry_says() {
     registries.list(&registries.both(), &["1.2.0"]);
     let larder = registries.larder().start().await;
     larder.document("null", "1.2.0").await.expect(200);
+    let before = registries.digest("1.2.0");
     registries.releases.publish(edition("1.2.0", 2).signed_by(&other_key));
     registries.read_release(&registries.both(), "1.2.0").await;
     let now = registries.digest("1.2.0");
     larder.run_command("purge", "acme/null").await;
     let refused = larder.document("null", "1.2.0").await.expect(502);
     let (reason, text) = (refused.reason.clone(), refused.text());
-    assert!(reason.starts_with(&format!("larder: re-created upstream: {TOFU} says {now}... too; ")), "{reason}");
-    assert!(reason.ends_with(&format!("(if that is right: `larder accept {HOST}/acme/null@1.2.0`)")), "{reason}");
-    assert!(text.contains("it was published again: "), "{text}");
+    let cause = format!("re-created upstream: it was {before}..., is {now}... now; {TOFU} says {now}... too");
+    assert_eq!(reason, format!("larder: {cause} (if that is right: `larder accept {HOST}/acme/null@1.2.0`)"));
+    assert!(text.contains(&cause.replace("...", "\u{2026}")), "{text}");
     assert!(larder.folder.proof_sets().is_empty());
+    // Nothing was re-created where the registry only lists no key any more.
+    let lines = "verification = \"signature-if-keys\"";
+    let lax = registries.larder().upstream_lines(lines);
+    let larder = larder_for_tofu(lax, &registries).await;
+    let refused = larder.get(&format!("/registry/{TOFU}{}", document_path("1.2.0", "linux_amd64"))).await.expect(502);
+    let expected = "larder: this provider was signed before, and the registry lists no key for it now";
+    assert!(refused.reason.starts_with(expected), "{}", refused.reason);
+}
+
+/// A larder that has verified a signed set of registry.opentofu.org, which lists no key any more.
+async fn larder_for_tofu(larder: Builder, registries: &PublicRegistries) -> Larder {
+    let larder = larder.start().await;
+    registries.releases.publish(edition("1.2.0", 1));
+    registries.read_release(&registries.both(), "1.2.0").await;
+    larder.get(&format!("/registry/{TOFU}{}", document_path("1.2.0", "linux_amd64"))).await.expect(200);
+    registries.releases.publish(edition("1.2.0", 1).without_keys());
+    registries.read_release(&registries.both(), "1.2.0").await;
+    larder.run_command("purge", &format!("{TOFU}/acme/null")).await;
+    larder
 }
 
 /// Where only one of the two is an upstream, where their documents name other archives, or where the other one does not
@@ -241,6 +261,11 @@ async fn nothing_is_said_of_another_build_or_of_a_registry_that_does_not_answer(
         .await;
 }
 
+/// A time as larder writes it for people.
+fn larder_time(time: Timestamp) -> String {
+    time.date_time().replace('T', " ").replace('Z', " UTC")
+}
+
 /// The warnings of a list that a client gets, once there are any.
 async fn warnings(larder: &Larder, host: &str) -> Value {
     eventually("a warning", async || {
@@ -267,32 +292,35 @@ async fn a_version_that_a_list_leaves_out_is_told_to_the_client() {
     registries.list_of(&[&registries.opentofu], &["1.0.0"], Some(written));
     let larder = registries.larder().clock(&clock).start().await;
 
-    // Nobody uses the other registry yet, so it is not asked.
-    larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200);
+    // Nobody asks for the provider at the other registry yet, so that is not asked. One search ends before another list begins.
+    for _ in 0..2 {
+        larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200);
+        clock.advance(Duration::from_secs(301));
+    }
     assert_eq!(registries.terraform.count_of(Target::Everything), 0);
     larder.versions("null").await.expect(200);
-    clock.advance(Duration::from_secs(301));
-    let note = |version: &str, minutes: &str| {
+    let written = larder_time(written);
+    let note = |version: &str| {
         format!(
-            "{version} cannot be chosen yet: {HOST} lists it, and this registry does not yet, although its document \
-             answers: the list is {minutes} old"
+            "{version} cannot be chosen: {HOST} lists it and this registry does not, although its document answers; the \
+             list is of {written}"
         )
     };
-    assert_eq!(warnings(&larder, TOFU).await, json!([note("1.1.0", "1 h 21 min"), note("0.9.0", "1 h 21 min")]));
-    // What is known of a version that is not late is not asked for again.
-    let documents = registries.opentofu.count(&document_path("0.8.0", "linux_amd64"));
-    clock.advance(Duration::from_secs(301));
-    larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200);
-    eventually("another age", async || {
-        (warnings(&larder, TOFU).await == json!([note("1.1.0", "1 h 26 min"), note("0.9.0", "1 h 26 min")]))
-            .then_some(())
-    })
-    .await;
-    assert_eq!((documents, registries.opentofu.count(&document_path("0.8.0", "linux_amd64"))), (1, 1));
+    assert_eq!(warnings(&larder, TOFU).await, json!([note("1.1.0"), note("0.9.0")]));
+    // A list that did not change is looked at once in an hour, and so is a version that is not late.
+    let paths = ["0.8.0", "0.9.0", "1.1.0"].map(|version| document_path(version, "linux_amd64"));
+    let counts = || paths.each_ref().map(|path| registries.opentofu.count(path));
+    assert_eq!(counts(), [1, 1, 1]);
+    for seconds in [301, 301, 3001] {
+        clock.advance(Duration::from_secs(seconds));
+        larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200);
+    }
+    eventually("the second search", async || (counts() == [2, 2, 2]).then_some(())).await;
+    assert_eq!(warnings(&larder, TOFU).await, json!([note("1.1.0"), note("0.9.0")]));
 
     if let Some(client) = Terraform::find() {
         let output = workspace(&client, &larder, TOFU, "1.1.0").init().await.expect_failure().one_line();
-        assert!(output.contains(&note("1.1.0", "1 h 26 min")), "{output}");
+        assert!(output.contains(&note("1.1.0")), "{output}");
     }
     // It is over as soon as the list names the version.
     registries.list(&[&registries.opentofu], &["0.9.0", "1.0.0", "1.1.0"]);
@@ -310,20 +338,24 @@ async fn a_version_that_no_list_names_yet_is_told_to_the_client() {
         registries.releases.publish(edition(version, 1));
         registries.read_release(&registries.both(), version).await;
     }
-    registries.list_of(&registries.both(), &["1.0.0"], Some(Timestamp(clock.now().0 - 45 * 60)));
+    let written = Timestamp(clock.now().0 - 45 * 60);
+    registries.list_of(&registries.both(), &["1.0.0"], Some(written));
     let larder = registries.larder().clock(&clock).start().await;
     larder.versions("null").await.expect(200);
-    let cause = "listed by neither public registry yet, although its document answers: the list is 45 min old";
+    let cause = format!(
+        "listed by neither public registry, although its document answers; the list is of {}",
+        larder_time(written)
+    );
     let refused = larder.document("null", "1.1.0").await.expect(404).text();
     assert!(refused.contains(&format!("does not name 1.1.0: {cause}")), "{refused}");
-    assert_eq!(warnings(&larder, HOST).await, json!([format!("1.1.0 cannot be chosen yet: {cause}")]));
+    assert_eq!(warnings(&larder, HOST).await, json!([format!("1.1.0 cannot be chosen: {cause}")]));
     // Promises 1 and 11: nothing of it is stored.
     assert!(larder.folder.proof_sets().is_empty() && larder.folder.first_seen().is_empty());
     let documents = registries.terraform.count(&document_path("1.1.0", "linux_amd64"));
     larder.document("null", "1.1.0").await.expect(404);
     assert_eq!((documents, registries.terraform.count(&document_path("1.1.0", "linux_amd64"))), (1, 1));
     // Commands say so, too, and so does the plan of a folder that requires or locks it.
-    let announced = format!("1.1.0 cannot be chosen yet: {cause}");
+    let announced = format!("1.1.0 cannot be chosen: {cause}");
     let commands = WarmFixture::for_larder(&larder);
     let folder = |constraint: &str| {
         format!(
@@ -348,13 +380,13 @@ async fn a_version_that_no_list_names_yet_is_told_to_the_client() {
 
     let Some(client) = Terraform::find() else { return };
     let output = workspace(&client, &larder, HOST, "1.1.0").init().await.expect_failure().one_line();
-    assert!(output.contains(cause) && output.contains("no available releases match"), "{output}");
+    assert!(output.contains(&cause) && output.contains("no available releases match"), "{output}");
     let folder = larder.stop().await;
     let larder = registries.larder().clock(&clock).store_at(&folder).start().await;
-    assert_eq!(warnings(&larder, HOST).await, json!([format!("1.1.0 cannot be chosen yet: {cause}")]));
+    assert_eq!(warnings(&larder, HOST).await, json!([format!("1.1.0 cannot be chosen: {cause}")]));
 }
 
-/// A version that the policies hide is not announced, and neither is one of a provider that each registry builds itself.
+/// A version that the policies hide is not announced.
 #[tokio::test]
 async fn a_version_that_may_not_be_used_is_not_announced() {
     let registries = PublicRegistries::start().await;
@@ -375,4 +407,49 @@ async fn a_version_that_may_not_be_used_is_not_announced() {
     let folder = open.stop().await;
     let larder = registries.larder().config_lines(policy).store_at(&folder).start().await;
     assert_eq!(larder.versions("null").await.expect(200).json()["warnings"], Value::Null);
+}
+
+/// A locked version that is listed, and that the configuration does not allow: nothing is late, and nobody is asked.
+#[tokio::test]
+async fn a_listed_version_is_never_called_late() {
+    let registries = PublicRegistries::start().await;
+    for version in ["1.0.0", "1.1.0"] {
+        registries.releases.publish(edition(version, 1));
+        registries.read_release(&registries.both(), version).await;
+    }
+    registries.list(&registries.both(), &["1.0.0", "1.1.0"]);
+    let larder = registries.larder().start().await;
+    let main = "terraform {\n  required_providers {\n    null = {\n      source = \"acme/null\"\n      version = \">= 1.1\"\n    }\n  }\n}\n";
+    let locked = format!("provider \"{HOST}/acme/null\" {{\n  version = \"1.0.0\"\n}}\n");
+    let order = json!({"files": {"main.tf": main, ".terraform.lock.hcl": locked}, "platforms": ["linux_amd64"]});
+    let plan = WarmFixture::for_larder(&larder).post("/admin/v1/plan", &order).await.expect(200).text();
+    assert!(plan.contains("larder lock --upgrade") && !plan.contains("cannot be chosen"), "{plan}");
+    assert_eq!(registries.opentofu.count_of(Target::Everything), 0);
+}
+
+/// Of hashicorp/* each registry has its own builds, so nobody is asked about them.
+#[tokio::test]
+async fn providers_that_the_registries_build_themselves_are_not_compared() {
+    let registries = PublicRegistries::start().await;
+    registries.terraform.publish(Provider::new("hashicorp", "null"));
+    registries.terraform.fault(Target::Document, Fault::WrongShasum);
+    let larder = registries.larder().start().await;
+    let document =
+        |version: &str| format!("/registry/{HOST}/v1/providers/hashicorp/null/{version}/download/linux/amd64");
+    larder.get(&document("1.2.0")).await.expect(502);
+    larder.get(&document("1.3.0")).await.expect(404);
+    assert_eq!(registries.opentofu.count_of(Target::Everything), 0);
+}
+
+/// A 404 stays a 404, and comes in time, while the other registry is silent.
+#[tokio::test]
+async fn a_silent_registry_delays_no_404() {
+    let registries = PublicRegistries::start().await;
+    registries.releases.publish(edition("1.0.0", 1));
+    registries.read_release(&registries.both(), "1.0.0").await;
+    registries.list(&registries.both(), &["1.0.0"]);
+    registries.opentofu.fall_silent();
+    let larder = registries.larder().upstream_lines("patience = \"500ms\"").start().await;
+    let refused = larder.document("null", "1.1.0").await.expect(404).text();
+    assert!(refused.contains("does not name 1.1.0") && !refused.contains("neither"), "{refused}");
 }

@@ -120,7 +120,7 @@ async fn failed_requests_are_told_until_their_url_is_answered() {
         "30 requests of clients failed, the last within the hour, for 1 URL that larder has not answered since.",
         "30 requests in all, the last for 127.0.0.1",
         "signed by key",
-        "its publisher or registry must mend it",
+        "use 1.2.0, which is stored, until its registry mends it",
         &format!("larder explain {path}"),
     ] {
         assert!(text.contains(expected), "{expected}: {text}");

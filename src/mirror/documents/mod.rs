@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moka::sync::Cache;
+use tokio::sync::Semaphore;
 use url::{ParseError, Url};
 
 use crate::address::Hostname;
@@ -48,6 +49,8 @@ pub struct Documents {
     flights: SingleFlights<(Key, FetchReason, ConfigAndProxyPath), SharedResult<DocumentFlightResult>>,
     /// The last failure to fetch the dates of versions, by their key.
     failed_dates: Cache<Key, Timestamp>,
+    /// The searches for late versions in progress.
+    late_searches: Arc<Semaphore>,
 }
 
 /// A kind of document. Its implementor is the name of one document: a host names a discovery document, an address a
@@ -221,6 +224,7 @@ impl Documents {
             library,
             flights: SingleFlights::default(),
             failed_dates: Cache::new(MAX_FAILED_DATES),
+            late_searches: Arc::new(Semaphore::new(late_versions::MAX_SEARCHES)),
         })
     }
 

@@ -162,6 +162,11 @@ pub enum HistoryChange {
 }
 
 impl HistoryChange {
+    /// True if the archive with this digest is one that was not there before.
+    fn is_of_archive(&self, digest: Digest) -> bool {
+        matches!(self, Self::OtherBytes { now, .. } if *now == digest)
+    }
+
     /// The change with the first digits of each digest, for a reason phrase.
     fn in_brief(&self) -> String {
         match self {
@@ -372,10 +377,7 @@ impl VersionHistory {
             other(name.to_owned(), before, now)
         };
         let mut changes: Vec<HistoryChange> = seen.sums.iter().filter_map(of_line).collect();
-        let is_told = changes
-            .iter()
-            .any(|change| matches!(change, HistoryChange::OtherBytes { now, .. } if *now == seen.archive));
-        if !is_told {
+        if !changes.iter().any(|change| change.is_of_archive(seen.archive)) {
             let platform = &seen.package.platform;
             changes.extend(other(platform.to_string(), by_platform.get(platform), seen.archive));
         }
@@ -545,7 +547,10 @@ impl HistoryRecords {
             _ => None,
         };
         let is_vouched_for = version.may_be_changed_by(seen.signer.key(), &keys);
-        let change = version.changes(seen, is_vouched_for).into_iter().next();
+        let mut changes = version.changes(seen, is_vouched_for);
+        // That of the archive that was asked for, if it changed.
+        let told = changes.iter().position(|change| change.is_of_archive(seen.archive)).unwrap_or_default();
+        let change = (!changes.is_empty()).then(|| changes.swap_remove(told));
         let verdict = match change {
             Some(change) if !is_vouched_for => {
                 return refused(HistoryRefusal::ChangedByUntrustedKey(change), stranger_to);

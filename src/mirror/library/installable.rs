@@ -16,6 +16,9 @@ use crate::mirror::{Connectivity, Library, RuntimeConfig};
 use crate::store::{Key, ReadOutcome, StoreError};
 use crate::verify::VerificationPolicy;
 
+/// The most earlier versions that are looked at for one to use instead of a refused one.
+const MAX_EARLIER: usize = 20;
+
 impl Library {
     /// The versions of an address, in the canonical spelling, that can be installed from the store. Blocks.
     pub fn read_stored_versions(
@@ -96,7 +99,7 @@ impl Library {
             stored.platform == *platform && stored.version < *version && !stored.version.is_pre_release()
         });
         earlier.sort_by(|one, other| other.version.cmp(&one.version));
-        for stored in earlier.into_iter().filter(|stored| permitted(&stored.version)) {
+        for stored in earlier.into_iter().take(MAX_EARLIER).filter(|stored| permitted(&stored.version)) {
             if skip_unreadable(&stored, self.holds_package(&stored, policy))? {
                 return Ok(Some(stored.version));
             }

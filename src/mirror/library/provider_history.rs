@@ -442,28 +442,21 @@ pub fn observation<'a>(package: &'a Package, set: &ProofSet, sums: &'a Checksums
 }
 
 impl Library {
-    /// Admits a verified set, unless it contradicts an earlier one without the right to (promise 14).
+    /// Admits a verified set, unless it contradicts an earlier one without the right to (promise 14): then the inner error.
     pub async fn admit(
         self: &Arc<Self>,
         package: &Package,
         set: &ProofSet,
         signer: Signer,
         now: Timestamp,
-    ) -> Result<Admission, Error> {
-        let Some(sums) = set.checksums() else { return Ok(Admission::HistoryUnavailable) };
+    ) -> Result<Result<Admission, HistoryRefusal>, Error> {
+        let Some(sums) = set.checksums() else { return Ok(Ok(Admission::HistoryUnavailable)) };
         let (owned_package, verified) = (package.clone(), set.clone());
         let admitted = self.on_disk(move |library| {
             let seen = Observation { signer, ..observation(&owned_package, &verified, &sums) };
             library.admit_blocking(&seen, now)
         });
-        match admitted.await? {
-            Ok(admitted) => Ok(admitted),
-            Err(reason) => {
-                let subject = format!("the proof set of {package} from {}", origin(&set.metadata.url));
-                let command = reason.command(package);
-                Err(Error::Unaccepted { subject, verdict: reason.to_string(), command, instead: None })
-            }
-        }
+        admitted.await
     }
 
     /// Compares a verified set with the history of its version, raises alarms and records it in one step, and
@@ -617,6 +610,22 @@ impl HistoryRefusal {
             Self::ChangedByUntrustedKey(change) => format!("its proof set for {} {change}", package.platform),
             refusal => refusal.to_string(),
         }
+    }
+
+    /// The digests of the set's own archive, before and now, if that is the change.
+    pub fn changed_archive(&self, set: &ProofSet) -> Option<(Digest, Digest)> {
+        match self {
+            Self::ChangedByUntrustedKey(HistoryChange::OtherBytes { before, now, .. }) => {
+                before.first().map(|before| (*before, *now)).filter(|_| *now == set.document.shasum)
+            }
+            _ => None,
+        }
+    }
+
+    /// The error of a request for the refused set, told as `verdict`.
+    pub fn error(&self, package: &Package, set: &ProofSet, verdict: String) -> Error {
+        let subject = format!("the proof set of {package} from {}", origin(&set.metadata.url));
+        Error::Unaccepted { subject, verdict, command: self.command(package), instead: None }
     }
 
     /// The command that accepts the refused set.

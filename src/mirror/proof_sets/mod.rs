@@ -5,13 +5,14 @@ pub mod files;
 
 use std::sync::Arc;
 
-use crate::address::{Package, Version};
+use crate::address::{Address, Package, Version};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::freshness::{Confirmation, Confirmed, FlightResult, FreshnessDecision, decide};
 use crate::mirror::library::alarms::AlarmFinding;
+use crate::mirror::library::first_seen::HistoryRefusal;
 use crate::mirror::library::proof_set::{ProofSet, SetStep, StoredProofSet, UsableProofSet, imported_differs};
 use crate::mirror::library::provider_history::Admission;
 use crate::mirror::library::{Signer, default_if_store_unavailable, observation};
@@ -24,7 +25,6 @@ use crate::store::{Durability, Key, StoreError};
 use crate::upstream::discovery::Service;
 use crate::upstream::error::Fault;
 use crate::upstream::outbound::Connectivity;
-use crate::upstream::providers::DownloadDocument;
 use crate::verify::ProofBasis;
 
 /// The most proof sets verified at a time; each may take a second of CPU.
@@ -219,18 +219,10 @@ impl ProofSets {
         set: ProofSet,
         call: &RequestContext,
     ) -> SetFlightResult {
-        let admission = match self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await {
-            Err(Error::Unaccepted { subject, verdict, command, .. }) => {
-                let DownloadDocument { archive_url, shasum, .. } = &set.document;
-                let opinion = self.documents.second_opinion(package, archive_url, call).await;
-                let verdict = match opinion {
-                    Some(opinion) => format!("{}; {verdict}", opinion.of_change(*shasum)),
-                    None => verdict,
-                };
-                let instead = self.stored_version_before(package, call).await;
-                return Err(Error::Unaccepted { subject, verdict, command, instead });
-            }
-            admission => admission?,
+        let admitted = self.library.admit(package, &set, Signer::of(&set.proof().how), call.now).await?;
+        let admission = match admitted {
+            Ok(admission) => admission,
+            Err(refusal) => return Err(self.refused_set(package, &set, &refusal, call).await),
         };
         match admission {
             Admission::Consistent | Admission::Changed(_) => self.store_set(package, set, call.now, call.now).await,
@@ -243,10 +235,40 @@ impl ProofSets {
         }
     }
 
+    /// The error for a set that the history of its version refuses. Where the archive is another one than before, the other public
+    /// registry is asked about it.
+    async fn refused_set(
+        self: &Arc<Self>,
+        package: &Package,
+        set: &ProofSet,
+        refusal: &HistoryRefusal,
+        call: &RequestContext,
+    ) -> Error {
+        let opinion = match refusal.changed_archive(set) {
+            Some((before, now)) => {
+                let opinion = self.documents.second_opinion(package, &set.document.archive_url, call).await;
+                opinion.map(|opinion| opinion.of_change(before, now))
+            }
+            None => None,
+        };
+        match refusal.error(package, set, opinion.unwrap_or_else(|| refusal.to_string())) {
+            Error::Unaccepted { subject, verdict, command, .. } => {
+                let instead = self.stored_version_before(package, call).await;
+                Error::Unaccepted { subject, verdict, command, instead }
+            }
+            error => error,
+        }
+    }
+
     /// The newest version before a refused one that clients could install from the store.
     async fn stored_version_before(self: &Arc<Self>, package: &Package, call: &RequestContext) -> Option<Box<Version>> {
         let upstream = call.upstream(&package.provider.host).ok()?;
-        let access = self.documents.access_to(&(&package.provider).into(), call).await.ok()?;
+        let address = Address::from(&package.provider);
+        // A refusal waits for nothing else.
+        if call.access().needs_ages(&address) {
+            return None;
+        }
+        let access = self.documents.access_to(&address, call).await.ok()?;
         let (package, policy) = (package.clone(), upstream.settings.verification);
         let find = move |library: &Library| {
             library.newest_stored_before(&package, policy, |version| access.permit(version).is_ok())

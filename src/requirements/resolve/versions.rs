@@ -68,7 +68,7 @@ pub(super) async fn choose_versions(
             choose_version(listed, &constraint, &requirements, kept)
         };
         let by_number = locked.filter(|_| *locked_versions == LockedVersions::Kept).map(|locked| &locked.version);
-        let by_number = by_number.or_else(|| constraint.exact_version());
+        let by_number = by_number.or_else(|| constraint.exact_version()).filter(|version| constraint.allows(version));
         let chosen = choose(queries, &address, by_number, choose_matching).await;
         tokio::task::yield_now().await;
         match chosen {

@@ -285,13 +285,10 @@ impl TreeImport {
                 Signer::NotChecked
             }
         };
-        match library.admit(package, &set, signer, call.now).await {
+        match library.admit(package, &set, signer, call.now).await? {
             Ok(Admission::Consistent | Admission::Changed(_)) => {}
             Ok(Admission::HistoryUnavailable) => return Err(StoreError::Unavailable.into()),
-            Err(error @ (Error::Unverified { .. } | Error::Unaccepted { .. })) => {
-                return contradicted(error.to_string());
-            }
-            Err(error) => return Err(error),
+            Err(refusal) => return contradicted(refusal.error(package, &set, refusal.to_string()).to_string()),
         }
         notes.append(&mut more_notes);
         // Stale at once, because upstream did not confirm it.
