@@ -15,7 +15,7 @@ pub mod signature;
 mod signing_key;
 
 pub use checksums::{BadChecksums, Checksums, digests_to_lock, platform_of};
-pub use package::{BadPackage, PackageHashes, PackageLimits, package_hashes};
+pub use package::{BadPackage, PackageFiles, PackageHashes, PackageLimits, package_hashes, unpack_package};
 pub use signature::{SignatureError, Signer, verify_detached};
 
 labelled_enum! {

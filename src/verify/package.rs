@@ -58,6 +58,14 @@ pub enum BadPackage {
         #[source]
         source: ZipError,
     },
+    /// The receiver of the contents refuses an entry, or cannot write it.
+    #[error("entry {name:?} of the package cannot be written: {source}")]
+    NotWritten {
+        /// The name of the entry.
+        name: String,
+        /// The reason.
+        source: io::Error,
+    },
     /// Too many entries.
     #[error("the package has {actual} entries; at most {limit} are read")]
     TooManyEntries {
@@ -101,8 +109,46 @@ pub enum BadPackage {
     },
 }
 
+/// Receives the contents of a package while its hashes are computed.
+pub trait PackageFiles {
+    /// A folder that the zip has an entry for. `path` is as for a file.
+    fn folder(&mut self, path: &[u8]) -> io::Result<()>;
+
+    /// The beginning of a file. `path` has `/` between names and leads nowhere else; `mode` is the Unix mode of its entry, with the
+    /// kind of file, where the zip tells it.
+    fn file(&mut self, path: &[u8], mode: Option<u32>) -> io::Result<()>;
+
+    /// The next bytes of that file.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// Drops the contents.
+impl PackageFiles for () {
+    fn folder(&mut self, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn file(&mut self, _: &[u8], _: Option<u32>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&mut self, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Computes both hashes of a provider zip. Entries are streamed. Declared sizes are not trusted.
 pub fn package_hashes<R: Read + Seek>(reader: R, limits: PackageLimits) -> Result<PackageHashes, BadPackage> {
+    unpack_package(reader, limits, &mut ())
+}
+
+/// Unpacks a provider zip into `files`, and computes both hashes of what it passed on. Entries are streamed. Declared sizes are not
+/// trusted.
+pub fn unpack_package<R: Read + Seek>(
+    reader: R,
+    limits: PackageLimits,
+    files: &mut impl PackageFiles,
+) -> Result<PackageHashes, BadPackage> {
     let zip_limits = ZipLimits {
         directory_bytes: MAX_DIRECTORY_BYTES,
         entries: limits.entries,
@@ -114,7 +160,7 @@ pub fn package_hashes<R: Read + Seek>(reader: R, limits: PackageLimits) -> Resul
         return Err(BadPackage::TooLarge { limit: limits.unpacked_bytes });
     }
     let mut package = PackageEntries { limits, ..PackageEntries::default() };
-    zip.for_each_entry(|name, entry| package.add(name, entry))?;
+    zip.for_each_entry(|name, entry| package.add(name, entry, files))?;
     Ok(PackageHashes { zip: h1(&package.entries), directory: h1(&package.files) })
 }
 
@@ -143,7 +189,12 @@ struct PackageEntries {
 }
 
 impl PackageEntries {
-    fn add<R: Read>(&mut self, name: Vec<u8>, mut entry: ZipFile<'_, R>) -> Result<(), BadPackage> {
+    fn add<R: Read>(
+        &mut self,
+        name: Vec<u8>,
+        mut entry: ZipFile<'_, R>,
+        files: &mut impl PackageFiles,
+    ) -> Result<(), BadPackage> {
         let bad_name = |reason| BadPackage::BadName { name: shortened(&name), reason };
         if name.len() > self.limits.name_bytes {
             return Err(bad_name("is too long"));
@@ -155,18 +206,30 @@ impl PackageEntries {
 
         let is_named_as_directory = name.ends_with(b"/");
         let has_directory_mode = entry.unix_mode().is_some_and(|mode| mode & 0o170_000 == 0o040_000);
-        let digest = self.read(&mut entry, &name)?;
+        let is_file = !is_named_as_directory && !has_directory_mode;
+        let begun = match is_file {
+            true => files.file(&unpacked_name, entry.unix_mode()),
+            false => files.folder(&unpacked_name),
+        };
+        begun.map_err(|source| BadPackage::NotWritten { name: shortened(&name), source })?;
+        let digest = self.read(&mut entry, &name, is_file.then_some(files))?;
         if is_named_as_directory && entry.size() != 0 {
             return Err(bad_name("is that of a directory, but the entry has content"));
         }
-        if !is_named_as_directory && !has_directory_mode && self.files.insert(unpacked_name, digest).is_some() {
+        if is_file && self.files.insert(unpacked_name, digest).is_some() {
             return Err(BadPackage::DuplicateName { name: Some(shortened(&name)) });
         }
         self.entries.insert(name, digest);
         Ok(())
     }
 
-    fn read<R: Read>(&mut self, entry: &mut ZipFile<'_, R>, name: &[u8]) -> Result<Digest, BadPackage> {
+    /// Reads an entry, and passes the bytes of a file on.
+    fn read<R: Read>(
+        &mut self,
+        entry: &mut ZipFile<'_, R>,
+        name: &[u8],
+        mut files: Option<&mut impl PackageFiles>,
+    ) -> Result<Digest, BadPackage> {
         let mut context = Context::new(&SHA256);
         let mut buffer = [0; 16 << 10];
         let mut unpacked_bytes = 0_u64;
@@ -182,7 +245,12 @@ impl PackageEntries {
             if self.unpacked_bytes > self.limits.unpacked_bytes {
                 return Err(BadPackage::TooLarge { limit: self.limits.unpacked_bytes });
             }
-            context.update(buffer.get(..length).unwrap_or_default());
+            let bytes = buffer.get(..length).unwrap_or_default();
+            context.update(bytes);
+            if let Some(files) = &mut files {
+                let written = files.write(bytes);
+                written.map_err(|source| BadPackage::NotWritten { name: shortened(name), source })?;
+            }
         }
         if unpacked_bytes != entry.size() {
             return Err(BadPackage::WrongSize { name: shortened(name), actual: unpacked_bytes, claimed: entry.size() });
