@@ -5,6 +5,7 @@ mod client;
 mod client_files;
 mod handover;
 mod larder;
+mod linked;
 mod own_larder;
 mod temp_folder;
 
@@ -18,10 +19,11 @@ use bytesize::ByteSize;
 use clap::Args;
 use serde_json::json;
 use tokio::task::spawn_blocking;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use self::client_files::ClientFiles;
 use self::larder::LarderOfRun;
+use self::linked::{LinkSummary, Linking, Project};
 use self::temp_folder::TempFolder;
 use super::terminal::plural;
 use super::{
@@ -29,6 +31,7 @@ use super::{
 };
 use crate::config::{self, Config};
 use crate::mirror::{FileAmount, PackageAmounts};
+use crate::protocol::linked_providers::LinkAnswer;
 use crate::protocol::run::{RunReport, RunSources, RunSummary};
 
 pub(super) use self::client::NotStarted;
@@ -38,6 +41,9 @@ pub(super) struct Run {
     /// Contact no upstream; serve what is stored
     #[arg(long)]
     offline: bool,
+    /// Let `init` unpack copies of providers instead of linking to larder's
+    #[arg(long)]
+    copy: bool,
     /// The client and its arguments, after `--`
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -63,7 +69,7 @@ impl Run {
             started = starting => started?,
             _ = signals.next() => return Err(stopped_before_client()),
         };
-        let exit = self.run_client(config, &larder, &folder, &mut signals).await;
+        let ran = self.run_client(config, &larder, &folder, &mut signals).await;
         let (report, own) = tokio::select! {
             left = larder.leave() => left,
             _ = signals.next() => (None, None),
@@ -79,10 +85,13 @@ impl Run {
                 _ = signals.next() => {}
             }
         }
-        if exit.is_ok() {
-            print_summary(report.as_ref(), took, common);
-        }
-        exit
+        let ClientRun { exit, linking } = ran?;
+        let linked = match linking {
+            Some(linking) => spawn_blocking(move || linking.summary()).await.unwrap_or_default(),
+            None => LinkSummary::default(),
+        };
+        print_summary(report.as_ref(), &linked, took, common);
+        Ok(exit)
     }
 
     /// Runs the client with a copy of the user's configuration, which leads to larder.
@@ -92,9 +101,9 @@ impl Run {
         larder: &LarderOfRun,
         folder: &Arc<TempFolder>,
         signals: &mut CaughtSignals,
-    ) -> anyhow::Result<u8> {
-        let notes = tokio::select! {
-            notes = self.write_client_config(config, larder, folder) => notes?,
+    ) -> anyhow::Result<ClientRun> {
+        let (notes, linking) = tokio::select! {
+            written = self.write_client_config(config, larder, folder) => written?,
             _ = signals.next() => return Err(stopped_before_client()),
         };
         for note in notes.iter().chain(&larder.note) {
@@ -103,27 +112,70 @@ impl Run {
         let exit = client::run(&self.command, &folder.file(CLIENT_CONFIG_FILE), signals).await;
         // It holds tokens, and this process may serve other runs for a while.
         folder.remove_file(CLIENT_CONFIG_FILE);
-        Ok(exit?)
+        Ok(ClientRun { exit: exit?, linking })
     }
 
-    /// Writes the client's configuration; returns what the user should know about it.
+    /// Writes the client's configuration; returns what the user should know about it, and what the client may link.
     async fn write_client_config(
         &self,
         config: &Config,
         larder: &LarderOfRun,
         folder: &Arc<TempFolder>,
-    ) -> anyhow::Result<Vec<String>> {
+    ) -> anyhow::Result<(Vec<String>, Option<Linking>)> {
         let host_blocks = larder.host_blocks().await?;
-        let program = self.command.first().cloned().unwrap_or_default();
-        let (config, folder) = (config.clone(), Arc::clone(folder));
-        // The home folder may be a slow network disk.
-        let writing = spawn_blocking(move || {
-            let files = ClientFiles::read(&program, &config::environment());
-            let (text, notes) = files.with_hosts(&host_blocks, &config)?;
-            folder.write(CLIENT_CONFIG_FILE, &text)?;
-            Ok(notes)
+        let (command, copy) = (self.command.clone(), self.copy);
+        // The home folder may be a slow network disk, and so may that of the project.
+        let reading = spawn_blocking(move || {
+            let environment = config::environment();
+            let files = ClientFiles::read(&command.first().cloned().unwrap_or_default(), &environment);
+            let may_link = files.may_link() && !copy;
+            let project = match std::env::current_dir() {
+                Ok(working) => Project::of_init(&command, &environment, &working, may_link),
+                Err(_) => None,
+            };
+            let request = project.as_ref().and_then(Project::request);
+            (files, project, request)
         });
-        writing.await.context("the client's configuration was not read")?
+        let (files, project, request) = reading.await.context(NOT_READ)?;
+        let answer = match &request {
+            Some(request) => told_if_slow(larder.linked_providers(request)).await,
+            None => LinkAnswer::default(),
+        };
+        let link_note = answer.note.clone();
+        let linking = match project {
+            Some(project) => Some(spawn_blocking(move || project.apply(answer)).await.context(NOT_READ)?),
+            None => None,
+        };
+        let installation = linking.as_ref().map(Linking::installation).unwrap_or_default();
+        let (mut text, mut notes) = files.with_hosts(&host_blocks, config)?;
+        text.push_str(&installation);
+        notes.extend(link_note);
+        let folder = Arc::clone(folder);
+        spawn_blocking(move || folder.write(CLIENT_CONFIG_FILE, &text)).await.context(NOT_READ)??;
+        Ok((notes, linking))
+    }
+}
+
+/// The end of a client.
+struct ClientRun {
+    exit: u8,
+    linking: Option<Linking>,
+}
+
+/// The error of a task that reads or writes the client's files.
+const NOT_READ: &str = "the client's configuration was not read";
+/// The wait for unpacked providers after which a person is told about it.
+const QUIET_WAIT: Duration = Duration::from_secs(2);
+
+/// Tells the person what is going on, if it takes long.
+async fn told_if_slow<T>(work: impl Future<Output = T>) -> T {
+    tokio::pin!(work);
+    match timeout(QUIET_WAIT, &mut work).await {
+        Ok(done) => done,
+        Err(_) => {
+            print_error("fetching and unpacking the providers of the lock file, before the client begins");
+            work.await
+        }
     }
 }
 
@@ -135,27 +187,35 @@ fn stopped_before_client() -> anyhow::Error {
 const CLIENT_CONFIG_FILE: &str = "cli.tfrc";
 
 /// Prints one line: what came from where, and how long it took.
-fn print_summary(report: Option<&RunReport>, took: Duration, common: &CommonOptions) {
+fn print_summary(report: Option<&RunReport>, linked: &LinkSummary, took: Duration, common: &CommonOptions) {
     let seconds = took.as_secs_f64();
     if common.json {
         return print_error_json(
-            &json!({ "run": report.map(RunReport::summary), "seconds": (seconds * 1000.0).round() / 1000.0 }),
+            &json!({ "run": report.map(RunReport::summary), "linked": linked, "seconds": (seconds * 1000.0).round() / 1000.0 }),
         );
     }
     let failures = report.map(|report| report.summary().failures).unwrap_or_default();
     failures.iter().for_each(|reason| print_error(&format!("failed: {reason}")));
-    let counts = report.map_or_else(|| "done, not counted".to_owned(), |report| summary(&report.summary()));
+    let counts = report.map_or_else(|| "done, not counted".to_owned(), |report| summary(&report.summary(), linked));
     print_error(&format!("{counts}; {seconds:.1} s"));
 }
 
-fn summary(summary: &RunSummary) -> String {
+fn summary(summary: &RunSummary, linked: &LinkSummary) -> String {
     let RunSummary { packages, documents, stale, failed, .. } = summary;
-    let mut text = match (total(packages), total(documents)) {
-        (0, 0) if *failed == 0 => "the client asked for nothing".to_owned(),
-        (0, _) => "no packages".to_owned(),
+    let LinkSummary { providers, upstream } = linked;
+    let linked = (*providers > 0).then(|| format!("{} linked", plural(*providers, "provider")));
+    let mut text = match (total(packages), total(documents), linked) {
+        (0, _, Some(linked)) => linked,
+        (_, _, Some(linked)) => format!("{linked}, {}", package_sources(packages)),
+        (0, 0, None) if *failed == 0 => "the client asked for nothing".to_owned(),
+        (0, _, None) => "no packages".to_owned(),
         _ => package_sources(packages),
     };
-    if packages.upstream.is_empty() && total(documents) + total(packages) > 0 && *failed == 0 {
+    for (registry, count) in upstream {
+        let _ = write!(text, ", {} fetched or confirmed at {registry}", plural(*count, "locked provider"));
+    }
+    let has_packages = !packages.upstream.is_empty() || !upstream.is_empty();
+    if !has_packages && total(documents) + total(packages) > 0 && *failed == 0 {
         text.push_str(&document_sources(documents));
     }
     if !stale.is_empty() {
@@ -239,7 +299,7 @@ mod tests {
             (sources((0, 0), &[]), sources((0, 0), &[]), "the client asked for nothing"),
         ] {
             let report = RunSummary { packages, documents, ..RunSummary::default() };
-            assert_eq!(summary(&report), expected);
+            assert_eq!(summary(&report, &LinkSummary::default()), expected);
         }
         let report = RunSummary {
             documents: sources((1, 10), &[]),
@@ -248,10 +308,10 @@ mod tests {
             ..RunSummary::default()
         };
         assert_eq!(
-            summary(&report),
+            summary(&report, &LinkSummary::default()),
             "no packages; a.example did not answer, stored documents were used; 2 requests failed"
         );
         let failed = RunSummary { failed: 1, ..RunSummary::default() };
-        assert_eq!(summary(&failed), "no packages; 1 request failed");
+        assert_eq!(summary(&failed, &LinkSummary::default()), "no packages; 1 request failed");
     }
 }

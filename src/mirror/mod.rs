@@ -31,6 +31,7 @@ mod wanted_hashes;
 use std::sync::Arc;
 
 pub use self::archives::Archives;
+use self::archives::unpacked::UnpackedProviders;
 use self::archives::verified_open::VerifiedReader;
 pub use self::documents::Documents;
 pub use self::library::Library;
@@ -109,6 +110,8 @@ pub struct Mirror {
     pub proof_sets: Arc<ProofSets>,
     /// Archives of providers.
     pub archives: Arc<Archives>,
+    /// Unpacked providers for clients on this machine.
+    pub unpacked: Arc<UnpackedProviders>,
     /// Locations and archives of modules.
     pub modules: Arc<Modules>,
     /// The answers to clients while larder is offline.
@@ -141,6 +144,7 @@ impl Mirror {
         let reader = VerifiedReader::new(Arc::clone(&runtime), Arc::clone(&library));
         let started_fills = FillsByClient::default();
         let archives = Archives::new(Arc::clone(&proof_sets), Arc::clone(&reader), started_fills.clone());
+        let unpacked = UnpackedProviders::new(Arc::clone(&archives));
         let modules = Modules::new(Arc::clone(&documents), Arc::clone(&reader), started_fills);
         let offline = Offline::new(Arc::clone(&documents));
         let operations = Operations::new(Arc::clone(&archives), Arc::clone(&modules), Arc::clone(&offline));
@@ -151,6 +155,7 @@ impl Mirror {
             documents,
             proof_sets,
             archives,
+            unpacked,
             modules,
             offline,
             operations,

@@ -292,6 +292,11 @@ impl Runtime {
         }
     }
 
+    /// A context for work that a client of this user waits for, which asked for nothing itself.
+    pub fn client_context(&self, now: Timestamp) -> RequestContext {
+        self.request_context(now, self.config(), CdnLoop::default(), None, true)
+    }
+
     /// A context for one step of a job or a plan, which prefers upstream's answer to the stored copy.
     pub fn step_context(&self, urgency: Urgency, now: Timestamp) -> RequestContext {
         RequestContext { urgency, ..self.job_context(now) }

@@ -5,6 +5,7 @@ pub mod client_config;
 mod complete_hashes;
 pub mod explain;
 mod home;
+pub mod linked_providers;
 mod network_mirror;
 pub mod pages;
 pub mod registry;

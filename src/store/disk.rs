@@ -19,6 +19,9 @@ use rustix::process::{Resource, getrlimit};
 use super::{Durability, FORMAT, StoreError};
 use crate::clock::Timestamp;
 
+/// The mode of a folder that only this user can use.
+pub(super) const PRIVATE_FOLDER: u32 = 0o700;
+
 /// The time that a damaged file stays in the quarantine.
 const QUARANTINE_PERIOD: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -29,11 +32,11 @@ pub(super) fn create_folder(path: &Path) -> Result<(), StoreError> {
 /// Makes a folder private (0700), whatever its mode was: documents are stored as upstream sent them, and their URLs may
 /// be signed.
 pub(super) fn make_private_folder(path: &Path) -> Result<(), StoreError> {
-    let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    let created = fs::DirBuilder::new().recursive(true).mode(PRIVATE_FOLDER).create(path);
     created.map_err(|e| StoreError::io("make the folder", path, e))?;
     let mode = fs::metadata(path).map_err(|e| StoreError::io("look at", path, e))?.permissions().mode() & 0o777;
     if mode & 0o077 != 0
-        && let Err(error) = fs::set_permissions(path, fs::Permissions::from_mode(0o700))
+        && let Err(error) = fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE_FOLDER))
     {
         // A store on a read-only disk is still served.
         tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), %error, "other users can read the store, and its mode could not be changed: chmod 700 the folder");
@@ -204,6 +207,43 @@ pub(super) fn remove(path: &Path) -> Result<(), StoreError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(StoreError::io("remove", path, e)),
     }
+}
+
+/// Makes the folders of a tree writable for their owner, so that it can be removed. A file that is no tree stays.
+fn open_folders(tree: &Path) -> Result<(), StoreError> {
+    // From the top down, because a folder may not be readable.
+    match fs::symlink_metadata(tree) {
+        Ok(metadata) if metadata.is_dir() => {}
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(StoreError::io("look at", tree, error)),
+    }
+    if fs::symlink_metadata(tree).is_ok_and(|metadata| metadata.mode() & 0o7777 != PRIVATE_FOLDER) {
+        set_mode(tree, PRIVATE_FOLDER)?;
+    }
+    for name in fs::read_dir(tree).map_err(|e| StoreError::io("list", tree, e))? {
+        open_folders(&name.map_err(|e| StoreError::io("list", tree, e))?.path())?;
+    }
+    Ok(())
+}
+
+/// Removes a folder with its contents, or a file, also where their folders are not writable. A missing one is not an error.
+pub(super) fn remove_tree(tree: &Path) -> Result<(), StoreError> {
+    open_folders(tree)?;
+    let removed = match fs::symlink_metadata(tree) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(tree),
+        Ok(_) => fs::remove_file(tree),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", tree, error)),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), StoreError> {
+    let set = fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    set.map_err(|e| StoreError::io("change the mode of", path, e))
 }
 
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {

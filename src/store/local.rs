@@ -8,6 +8,7 @@ use super::archives::LocalArchives;
 use super::disk::{self, DiskSpace};
 use super::folder::FolderRecords;
 use super::locks::StoreLock;
+use super::unpacked::{UNPACKED, UnpackedTrees};
 use super::{Durability, Index, ListenerNote, Staging, Store, StoreError};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -19,6 +20,8 @@ pub struct Local {
     pub index: Arc<Index>,
     /// The archives that are here.
     pub archives: LocalArchives,
+    /// Unpacked providers for the clients of this machine.
+    pub unpacked: UnpackedTrees,
     /// Downloads and records in progress.
     pub staging: Staging,
     quarantine: disk::Quarantine,
@@ -43,7 +46,8 @@ impl Local {
         let archives = LocalArchives::open_folder(quarantine.clone(), lock.clone())?;
         let index = Arc::new(Index::open(&root.join("index"), now)?);
         let records = FolderRecords::open(staging.clone(), Arc::clone(&index), quarantine.clone(), lock.clone())?;
-        let local = Self { index, archives, staging, quarantine, lock };
+        let unpacked = UnpackedTrees::open(root.join(UNPACKED), staging.clone(), lock.clone());
+        let local = Self { index, archives, unpacked, staging, quarantine, lock };
         // Leftovers that cannot be removed cost disk space, not the start.
         if let Err(error) = local.staging.sweep_half_written().and_then(|()| local.sweep(now)) {
             tracing::warn!(%error, to_do = error.remedy(), "leftovers could not be swept");

@@ -12,6 +12,7 @@
 //! DIR/v1/jobs/ID.json             a job's order and its result
 //! DIR/v1/missing.json             packages requested while offline and not stored
 //! DIR/v1/usage.json               the last start of a service, and what runs were sent
+//! DIR/v1/unpacked/…               unpacked providers for clients on this machine, which link to them
 //! DIR/v1/staging/…                downloads and records in progress; downloads are resumed, swept after a day
 //! DIR/v1/receipts/…json           receipts of imported bundles; for people
 //! DIR/v1/aside/…                  the quarantine: damaged files, for a week or until the disk is full
@@ -32,6 +33,7 @@ mod local;
 mod locks;
 mod records;
 mod staged;
+mod unpacked;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,6 +54,8 @@ pub use self::records::{
     to_json,
 };
 pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
+use self::unpacked::UNPACKED;
+pub use self::unpacked::{SealedTree, TreeWriter, UnpackedTrees};
 use crate::clock::Timestamp;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.
@@ -113,6 +117,11 @@ impl Store {
     /// private.
     pub fn admin_socket(folder: &Path) -> PathBuf {
         folder.join("v1/admin.sock")
+    }
+
+    /// The folder of unpacked providers, for the configured store folder.
+    pub fn unpacked_folder(folder: &Path) -> PathBuf {
+        folder.join("v1").join(UNPACKED)
     }
 
     /// The path of the admin token, for the configured store folder.

@@ -58,7 +58,7 @@ impl Staging {
         let staging = self.folder_now()?;
         let random = disk::random_hex::<8>().map_err(|e| StoreError::io("name a folder in", staging, e))?;
         let folder = staging.join(format!("{SCRATCH_PREFIX}{random}"));
-        let created = fs::DirBuilder::new().mode(0o700).create(&folder);
+        let created = fs::DirBuilder::new().mode(disk::PRIVATE_FOLDER).create(&folder);
         created.map_err(|e| StoreError::io("make the folder", &folder, e))?;
         Ok(Scratch { folder })
     }
@@ -68,7 +68,7 @@ impl Staging {
         for name in disk::names_in(&self.folder)? {
             let path = self.folder.join(&name);
             if name.starts_with(SCRATCH_PREFIX) {
-                fs::remove_dir_all(&path).map_err(|e| StoreError::io("remove the folder", &path, e))?;
+                disk::remove_tree(&path)?;
             } else if name.starts_with("record-") {
                 disk::remove(&path)?;
             }
@@ -233,7 +233,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.folder) {
+        if let Err(error) = disk::remove_tree(&self.folder) {
             tracing::warn!(folder = %self.folder.display(), %error, "a scratch folder could not be removed; the next start removes it");
         }
     }

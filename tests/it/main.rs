@@ -103,6 +103,7 @@ mod requirements_client;
 mod restore;
 mod resume;
 mod run_command;
+mod run_links;
 mod sealed;
 mod sealed_client;
 mod sealed_missing;

@@ -209,6 +209,9 @@ async fn every_described_status_is_one_that_larder_answers() {
         rows.push(Row::post(&format!("/admin/v1/{command}"), &json!({ "job": done }), 200));
         rows.push(Row::post(&format!("/admin/v1/{command}"), &json!({ "job": absent }), 404));
     }
+    let links = json!({ "client": "terraform", "data_folder": "/project/.terraform" });
+    let providers = "/admin/v1/runs/00112233445566778899aabbccddeeff/providers";
+    rows.extend(rows_of_json(providers, &links, 200, 2 * mib));
     rows.extend(rows_of_json("/admin/v1/plan", &order, 200, 24 * mib));
     let files = json!({ "files": { "main.tf": "terraform {\n  required_providers {\n    null = { source = \"acme/null\" }\n  }\n}\n" } });
     rows.extend(rows_of_json("/admin/v1/lock", &files, 200, 24 * mib));
@@ -254,6 +257,9 @@ async fn every_described_status_is_one_that_larder_answers() {
         fixture.send("GET", &form.replace("{id}", "x"), JSON, Vec::new()).await.expect(404);
         answered.insert(format!("GET {form} 404"));
     }
+    let providers = "/admin/v1/runs/{id}/providers";
+    fixture.send("POST", &providers.replace("{id}", "x"), JSON, Vec::new()).await.expect(404);
+    answered.insert(format!("POST {providers} 404"));
     for operation in description.operations() {
         let (method, form) = operation.split_once(' ').unwrap();
         let id = if form.contains("/runs/") { absent.repeat(2) } else { absent.to_owned() };

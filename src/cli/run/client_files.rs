@@ -24,6 +24,8 @@ pub(super) struct ClientFiles {
     hosts: BTreeMap<Hostname, (Services, PathBuf)>,
     /// The file with the first `provider_installation`.
     installation: Option<PathBuf>,
+    /// True if a plugin cache is set: the client installs into it.
+    has_plugin_cache: bool,
     notes: Vec<String>,
 }
 
@@ -76,6 +78,7 @@ impl ClientFiles {
             Ok((config, copy)) => {
                 let hosts = config.hosts.into_iter().map(|(host, services)| (host, (services, file.to_owned())));
                 self.hosts.extend(hosts);
+                self.has_plugin_cache |= config.plugin_cache_dir.is_some();
                 if config.installation.is_some() {
                     self.installation.get_or_insert_with(|| file.to_owned());
                 }
@@ -86,6 +89,11 @@ impl ClientFiles {
                 None
             }
         }
+    }
+
+    /// True if the user's files leave it to larder where providers come from.
+    pub(super) fn may_link(&self) -> bool {
+        self.installation.is_none() && !self.has_plugin_cache
     }
 
     /// Returns the file for the client, and one line for each setting of the user that keeps a registry's packages from

@@ -24,6 +24,7 @@ use crate::config::{Config, Server};
 use crate::http::admin_client::{AdminClient, AdminClientError};
 use crate::place::Place;
 use crate::protocol::admin::{RUNS, STATUS};
+use crate::protocol::linked_providers::{LinkAnswer, LinkRequest};
 use crate::protocol::run::{RUN_NETWORK, RunId, RunIds, RunReport};
 use crate::store::{OwnerNote, Store, StoreError, StoreUse};
 
@@ -44,6 +45,8 @@ pub(super) struct LarderOfRun {
     source: LarderSource,
     /// A line about this larder that the user needs.
     pub(super) note: Option<String>,
+    /// True if its store ends with this run.
+    has_temporary_store: bool,
 }
 
 /// The process that a run's larder is in.
@@ -109,7 +112,7 @@ impl LarderOfRun {
                     });
                     let Some(handover) = handover else {
                         let id = RunId::random().context(NO_RANDOM)?;
-                        return Ok(Self { id, admin, source: LarderSource::Service, note });
+                        return Ok(Self { id, admin, source: LarderSource::Service, note, has_temporary_store: false });
                     };
                     if let Ok((following, continuation)) = Following::connect(&handover, issue).await {
                         let id = following.id;
@@ -119,7 +122,13 @@ impl LarderOfRun {
                         config.network.offline |= is_offline;
                         let follower = Follower { id, config, folder: Arc::clone(folder), continuation };
                         let following = tokio::spawn(follower.follow(following, leave.clone()));
-                        return Ok(Self { id, admin, source: LarderSource::Followed { leave, following }, note });
+                        return Ok(Self {
+                            id,
+                            admin,
+                            source: LarderSource::Followed { leave, following },
+                            note,
+                            has_temporary_store: false,
+                        });
                     }
                     // The other run ends.
                     if Instant::now() > deadline {
@@ -149,7 +158,7 @@ impl LarderOfRun {
 
     fn own(ids: &RunIds, larder: OwnLarder, admin: AdminClient) -> anyhow::Result<Self> {
         let id = issue(ids)?;
-        Ok(Self { id, admin, source: LarderSource::Own(larder), note: None })
+        Ok(Self { id, admin, source: LarderSource::Own(larder), note: None, has_temporary_store: false })
     }
 
     /// Starts a larder whose store lasts as long as the run: for a home that cannot be written, such as in a container.
@@ -162,13 +171,25 @@ impl LarderOfRun {
         let note = format!("{refused}; this run has a temporary store, so nothing stays for the next one");
         config.store.path = folder.file("store");
         let (larder, admin) = OwnLarder::start(&config, folder, ids, None).await.context("larder did not start")?;
-        Ok(Self { note: Some(note), ..Self::own(ids, larder, admin)? })
+        Ok(Self { note: Some(note), has_temporary_store: true, ..Self::own(ids, larder, admin)? })
     }
 
     /// The `host` blocks for the client. They have the id of this run in their URLs, unless larder ends TLS.
     pub(super) async fn host_blocks(&self) -> anyhow::Result<String> {
         let network = Place::here().network_id();
         Ok(self.get_text(&format!("{RUNS}/{}/client-config?{RUN_NETWORK}={network}", self.id)).await?)
+    }
+
+    /// The unpacked providers that the client may link. None where the larder cannot say: then the client goes without links.
+    pub(super) async fn linked_providers(&self, request: &LinkRequest) -> LinkAnswer {
+        if self.has_temporary_store {
+            return LinkAnswer::default();
+        }
+        let answer = self.admin.post(&format!("{RUNS}/{}/providers", self.id), request).await;
+        answer.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the client goes without links");
+            LinkAnswer::default()
+        })
     }
 
     /// Asks the larder. Where another run ends meanwhile, the larder after it answers.

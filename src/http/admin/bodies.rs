@@ -33,7 +33,7 @@ pub(super) const MAX_COMMAND_BYTES: usize = 64 << 10;
 /// Size limit of a form: a token, and the addresses that a page shows.
 const MAX_FORM_BYTES: usize = 64 << 10;
 /// Size limit of a lock file, which can be larger than the body of a command.
-const MAX_LOCK_FILE_BYTES: usize = lock_file::MAX_LOCK_FILE_BYTES;
+pub(super) const MAX_LOCK_FILE_BYTES: usize = lock_file::MAX_LOCK_FILE_BYTES;
 /// Size limit of a JSON order: the files that one order may have, with JSON's escapes.
 const MAX_ORDER_BYTES: usize = requirements::MAX_BYTES / 2 * 3;
 /// Size limit of a tar, which also has headers, and files that no client reads.

@@ -42,6 +42,7 @@ use crate::protocol::admin::{
     StatusReport,
 };
 use crate::protocol::client_config::{ClientConfig, ClientConfigRequest, ClientRoute, hosts_of_credentials};
+use crate::protocol::linked_providers::{LinkRequest, linked_providers};
 use crate::protocol::run::{RUN_NETWORK, RunId};
 use crate::requirements::OrderEntry;
 use crate::store::StoreError;
@@ -224,6 +225,7 @@ impl Admin {
                 }
                 self.run_client_config(id, request.uri().query()).await
             }
+            AdminRoute::RunProviders(_) => self.run_providers(request).await,
             AdminRoute::Missing if method == Method::DELETE => {
                 self.mirror.library.forget_missing().await.map_err(|error| self.failure(error))?;
                 Ok(json(&OrderRequest::default()))
@@ -321,6 +323,17 @@ impl Admin {
             Ok(config) => Ok(response::plain_text(StatusCode::OK, config.to_string())),
             Err(error) => Err(internal(&error.to_string())),
         }
+    }
+
+    /// The unpacked providers that the client of a run may link. Only of a larder on the machine of the run, whose user it is: it
+    /// sends paths of this machine.
+    async fn run_providers(&self, request: Request<Incoming>) -> Answer {
+        self.runs()?;
+        let body = bodies::read_json(request, bodies::MAX_LOCK_FILE_BYTES * 2).await?;
+        let asked = LinkRequest::read(&body).map_err(|reason| refused(vec![reason]))?;
+        let call = self.mirror.runtime.client_context(self.clock.now());
+        let answer = linked_providers(&self.mirror, &asked, &call).await;
+        Ok(json(&answer.map_err(|error| self.failure(error))?))
     }
 
     /// Explains what a client gets for an address or a URL.

@@ -5,6 +5,7 @@ pub mod download;
 pub mod fill;
 pub mod pass_through;
 pub mod unattended;
+pub mod unpacked;
 pub mod verified_open;
 
 use std::sync::Arc;

@@ -28,6 +28,7 @@ pub mod record_format;
 pub mod space;
 pub mod store_state;
 pub mod stored_document;
+pub mod unpacked;
 pub mod usage;
 pub mod version_ages;
 

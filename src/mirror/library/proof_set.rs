@@ -103,6 +103,12 @@ impl ProofSet {
         }
     }
 
+    /// The `zh:` hashes that an `init` by the registry protocol adds to a lock file: those of SHA256SUMS.
+    pub fn hashes_of_init(&self) -> Vec<String> {
+        let own = self.document.shasum;
+        digests_to_lock(&self.sums).into_iter().chain([own]).map(|digest| digest.zh()).collect()
+    }
+
     /// The archives of all platforms that SHA256SUMS names in the conventional way: platform, file and digest. `versions` are
     /// all spellings of the version.
     pub fn conventional_archives(&self, type_: &str, versions: &[&str]) -> Vec<(Platform, FileName, Digest)> {

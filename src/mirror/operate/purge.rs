@@ -105,7 +105,8 @@ impl Purge<'_> {
             Ok(())
         });
         library.runtime.forget_absences(address, versions);
-        ended
+        // Last: what was just purged may have been unpacked meanwhile.
+        ended.and(library.remove_trees(address, versions))
     }
 
     fn versions(&mut self, address: &Address, versions: &Versions) -> Result<(), StoreError> {

@@ -91,6 +91,8 @@ pub enum AdminRoute {
     Run(RunId),
     /// The CLI configuration for the client of one `larder run`.
     RunClientConfig(RunId),
+    /// The unpacked providers that the client of one `larder run` may link.
+    RunProviders(RunId),
     /// An operation on addresses or a job.
     Operation(Operation),
     /// A verification of everything stored.
@@ -222,6 +224,11 @@ pub const PATHS: &[AdminPath] = &[
         path: "/admin/v1/runs/{id}/client-config",
         target: Target::OfRun(AdminRoute::RunClientConfig),
         methods: &[(Get, "the CLI configuration for the client of one `larder run`")],
+    },
+    AdminPath {
+        path: "/admin/v1/runs/{id}/providers",
+        target: Target::OfRun(AdminRoute::RunProviders),
+        methods: &[(Post, "the unpacked providers that the client of one `larder run` may link")],
     },
     AdminPath::operation(Operation::Refresh, &[(Post, "revalidate stored documents now, whatever their age")]),
     AdminPath::operation(Operation::Purge, &[(Post, "remove documents and archives")]),

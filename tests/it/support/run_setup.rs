@@ -89,6 +89,11 @@ impl RunSetup {
         self.command_of("env", &[&larder[..], options, &["--"], client].concat())
     }
 
+    /// The client alone, without larder.
+    pub(crate) fn plain_command(&self, client: &[&str]) -> Command {
+        self.command_of(client[0], &client[1..])
+    }
+
     /// Another command of larder.
     pub(crate) fn larder_command(&self, arguments: &[&str]) -> Command {
         self.command_of(env!("CARGO_BIN_EXE_larder"), arguments)

@@ -27,6 +27,7 @@ use crate::protocol::admin::operation::{AcceptRequest, OperationReport, TargetAd
 use crate::protocol::admin::order::OrderRequest;
 use crate::protocol::admin::policy::PolicyReport;
 use crate::protocol::admin::{DESCRIPTION, PATHS, StatusReport};
+use crate::protocol::linked_providers::{LinkAnswer, LinkRequest};
 use crate::protocol::run::RunReport;
 
 const ABOUT: &str = "Answers of the admin listener, by default on 127.0.0.1:8081. HEAD is answered wherever GET is. \
@@ -397,6 +398,10 @@ fn requests(c: &mut Components) -> Vec<Request> {
             .answers(200, "Lines for a CLI configuration file.", plain())
             .fails(&[404, 409, 500])
             .query(vec![parameter("network", network, text())]),
+        Request::of("Content", "POST", "/admin/v1/runs/{id}/providers", "runProviders")
+            .answers(200, "The providers that the client may link.", c.answer::<LinkAnswer>())
+            .fails(&[404])
+            .command(c.body::<LinkRequest>()),
         Request::of("Content", "POST", "/admin/v1/refresh", "refresh")
             .answers(200, OF_ADDRESSES, c.answer::<OperationReport<RefreshResult>>())
             .command(c.body::<TargetAddresses>()),
