@@ -15,6 +15,7 @@ mod hyper_server;
 mod init;
 mod interrupt;
 mod larder;
+mod links;
 mod machine;
 mod measure;
 mod memory;
@@ -159,7 +160,7 @@ impl Bench {
 type Measure = fn(&Bench) -> anyhow::Result<Vec<ResultTable>>;
 
 /// All parts with their names.
-const PARTS: [(&str, Measure); 9] = [
+const PARTS: [(&str, Measure); 10] = [
     ("cached content", cached::tables),
     ("tokens and rules", |bench| Ok(access::table(bench)?.into_iter().collect())),
     ("cold archives", |bench| Ok(cold::table(bench)?.into_iter().collect())),
@@ -167,6 +168,7 @@ const PARTS: [(&str, Measure); 9] = [
     ("an outage", |bench| Ok(outage::table(bench)?.into_iter().collect())),
     ("many archives", |bench| Ok(scale::table(bench)?.into_iter().collect())),
     ("init", |bench| Ok(init::table(bench)?.into_iter().collect())),
+    ("parallel runs", |bench| Ok(links::table(bench)?.into_iter().collect())),
     ("init of modules", |bench| Ok(modules::table(bench)?.into_iter().collect())),
     ("warm-up", |bench| Ok(warm::table(bench)?.into_iter().collect())),
 ];

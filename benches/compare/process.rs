@@ -87,6 +87,14 @@ pub(crate) fn processor_time(processes: &[u32]) -> Duration {
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
+/// The processor time of all children of this process that have ended, and of theirs.
+pub(crate) fn own_children_time() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = stat.rsplit_once(')').map_or("", |(_, after_name)| after_name);
+    let ticks: u64 = after_name.split_whitespace().skip(13).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+}
+
 /// The anonymous memory of these processes (`RssAnon`), in bytes.
 pub(crate) fn anonymous_memory(processes: &[u32]) -> u64 {
     let kib = |process: &u32| {
