@@ -55,7 +55,7 @@ pub use self::records::{
 };
 pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
 use self::unpacked::UNPACKED;
-pub use self::unpacked::{SealedTree, TreeWriter, UnpackedTrees};
+pub use self::unpacked::{INSTALLED_FOLDERS, SealedTree, TreeWriter, UnpackedTrees};
 use crate::clock::Timestamp;
 
 /// The format of everything below `DIR/v1`. A newer one makes an older binary stop.

@@ -32,6 +32,8 @@ use crate::digest::Digest;
 /// The folder of the trees, in the folder of the store.
 pub(super) const UNPACKED: &str = "unpacked";
 const SEALS: &str = "seals";
+/// The folders of installed providers in a client's data folder: of today, and of Terraform 0.13.
+pub const INSTALLED_FOLDERS: [&str; 2] = ["providers", "plugins"];
 /// The names in the place of a tree: `DIGEST/HOST/NS/TYPE/VERSION/OS_ARCH`.
 const PLACE_DEPTH: usize = 6;
 /// The most files and folders of a tree.
@@ -224,7 +226,7 @@ impl UnpackedTrees {
             return Ok(true);
         }
         if seal.links.len() >= MAX_LINKS {
-            seal.links.retain(|folder| links_to(folder, &seal.tree).exists());
+            seal.links.retain(|folder| links_to(folder, &seal.tree).iter().any(|link| link.exists()));
         }
         if seal.links.len() >= MAX_LINKS {
             return Ok(false);
@@ -319,7 +321,7 @@ impl UnpackedTrees {
     fn remove(&self, seal: &Seal) -> Result<(), StoreError> {
         let folder = self.folder()?;
         let tree = folder.join(&seal.tree);
-        for link in seal.links.iter().map(|data_folder| links_to(data_folder, &seal.tree)) {
+        for link in seal.links.iter().flat_map(|data_folder| links_to(data_folder, &seal.tree)) {
             if fs::read_link(&link).is_ok_and(|target| target == tree)
                 && let Err(error) = disk::remove(&link)
             {
@@ -450,9 +452,10 @@ fn place_of(package: &Package, archive: &Digest) -> PathBuf {
     names.iter().collect()
 }
 
-/// The place at which a client with this data folder links to a tree.
-fn links_to(data_folder: &Path, place: &Path) -> PathBuf {
-    data_folder.join("providers").join(place.iter().skip(1).collect::<PathBuf>())
+/// The places at which a client with this data folder links to a tree.
+fn links_to(data_folder: &Path, place: &Path) -> [PathBuf; 2] {
+    let package: PathBuf = place.iter().skip(1).collect();
+    INSTALLED_FOLDERS.map(|folder| data_folder.join(folder).join(&package))
 }
 
 /// Reads a seal. One that a crash tore does not count, and neither does one that leads elsewhere.

@@ -490,3 +490,28 @@ async fn where_a_provider_cannot_be_unpacked_the_client_gets_a_copy() {
         remove_installed(&setup);
     }
 }
+
+/// `-upgrade` sees versions that are not unpacked, beside the one that is.
+#[tokio::test]
+async fn an_upgrade_sees_newer_versions() {
+    let upstream = upstream().await;
+    if crate::support::programs::find("terraform").is_none() {
+        return;
+    }
+    let setup = RunSetup::with_config(&format!(
+        "[[upstream]]\nhost = \"{HOST}\"\nurl = \"{}/\"\nfresh = {{ versions = \"0s\" }}\n",
+        upstream.origin()
+    ));
+    setup.require(&["registry.terraform.io/acme/null"]);
+    init(&setup, &["--copy"]).await;
+    remove_installed(&setup);
+    init(&setup, &[]).await;
+    tree(&setup);
+    upstream.publish(Provider::new("acme", "null").version("1.3.0").platform("linux_amd64").size(SIZE));
+    let upgrade = [&init_command()[..], &["-upgrade"]].concat();
+    let output = setup.run(&[], &upgrade).await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(setup.read("work/.terraform.lock.hcl").contains("\"1.3.0\""));
+    let newer = setup.path("work/.terraform/providers/registry.terraform.io/acme/null/1.3.0/linux_amd64");
+    assert!(newer.is_dir() && !newer.is_symlink());
+}

@@ -17,13 +17,11 @@ use crate::protocol::linked_providers::{LinkAnswer, LinkRequest, LinkedProvider}
 use crate::requirements::cli_config::Environment;
 use crate::requirements::hcl::quoted;
 use crate::requirements::{ClientKind, lock_file};
-use crate::store::Store;
+use crate::store::{INSTALLED_FOLDERS, Store};
 
 /// The name of the lock file in a project.
 const LOCK_FILE: &str = ".terraform.lock.hcl";
-/// The folder of installed providers in the data folder.
-const PROVIDERS: &str = "providers";
-/// The folders between that and a package: `HOST/NS/TYPE/VERSION/OS_ARCH`.
+/// The names in the place of a package below the installed providers: `HOST/NS/TYPE/VERSION/OS_ARCH`.
 const DEPTH: usize = 5;
 /// The most packages of a project that are looked at.
 const MAX_PACKAGES: usize = 4096;
@@ -46,8 +44,8 @@ pub(super) struct Project {
 enum Installed {
     /// A folder of its own, at this place below the installed providers.
     Copy(PathBuf),
-    /// A link at this place, and where it leads.
-    Link(PathBuf, PathBuf),
+    /// A link, its place, and where it leads.
+    Link { link: PathBuf, place: PathBuf, target: PathBuf },
 }
 
 /// What a run links.
@@ -126,14 +124,13 @@ impl Project {
     pub(super) fn apply(self, answer: LinkAnswer) -> Linking {
         let mut before = BTreeSet::new();
         for package in self.installed() {
-            let Installed::Link(place, target) = package else { continue };
+            let Installed::Link { link, place, target } = package else { continue };
             if answer.providers.iter().any(|provider| provider.tree == target) {
-                before.insert(place);
-            } else if leads_to_a_tree(&place, &target) {
-                let link = self.data_folder.join(PROVIDERS).join(&place);
-                if let Err(error) = fs::remove_file(&link) {
-                    tracing::warn!(link = %link.display(), %error, "a link to an unpacked provider stays");
-                }
+                before.insert(link);
+            } else if leads_to_a_tree(&place, &target)
+                && let Err(error) = fs::remove_file(&link)
+            {
+                tracing::warn!(link = %link.display(), %error, "a link to an unpacked provider stays");
             }
         }
         Linking { providers: answer.providers, project: self, before, upstream: answer.upstream }
@@ -141,23 +138,26 @@ impl Project {
 
     /// The installed packages.
     fn installed(&self) -> Vec<Installed> {
-        let root = self.data_folder.join(PROVIDERS);
-        let (mut found, mut waiting) = (Vec::new(), vec![PathBuf::new()]);
-        while let Some(place) = waiting.pop() {
-            if found.len() + waiting.len() >= MAX_PACKAGES {
-                break;
-            }
-            let Ok(entries) = fs::read_dir(root.join(&place)) else { continue };
-            for entry in entries.flatten() {
-                let (below, path) = (place.join(entry.file_name()), entry.path());
-                let Ok(kind) = entry.file_type() else { continue };
-                match below.components().count() {
-                    DEPTH if kind.is_symlink() => {
-                        found.extend(fs::read_link(&path).ok().map(|target| Installed::Link(below, target)));
+        let mut found = Vec::new();
+        for root in INSTALLED_FOLDERS.map(|folder| self.data_folder.join(folder)) {
+            let mut waiting = vec![PathBuf::new()];
+            while let Some(below) = waiting.pop() {
+                if found.len() + waiting.len() >= MAX_PACKAGES {
+                    break;
+                }
+                let Ok(entries) = fs::read_dir(root.join(&below)) else { continue };
+                for entry in entries.flatten() {
+                    let (place, link) = (below.join(entry.file_name()), entry.path());
+                    let Ok(kind) = entry.file_type() else { continue };
+                    match place.components().count() {
+                        DEPTH if kind.is_symlink() => {
+                            let target = fs::read_link(&link).ok();
+                            found.extend(target.map(|target| Installed::Link { link, place, target }));
+                        }
+                        DEPTH if kind.is_dir() => found.push(Installed::Copy(place)),
+                        depth if depth < DEPTH && kind.is_dir() => waiting.push(place),
+                        _ => {}
                     }
-                    DEPTH if kind.is_dir() => found.push(Installed::Copy(below)),
-                    depth if depth < DEPTH && kind.is_dir() => waiting.push(below),
-                    _ => {}
                 }
             }
         }
@@ -185,7 +185,7 @@ impl Linking {
     pub(super) fn summary(self) -> LinkSummary {
         let trees: BTreeSet<&Path> = self.providers.iter().map(|provider| provider.tree.as_path()).collect();
         let is_new = |package: &Installed| match package {
-            Installed::Link(place, target) => trees.contains(target.as_path()) && !self.before.contains(place),
+            Installed::Link { link, target, .. } => trees.contains(target.as_path()) && !self.before.contains(link),
             Installed::Copy(_) => false,
         };
         let providers = self.project.installed().iter().filter(|package| is_new(package)).count() as u64;
