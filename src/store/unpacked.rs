@@ -348,7 +348,8 @@ impl UnpackedTrees {
         let path = self.seal_path(&seal.tree);
         disk::create_parent(&path, &self.folder)?;
         let text = serde_json::to_vec(seal).map_err(|e| StoreError::io("write", &path, e.into()))?;
-        let temp_path = path.with_extension("new");
+        let scratch = self.staging.scratch()?;
+        let temp_path = scratch.path().join("seal");
         disk::write_new(&temp_path, &[&text], durability)?;
         disk::rename(&temp_path, &path)?;
         match durability {

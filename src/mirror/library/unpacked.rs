@@ -51,7 +51,7 @@ impl Library {
     /// Unpacks the verified bytes of an archive into a tree. Blocks.
     ///
     /// # Errors
-    /// [`NotUnpacked`].
+    /// The store cannot take the tree, or the contents are not what a client could use from a folder.
     pub fn unpack(
         &self,
         package: &Package,
