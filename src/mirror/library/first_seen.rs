@@ -184,8 +184,16 @@ impl HistoryChange {
 #[derive(Debug, Clone, PartialEq, Eq, Display)]
 pub enum HistoryRefusal {
     /// It changes the version, and its signer may not vouch for that.
-    #[display("it was published again: {}, and no key that may vouch for that signed it", _0.in_brief())]
-    ChangedByUntrustedKey(HistoryChange),
+    #[display(
+        "it was published again: {}, and no key that may vouch for that signed it",
+        of_archive.as_ref().unwrap_or(first).in_brief()
+    )]
+    ChangedByUntrustedKey {
+        /// The first change, which the sets of all platforms have in common where they share a SHA256SUMS.
+        first: HistoryChange,
+        /// That of the archive that was asked for, if it is another one.
+        of_archive: Option<HistoryChange>,
+    },
     /// The provider was signed before, and the registry lists no key for it now.
     #[display("this provider was signed before, and the registry lists no key for it now")]
     SignatureLost,
@@ -547,13 +555,12 @@ impl HistoryRecords {
             _ => None,
         };
         let is_vouched_for = version.may_be_changed_by(seen.signer.key(), &keys);
-        let mut changes = version.changes(seen, is_vouched_for);
-        // That of the archive that was asked for, if it changed.
-        let told = changes.iter().position(|change| change.is_of_archive(seen.archive)).unwrap_or_default();
-        let change = (!changes.is_empty()).then(|| changes.swap_remove(told));
-        let verdict = match change {
-            Some(change) if !is_vouched_for => {
-                return refused(HistoryRefusal::ChangedByUntrustedKey(change), stranger_to);
+        let mut changes = version.changes(seen, is_vouched_for).into_iter();
+        let verdict = match changes.next() {
+            Some(first) if !is_vouched_for => {
+                let is_told = first.is_of_archive(seen.archive);
+                let of_archive = changes.find(|change| change.is_of_archive(seen.archive)).filter(|_| !is_told);
+                return refused(HistoryRefusal::ChangedByUntrustedKey { first, of_archive }, stranger_to);
             }
             _ if version.has_lost_its_signature(seen, &keys) => return refused(HistoryRefusal::SignatureLost, None),
             Some(change) => HistoryVerdict::Republished(change),

@@ -598,7 +598,7 @@ impl HistoryRefusal {
     /// `AlarmKind::Republished` is the alarm of a change that is served.
     fn alarm(&self) -> (AlarmKind, &'static str) {
         match self {
-            Self::ChangedByUntrustedKey(_) | Self::Full => (AlarmKind::WaitsForAccept, REPUBLISHED),
+            Self::ChangedByUntrustedKey { .. } | Self::Full => (AlarmKind::WaitsForAccept, REPUBLISHED),
             Self::SignatureLost => (AlarmKind::SignatureLost, SIGNATURE_LOST),
             Self::RecordLost => (AlarmKind::DamagedRecord, SEEN_DAMAGED),
         }
@@ -607,18 +607,19 @@ impl HistoryRefusal {
     /// The reason, for an alarm about the set of a package.
     fn describe_for(&self, package: &Package) -> String {
         match self {
-            Self::ChangedByUntrustedKey(change) => format!("its proof set for {} {change}", package.platform),
+            Self::ChangedByUntrustedKey { first, .. } => format!("its proof set for {} {first}", package.platform),
             refusal => refusal.to_string(),
         }
     }
 
     /// The digests of the set's own archive, before and now, if that is the change.
     pub fn changed_archive(&self, set: &ProofSet) -> Option<(Digest, Digest)> {
-        match self {
-            Self::ChangedByUntrustedKey(HistoryChange::OtherBytes { before, now, .. }) => {
+        let Self::ChangedByUntrustedKey { first, of_archive } = self else { return None };
+        match of_archive.as_ref().unwrap_or(first) {
+            HistoryChange::OtherBytes { before, now, .. } => {
                 before.first().map(|before| (*before, *now)).filter(|_| *now == set.document.shasum)
             }
-            _ => None,
+            HistoryChange::DropsEveryLine | HistoryChange::Added { .. } => None,
         }
     }
 

@@ -178,11 +178,10 @@ fn after_a_lost_key_log_a_key_vouches_only_for_versions_it_signed() {
     };
     assert_eq!(
         lost.decide(&set(2, 0, 9)).verdict,
-        HistoryVerdict::Refused(HistoryRefusal::ChangedByUntrustedKey(HistoryChange::OtherBytes {
-            subject: file(0).to_owned(),
-            before: vec![content(2)],
-            now: content(9),
-        }))
+        HistoryVerdict::Refused(HistoryRefusal::ChangedByUntrustedKey {
+            first: HistoryChange::OtherBytes { subject: file(0).to_owned(), before: vec![content(2)], now: content(9) },
+            of_archive: None,
+        })
     );
     assert!(matches!(lost.decide(&set(2, 1, 9)).verdict, HistoryVerdict::Republished(_)));
     assert_eq!(lost.decide(&set(4, 2, 4)).known_keys_if_signer_is_new, Some(vec!["K0".to_owned(), "K1".to_owned()]));
