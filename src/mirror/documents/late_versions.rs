@@ -44,7 +44,9 @@ impl Documents {
         before: Option<&StoredDocument>,
         call: &RequestContext,
     ) {
-        let Some(other) = self.other_registry(provider, call) else { return };
+        let Some(other) = self.other_registry(provider, call) else {
+            return self.forget_late_versions(provider, list);
+        };
         let is_same = before.is_some_and(|before| before.body == list.body);
         // A list that only this search wants starts no other search.
         if call.priority == RequestPriority::Job
@@ -221,8 +223,22 @@ impl Documents {
         key: Key,
         change: impl Fn(&[LateVersion]) -> Vec<LateVersion> + Send + 'static,
     ) -> Result<(), Error> {
-        let fetched = list.metadata.fetched;
-        self.library.on_disk(move |library| library.change_late_versions(&key, fetched, change)).await
+        let text = list.body.clone();
+        self.library.on_disk(move |library| library.change_late_versions(&key, &text, change)).await
+    }
+
+    /// Forgets the late versions of a list for which nobody looks for them any more.
+    fn forget_late_versions(self: &Arc<Self>, provider: &ProviderAddress, list: &StoredDocument) {
+        if list.metadata.late.is_empty() {
+            return;
+        }
+        let (documents, list) = (Arc::clone(self), list.clone());
+        let key = Key::version_list(Address::from(provider));
+        self.runtime.tasks.spawn(async move {
+            if let Err(error) = documents.record_late_versions(&list, key, |_| Vec::new()).await {
+                tracing::warn!(%error, "what was known of late versions could not be removed");
+            }
+        });
     }
 }
 

@@ -23,7 +23,7 @@ use crate::mirror::{Library, RequestContext, RuntimeConfig};
 use crate::store::Key;
 use crate::upstream::discovery::Service;
 use crate::upstream::error::UpstreamError;
-use crate::upstream::providers::{LateVersion, VersionList};
+use crate::upstream::providers::VersionList;
 use crate::upstream::request::Document;
 use crate::upstream::{modules, providers};
 
@@ -81,18 +81,14 @@ impl DocumentKind for Address {
             .config
             .not_found
             .remove_if(|key| key.is_document_of(&address, |version| list.get(version).is_some()));
-        let document = Arc::unwrap_or_clone(document);
-        let late = fetch.late_versions_before(self);
-        Ok(StoredDocument { metadata: document.metadata.with_late(late), dropped, ..document })
+        Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(document) })
     }
 
     async fn confirm_copy(&self, fetch: &DocumentFetch<'_>, before: StoredDocument) -> Result<StoredDocument, Error> {
         let confirmed = Arc::new(StoredDocument { dropped: Bytes::new(), ..before });
         let list = confirmed.versions(self.into()).await.map_err(|reason| fetch.unusable(reason))?;
         let dropped = fetch.dropped_but_stored(self, &list).await?;
-        let confirmed = Arc::unwrap_or_clone(confirmed);
-        let metadata = confirmed.metadata.with_late(fetch.late_versions_before(self));
-        Ok(StoredDocument { metadata, dropped, ..confirmed })
+        Ok(StoredDocument { dropped, ..Arc::unwrap_or_clone(confirmed) })
     }
 
     async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
@@ -134,13 +130,6 @@ impl DocumentFetch<'_> {
             Service::Modules => "clients warn about them",
         };
         tracing::warn!(of = %address, count, versions = shown.join(", "), "larder cannot read versions of a list; {effect}");
-    }
-
-    /// The late versions of the copy before; none where nobody looks for them any more.
-    fn late_versions_before(&self, address: &Address) -> Vec<LateVersion> {
-        let Address::Provider(provider) = address else { return Vec::new() };
-        let before = self.before.as_ref().filter(|_| self.documents.other_registry(provider, self.call).is_some());
-        before.map(|before| before.metadata.late.clone()).unwrap_or_default()
     }
 
     /// The entries of stored versions that upstream has dropped: as upstream wrote them, or rebuilt where that text is

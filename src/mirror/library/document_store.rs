@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::address::{Address, Artifact, Hostname};
@@ -73,14 +74,20 @@ impl Library {
         let coming = document.clone();
         let put = self.on_disk(move |library| {
             let now = coming.metadata.checked;
-            let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, _, coming| Ok(coming))?;
+            let mut late = Vec::new();
+            let kept = library.replace_document(&key, coming, now, Durability::Lazy, |_, stored, coming| {
+                // A search may have found some while this document was fetched.
+                late = stored.map(|stored| stored.metadata.late.clone()).unwrap_or_default();
+                Ok(StoredDocument { metadata: coming.metadata.with_late(late.clone()), ..coming })
+            })?;
             library.enforce_size_limit();
             library.enforce_page_limit(&key);
-            Ok(kept)
+            Ok((kept, late))
         });
         let document = match put.await {
-            Ok(kept) => {
+            Ok((kept, late)) => {
                 self.count_stored(ObjectKind::Document);
+                let document = StoredDocument { metadata: document.metadata.with_late(late), ..document };
                 kept.filter(|kept| kept.metadata.asked == document.metadata.asked).unwrap_or(document)
             }
             Err(error) => {
@@ -161,18 +168,18 @@ impl Library {
         changed
     }
 
-    /// Replaces what is known of the late versions of a list, unless a new copy of the list came since. Blocks.
+    /// Replaces what is known of the late versions of a list, unless its text is another one now. Blocks.
     pub fn change_late_versions(
         &self,
         key: &Key,
-        fetched: Timestamp,
+        text: &Bytes,
         change: impl Fn(&[LateVersion]) -> Vec<LateVersion>,
     ) -> Result<(), StoreError> {
         self.change_document(key, Durability::Lazy, VersionTimes::Known, |_, stored| {
-            let Some(list) = stored.filter(|list| list.metadata.fetched == fetched) else { return Ok(None) };
+            let Some(list) = stored.filter(|list| list.body == *text) else { return Ok(None) };
             let late = change(&list.metadata.late);
             let is_new = late != list.metadata.late;
-            let listed = list.metadata.checked.max(fetched);
+            let listed = list.metadata.checked.max(list.metadata.fetched);
             Ok(is_new.then(|| (StoredDocument { metadata: list.metadata.with_late(late), ..list.clone() }, listed)))
         })
     }
