@@ -299,6 +299,9 @@ async fn a_version_that_a_list_leaves_out_is_told_to_the_client() {
     }
     assert_eq!(registries.terraform.count_of(Target::Everything), 0);
     larder.versions("null").await.expect(200);
+    // For this list a search confirms that of the other registry, and starts no other search.
+    eventually("the search", async || (registries.opentofu.count(LIST) == 3).then_some(())).await;
+    clock.advance(Duration::from_secs(301));
     let written = larder_time(written);
     let note = |version: &str| {
         format!(
@@ -327,6 +330,41 @@ async fn a_version_that_a_list_leaves_out_is_told_to_the_client() {
     clock.advance(Duration::from_secs(301));
     let listed = larder.get(&format!("/registry/{TOFU}{LIST}")).await.expect(200).json();
     assert_eq!((&listed["warnings"], listed["versions"].as_array().unwrap().len()), (&Value::Null, 3));
+}
+
+/// A list is confirmed upstream while a search goes on: what the search finds stays.
+#[tokio::test]
+async fn a_late_version_that_is_found_while_the_list_is_confirmed_is_told() {
+    let clock = Clock::frozen();
+    let registries = PublicRegistries::start().await;
+    for version in ["1.0.0", "1.1.0"] {
+        registries.releases.publish(edition(version, 1));
+        registries.read_release(&registries.both(), version).await;
+    }
+    registries.list(&[&registries.terraform], &["1.0.0", "1.1.0"]);
+    registries.list(&[&registries.opentofu], &["1.0.0"]);
+    let larder = registries.larder().upstream_lines("patience = \"100ms\"").clock(&clock).start().await;
+    larder.versions("null").await.expect(200);
+
+    let path = document_path("1.1.0", "linux_amd64");
+    let document = registries.opentofu.hold_headers(Target::Path(path.clone()));
+    let list_here = format!("/registry/{TOFU}{LIST}");
+    larder.get(&list_here).await.expect(200);
+    eventually("the search", async || (registries.opentofu.count(&path) == 1).then_some(())).await;
+    let list = registries.opentofu.hold_headers(Target::Path(LIST.to_owned()));
+    clock.advance(Duration::from_secs(301));
+    let stale = larder.get(&list_here).await.expect(200);
+    assert_eq!(stale.header("cache-status"), "larder; hit; detail=stale");
+    assert_eq!(stale.json()["warnings"], Value::Null);
+
+    document.open();
+    let found = warnings(&larder, TOFU).await;
+    list.open();
+    let confirmed = eventually("the list is confirmed", async || {
+        let answer = larder.get(&list_here).await.expect(200);
+        (answer.header("cache-status") == "larder; hit").then_some(answer)
+    });
+    assert_eq!(confirmed.await.json()["warnings"], found);
 }
 
 /// Neither registry lists a version that both have. Once somebody asked for it by its number, each client is told.
