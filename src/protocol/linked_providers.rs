@@ -67,7 +67,7 @@ impl LinkRequest {
     /// Parses a request.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The request is not JSON of this shape, or breaks a limit; the text names the fault.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let request: Self = serde_json::from_slice(body).map_err(|e| format!("the request: {e}"))?;
         if !request.data_folder.is_absolute() {

@@ -75,7 +75,7 @@ pub struct SealedTree {
     pub package_hash: String,
 }
 
-/// What is known of a tree.
+/// The record of a tree.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Seal {
     /// `DIGEST/HOST/NS/TYPE/VERSION/OS_ARCH`.
@@ -489,7 +489,7 @@ fn entries_of(tree: &Path) -> Result<Option<Vec<SealedEntry>>, StoreError> {
         entries.push(SealedEntry {
             path,
             mode: metadata.mode(),
-            // That of a folder depends on the file system.
+            // The size of a folder depends on the file system.
             size: if metadata.is_dir() { 0 } else { metadata.size() },
             inode: metadata.ino(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),

@@ -66,7 +66,7 @@ pub struct LateVersion {
     pub version: Version,
     /// A platform of which upstream has the document.
     pub platform: Platform,
-    /// Who lists it, for people.
+    /// The cause, for people: the registries that list it, and the age of the list.
     pub note: String,
 }
 

@@ -102,7 +102,7 @@ fn set_writable(path: &Path) {
     fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
 }
 
-/// What the lock file names is linked, and the lock file stays as it is.
+/// The providers of the lock file are linked, and the lock file stays as it is.
 #[tokio::test]
 async fn a_locked_provider_is_linked_and_unpacked_once() {
     let upstream = upstream().await;

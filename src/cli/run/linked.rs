@@ -48,7 +48,7 @@ enum Installed {
     Link { link: PathBuf, place: PathBuf, target: PathBuf },
 }
 
-/// What a run links.
+/// The unpacked providers that a run links.
 #[derive(Debug)]
 pub(super) struct Linking {
     project: Project,
@@ -57,7 +57,7 @@ pub(super) struct Linking {
     upstream: BTreeMap<String, u64>,
 }
 
-/// What a run has linked.
+/// The providers that a run has linked.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct LinkSummary {
     /// The number of providers.
@@ -181,7 +181,7 @@ impl Linking {
         block
     }
 
-    /// What the client has linked in this run.
+    /// The providers that the client has linked in this run.
     pub(super) fn summary(self) -> LinkSummary {
         let trees: BTreeSet<&Path> = self.providers.iter().map(|provider| provider.tree.as_path()).collect();
         let is_new = |package: &Installed| match package {

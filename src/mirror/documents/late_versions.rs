@@ -84,7 +84,7 @@ impl Documents {
         }
     }
 
-    /// What is known of a version that was asked for by its number and that upstream's list does not name, or found out now.
+    /// A late version that was asked for by its number: from the list's record, or found out now.
     /// `None` if it is not late, or that is not known, and for a module.
     pub async fn late_version(
         self: &Arc<Self>,

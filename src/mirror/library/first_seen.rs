@@ -191,7 +191,7 @@ pub enum HistoryRefusal {
     ChangedByUntrustedKey {
         /// The first change, which the sets of all platforms have in common where they share a SHA256SUMS.
         first: HistoryChange,
-        /// That of the archive that was asked for, if it is another one.
+        /// The change of the archive that was asked for, if it is another one.
         of_archive: Option<HistoryChange>,
     },
     /// The provider was signed before, and the registry lists no key for it now.

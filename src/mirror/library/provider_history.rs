@@ -624,9 +624,9 @@ impl HistoryRefusal {
     }
 
     /// The error of a request for the refused set, told as `verdict`.
-    pub fn error(&self, package: &Package, set: &ProofSet, verdict: String) -> Error {
+    pub fn error(&self, package: &Package, set: &ProofSet, verdict: String, instead: Option<Box<Version>>) -> Error {
         let subject = format!("the proof set of {package} from {}", origin(&set.metadata.url));
-        Error::Unaccepted { subject, verdict, command: self.command(package), instead: None }
+        Error::Unaccepted { subject, verdict, command: self.command(package), instead }
     }
 
     /// The command that accepts the refused set.

@@ -251,13 +251,8 @@ impl ProofSets {
             }
             None => None,
         };
-        match refusal.error(package, set, opinion.unwrap_or_else(|| refusal.to_string())) {
-            Error::Unaccepted { subject, verdict, command, .. } => {
-                let instead = self.stored_version_before(package, call).await;
-                Error::Unaccepted { subject, verdict, command, instead }
-            }
-            error => error,
-        }
+        let instead = self.stored_version_before(package, call).await;
+        refusal.error(package, set, opinion.unwrap_or_else(|| refusal.to_string()), instead)
     }
 
     /// The newest version before a refused one that clients could install from the store.

@@ -288,7 +288,7 @@ impl TreeImport {
         match library.admit(package, &set, signer, call.now).await? {
             Ok(Admission::Consistent | Admission::Changed(_)) => {}
             Ok(Admission::HistoryUnavailable) => return Err(StoreError::Unavailable.into()),
-            Err(refusal) => return contradicted(refusal.error(package, &set, refusal.to_string()).to_string()),
+            Err(refusal) => return contradicted(refusal.error(package, &set, refusal.to_string(), None).to_string()),
         }
         notes.append(&mut more_notes);
         // Stale at once, because upstream did not confirm it.
