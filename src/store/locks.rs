@@ -2,7 +2,7 @@
 //! locked store, and locks for many keys.
 
 use std::fs::{File, TryLockError};
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, Hash};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileExt as _;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -226,7 +227,7 @@ pub(crate) struct Striped<T> {
 
 impl<T: Default> Default for Striped<T> {
     fn default() -> Self {
-        Self { stripes: (0..STRIPES).map(|_| T::default()).collect(), hasher: RandomState::new() }
+        Self { stripes: (0..STRIPES).map(|_| T::default()).collect(), hasher: RandomState::default() }
     }
 }
 
