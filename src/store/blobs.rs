@@ -8,10 +8,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{StoreError, disk};
@@ -38,29 +39,6 @@ impl FileBytes {
         let mut hasher = FastHasher::new();
         each_piece(&self.file, Path::new("the staged bytes"), |piece| hasher.update(piece))?;
         Ok(hasher.finish())
-    }
-
-    /// Reads up to `max_bytes` bytes at `offset` once `memory` has space; empty past the end.
-    ///
-    /// Cached pages are read inline; anything else in a blocking task.
-    pub async fn read_at(&self, offset: u64, max_bytes: usize, memory: &ReadShare) -> io::Result<Bytes> {
-        let grant = memory.grant(max_bytes).await;
-        let mut buffer = vec![0; grant.bytes];
-        let read = match read_cached(&self.file, &mut buffer, offset) {
-            Some(read) => read,
-            None => {
-                let file = Arc::clone(&self.file);
-                let joined = tokio::task::spawn_blocking(move || {
-                    let read = file.read_at(&mut buffer, offset);
-                    (buffer, read)
-                });
-                let (returned, read) = joined.await.map_err(io::Error::other)?;
-                buffer = returned;
-                read?
-            }
-        };
-        buffer.truncate(read);
-        Ok(grant.fill(buffer))
     }
 }
 
@@ -132,22 +110,103 @@ impl Blob {
 
     /// Streams the bytes of `range`, within the limits of `memory`. Ends with an error if the file ends early.
     pub fn stream(&self, range: Range<u64>, memory: ReadShare) -> impl Stream<Item = io::Result<Bytes>> + Send + use<> {
-        let bytes = self.bytes.clone();
-        stream::try_unfold(range.start, move |offset| {
-            let (bytes, memory) = (bytes.clone(), memory.clone());
-            async move {
-                if offset >= range.end {
-                    return Ok(None);
-                }
-                let max_bytes = usize::try_from(range.end - offset).unwrap_or(usize::MAX);
-                let piece = bytes.read_at(offset, max_bytes, &memory).await?;
-                if piece.is_empty() {
-                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-                }
-                let next = offset + piece.len() as u64;
-                Ok(Some((piece, next)))
+        let pieces = (self.bytes.clone(), PieceReader::new(memory));
+        stream::try_unfold((range.start, pieces), move |(offset, (bytes, mut reader))| async move {
+            if offset >= range.end {
+                return Ok(None);
             }
+            let max_bytes = usize::try_from(range.end - offset).unwrap_or(usize::MAX);
+            let piece = reader.read_at(&bytes, offset, max_bytes).await?;
+            if piece.is_empty() {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+            }
+            let next = offset + piece.len() as u64;
+            Ok(Some((piece, (next, (bytes, reader)))))
         })
+    }
+}
+
+/// Reads the pieces of one answer. The memory of a piece that was sent serves for a later one: new memory would have to be
+/// cleared each time.
+#[derive(Debug)]
+pub struct PieceReader {
+    memory: ReadShare,
+    sent: Arc<Mutex<Vec<GrantedBuffer>>>,
+}
+
+impl PieceReader {
+    /// A reader that takes its memory from this share.
+    pub fn new(memory: ReadShare) -> Self {
+        Self { memory, sent: Arc::default() }
+    }
+
+    /// Reads up to `max_bytes` bytes at `offset`, as many as there is memory for; waits while there is none. Empty past the end
+    /// of the file.
+    ///
+    /// Cached pages are read inline; anything else in a blocking task.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn read_at(&mut self, file: &FileBytes, offset: u64, max_bytes: usize) -> io::Result<Bytes> {
+        let mut piece = self.buffer(max_bytes).await;
+        let length = max_bytes.min(piece.buffer.len());
+        let read = match read_cached(&file.file, &mut piece.buffer[..length], offset) {
+            Some(read) => read,
+            None => {
+                let file = Arc::clone(&file.file);
+                let joined = tokio::task::spawn_blocking(move || {
+                    let read = file.read_at(&mut piece.buffer[..length], offset);
+                    (piece, read)
+                });
+                let (returned, read) = joined.await.map_err(io::Error::other)?;
+                piece = returned;
+                read?
+            }
+        };
+        Ok(Bytes::from_owner(SentPiece { piece: Some(piece), length: read, sent: Arc::downgrade(&self.sent) }))
+    }
+
+    /// Memory for up to `max_bytes` bytes: that of a piece that was sent, if it is large enough.
+    async fn buffer(&self, max_bytes: usize) -> GrantedBuffer {
+        let sent = self.sent.lock().pop();
+        match sent.filter(|sent| sent.buffer.len() >= max_bytes.min(READ_BUFFER_BYTES)) {
+            Some(sent) => sent,
+            None => {
+                let grant = self.memory.grant(max_bytes).await;
+                GrantedBuffer { buffer: vec![0; grant.bytes], grant }
+            }
+        }
+    }
+}
+
+/// A buffer with the memory grant that covers it.
+#[derive(Debug)]
+struct GrantedBuffer {
+    buffer: Vec<u8>,
+    grant: ReadGrant,
+}
+
+/// A piece of a file. Once it is sent, its memory is for the next one, or for others if they need it.
+struct SentPiece {
+    piece: Option<GrantedBuffer>,
+    length: usize,
+    sent: Weak<Mutex<Vec<GrantedBuffer>>>,
+}
+
+impl AsRef<[u8]> for SentPiece {
+    fn as_ref(&self) -> &[u8] {
+        self.piece.as_ref().and_then(|piece| piece.buffer.get(..self.length)).unwrap_or_default()
+    }
+}
+
+impl Drop for SentPiece {
+    fn drop(&mut self) {
+        // The answer may have ended.
+        if let (Some(sent), Some(piece)) = (self.sent.upgrade(), self.piece.take())
+            && !piece.grant.is_needed_by_others()
+        {
+            sent.lock().push(piece);
+        }
     }
 }
 
@@ -245,7 +304,7 @@ impl ReadBudget {
     /// Memory for so many bytes, if it is free now.
     pub fn try_grant(&self, bytes: usize) -> Option<ReadGrant> {
         let permit = Arc::clone(&self.0).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()?;
-        Some(ReadGrant { bytes, _permit: Some(permit) })
+        Some(ReadGrant { bytes, permit: Some(permit) })
     }
 
     /// Copies bytes if the budget has space now.
@@ -260,7 +319,7 @@ impl ReadShare {
         let permits = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         let bytes = max_bytes.min(READ_BUFFER_BYTES);
         if let Ok(permit) = Arc::clone(&self.budget).try_acquire_many_owned(permits(bytes)) {
-            return ReadGrant { bytes, _permit: Some(permit) };
+            return ReadGrant { bytes, permit: Some(permit) };
         }
         let bytes = bytes.min(RESERVED_BYTES);
         let permit = tokio::select! {
@@ -269,7 +328,7 @@ impl ReadShare {
             from_budget = Arc::clone(&self.budget).acquire_many_owned(permits(bytes)) => from_budget,
         };
         // Fails only on a closed semaphore, which does not happen.
-        ReadGrant { bytes, _permit: permit.ok() }
+        ReadGrant { bytes, permit: permit.ok() }
     }
 }
 
@@ -278,10 +337,15 @@ impl ReadShare {
 #[derive(Debug)]
 pub struct ReadGrant {
     bytes: usize,
-    _permit: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl ReadGrant {
+    /// True if the budget that it is of is nearly used up.
+    fn is_needed_by_others(&self) -> bool {
+        self.permit.as_ref().is_none_or(|permit| permit.semaphore().available_permits() < READ_BUFFER_BYTES)
+    }
+
     /// Fills the granted memory; `buffer` is no longer than the grant.
     pub fn fill(self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(GrantedPiece { buffer, _grant: self })

@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use self::archives::OnThisMachine;
 pub use self::archives::{Archives, LocalArchives};
-pub use self::blobs::{Blob, FileBytes, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
+pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
 pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};

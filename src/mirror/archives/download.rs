@@ -19,7 +19,7 @@ use crate::mirror::archives::archive_request::{
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::{Reservation, StoredArchive};
-use crate::store::{FileBytes, READ_BUFFER_BYTES, ReadShare, Staged, StoreError};
+use crate::store::{FileBytes, PieceReader, READ_BUFFER_BYTES, ReadShare, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::{IncomingFile, Validators};
 
@@ -415,7 +415,8 @@ pub fn tail_stream(
     announced: Option<u64>,
     memory: ReadShare,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    stream::try_unfold((progress, 0, memory), move |(mut progress, offset, memory)| async move {
+    let reader = PieceReader::new(memory);
+    stream::try_unfold((progress, 0, reader), move |(mut progress, offset, mut reader)| async move {
         loop {
             let state = progress.borrow_and_update().clone();
             let (bytes, limit, is_whole) = match state {
@@ -439,12 +440,12 @@ pub fn tail_stream(
             }
             if let Some(bytes) = bytes.filter(|_| offset < limit) {
                 let most = usize::try_from(limit - offset).unwrap_or(READ_BUFFER_BYTES);
-                let piece = bytes.read_at(offset, most, &memory).await?;
+                let piece = reader.read_at(&bytes, offset, most).await?;
                 if piece.is_empty() {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
                 }
                 let next = offset + piece.len() as u64;
-                return Ok(Some((piece, (progress, next, memory))));
+                return Ok(Some((piece, (progress, next, reader))));
             }
             if progress.changed().await.is_err() {
                 return Err(io::Error::other("the fill was interrupted"));
