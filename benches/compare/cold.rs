@@ -11,7 +11,7 @@ use crate::Bench;
 use crate::catalog::{self, PLATFORM, Release};
 use crate::clients::once::{self, AnswerTiming};
 use crate::compared_server::archive_path;
-use crate::larder::{self, Larder, Log};
+use crate::larder::{self, Home, Larder, Log};
 use crate::measure::{median, rounds};
 use crate::nginx::Nginx;
 use crate::report::{ResultTable, Target, cell};
@@ -23,8 +23,15 @@ const BYTES_PER_SECOND: u64 = 50_000_000;
 const MAX_LAST_BYTE_RATIO: f64 = 1.05;
 
 /// The allowed delay of the first byte against the registry, in milliseconds.
-const MAX_FIRST_BYTE_DELAY_MS: f64 = 10.0;
+const MAX_FIRST_BYTE_DELAY_MS: f64 = 2.0;
 
+/// Speed at which the registry sends the archive where its TLS counts.
+const FAST_BYTES_PER_SECOND: u64 = 500_000_000;
+
+/// The allowed ratio of the time of a whole download from a fast registry with TLS to that of a direct one.
+const MAX_FAST_RATIO: f64 = 1.3;
+
+const FAST_NAME: &str = "fast";
 const NAME: &str = "cold";
 const CLIENTS: usize = 100;
 
@@ -51,10 +58,11 @@ pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let size = format!("{} MB", archive_bytes / 1_000_000);
     let one = format!("cold {size}, upstream at 50 MB/s");
     let many = format!("cold {size}, {CLIENTS} clients");
-    if !bench.wants(&one) && !bench.wants(&many) {
+    let fast = format!("cold {size}, upstream with TLS at 500 MB/s");
+    if ![&one, &many, &fast].into_iter().any(|row| bench.wants(row)) {
         return Ok(None);
     }
-    let path = publish(bench, archive_bytes)?;
+    let path = publish(bench, NAME, archive_bytes, BYTES_PER_SECOND)?;
     let cold = ColdDownloads { bench, nginx: bench.nginx.as_deref(), archive_bytes, path };
     let mut table = ResultTable::new(
         "An archive that is not stored yet (times since the client connected)",
@@ -69,16 +77,58 @@ pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
         bench.progress(&many);
         cold.measure_many_clients(&mut table, &many, rounds)?;
     }
+    if bench.wants(&fast) {
+        bench.progress(&fast);
+        measure_fast(bench, &mut table, &fast, archive_bytes)?;
+    }
     Ok(Some(table))
 }
 
+/// The time of a whole download from a fast registry with TLS, through larder and directly.
+fn measure_fast(bench: &Bench, table: &mut ResultTable, name: &str, archive_bytes: usize) -> anyhow::Result<()> {
+    let path = publish(bench, FAST_NAME, archive_bytes, FAST_BYTES_PER_SECOND)?;
+    let registry = bench.block_on(bench.upstream.listen_with_tls(&bench.certificate))?;
+    let tls = bench.certificate.client_config(b"http/1.1")?;
+    let document = larder::larder_path(&catalog::document_path(FAST_NAME, "1.0.0", PLATFORM));
+    let sources = [Source::Registry, Source::Larder];
+    let timings = rounds(&sources, bench.options.rounds(), |source| {
+        let timing = match source {
+            Source::Larder => {
+                let home =
+                    Home::in_front_of(bench, &format!("https://localhost:{}/", registry.port()), None, Log::Off)?;
+                let ca_file = &bench.certificate.authority_file;
+                let larder =
+                    home.network(&format!("allow_private = [\"127.0.0.1\"]\nca_file = {ca_file:?}"))?.start()?;
+                let base = format!("http://{}", larder.address);
+                let path = bench.block_on(archive_path(&bench.client, &format!("{base}{document}")))?;
+                once::time_one(larder.address, &path)?
+            }
+            _ => once::time_one_over(registry, Some(&tls), &path)?,
+        };
+        ensure!(timing.bytes >= archive_bytes, "{source:?} sent {} bytes", timing.bytes);
+        Ok(timing)
+    })?;
+    let [direct, larder] = [&timings[0], &timings[1]];
+    let ratios = |value: fn(&AnswerTiming) -> f64| {
+        median(larder.iter().zip(direct).map(|(larder, direct)| value(larder) / value(direct)))
+    };
+    let ratio = ratios(|timing| timing.last_byte.as_secs_f64());
+    let seconds = |timings: &[AnswerTiming]| median(timings.iter().map(|timing| timing.last_byte.as_secs_f64()));
+    let text = |seconds: f64| cell(Some(format!("{seconds:.2} s")));
+    let cells =
+        vec![text(seconds(direct)), text(seconds(larder)), cell(None), cell(Some(format!("{ratio:.2}"))), cell(None)];
+    let target = Target { met: ratio <= MAX_FAST_RATIO, text: format!("{MAX_FAST_RATIO} x direct") };
+    table.add_row(&format!("{name}: last byte"), cells, vec![target]);
+    Ok(())
+}
+
 /// Publishes the archive at the limited speed; returns its path.
-fn publish(bench: &Bench, archive_bytes: usize) -> anyhow::Result<String> {
+fn publish(bench: &Bench, name: &str, archive_bytes: usize, bytes_per_second: u64) -> anyhow::Result<String> {
     let mut archive_path = String::new();
-    for (path, file) in Release::new(NAME, archive_bytes).served_files()? {
+    for (path, file) in Release::new(name, archive_bytes).served_files()? {
         let file = if file.is_archive() {
             archive_path.clone_from(&path);
-            file.limited_to(BYTES_PER_SECOND)
+            file.limited_to(bytes_per_second)
         } else {
             file
         };

@@ -19,7 +19,7 @@ pub(crate) const SUITE: &str = "TLS 1.3, AES-128-GCM";
 pub(crate) struct Certificate {
     pub(crate) certificate_file: PathBuf,
     pub(crate) key_file: PathBuf,
-    authority_file: PathBuf,
+    pub(crate) authority_file: PathBuf,
 }
 
 impl Certificate {

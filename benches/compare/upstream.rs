@@ -17,13 +17,17 @@ use http::{Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_rustls::TlsAcceptor;
 
 use crate::catalog;
+use crate::tls::{self, Certificate};
 
 /// The size of a piece of a rate-limited answer.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -90,7 +94,7 @@ impl Upstream {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let upstream = Self { address: listener.local_addr()?, content: Arc::default() };
         upstream.publish("/.well-known/terraform.json".into(), catalog::discovery()?);
-        tokio::spawn(upstream.clone().serve(listener));
+        tokio::spawn(upstream.clone().serve(listener, None));
         Ok(upstream)
     }
 
@@ -112,9 +116,18 @@ impl Upstream {
         self.content.lock().latency = latency;
     }
 
-    async fn serve(self, listener: TcpListener) {
+    /// Listens with TLS, too; returns the address.
+    pub(crate) async fn listen_with_tls(&self, certificate: &Certificate) -> anyhow::Result<SocketAddr> {
+        let config = tls::server_config(&certificate.certificate_file, &certificate.key_file)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        tokio::spawn(self.clone().serve(listener, Some(TlsAcceptor::from(config))));
+        Ok(address)
+    }
+
+    async fn serve(self, listener: TcpListener, tls: Option<TlsAcceptor>) {
         while let Ok((stream, _)) = listener.accept().await {
-            let upstream = self.clone();
+            let (upstream, tls) = (self.clone(), tls.clone());
             let service = service_fn(move |request| {
                 let (answer, latency) = (upstream.answer(&request), upstream.content.lock().latency);
                 async move {
@@ -127,8 +140,15 @@ impl Upstream {
             tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);
                 // A client may close its connection.
-                let _ =
-                    hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                match tls {
+                    None => drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await),
+                    Some(tls) => {
+                        if let Ok(stream) = tls.accept(stream).await {
+                            let http = auto::Builder::new(TokioExecutor::new());
+                            drop(http.serve_connection(TokioIo::new(stream), service).await);
+                        }
+                    }
+                }
             });
         }
     }

@@ -1,11 +1,12 @@
 //! One answer, with the times of its first and last byte.
 
 use std::net::SocketAddr;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use rustls::ClientConfig;
 
 use super::http1::{self, Connection};
 
@@ -21,8 +22,17 @@ pub(crate) struct AnswerTiming {
 
 /// Sends one request without TLS over its own connection.
 pub(crate) fn time_one(address: SocketAddr, path: &str) -> anyhow::Result<AnswerTiming> {
+    time_one_over(address, None, path)
+}
+
+/// Sends one request over its own connection, with this TLS if any.
+pub(crate) fn time_one_over(
+    address: SocketAddr,
+    tls: Option<&Arc<ClientConfig>>,
+    path: &str,
+) -> anyhow::Result<AnswerTiming> {
     let began = Instant::now();
-    let mut connection = Connection::new(address, None)?;
+    let mut connection = Connection::new(address, tls)?;
     let mut first_byte = None;
     let mut bytes = 0;
     connection.request(&http1::request_text(address, path, false, None), |received| {
