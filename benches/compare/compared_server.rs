@@ -15,6 +15,7 @@ pub(crate) enum ServerName {
     /// The larder of another binary.
     Beside,
     Nginx,
+    Varnish,
     /// A minimal server on hyper.
     Hyper,
 }
@@ -25,6 +26,7 @@ impl ServerName {
             Self::Larder => "larder",
             Self::Beside => "the other larder",
             Self::Nginx => "nginx",
+            Self::Varnish => "varnish",
             Self::Hyper => "hyper",
         }
     }

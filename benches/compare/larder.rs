@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
@@ -122,8 +122,17 @@ impl Home {
 
     /// Starts larder, and waits until it listens.
     pub(crate) fn start(self) -> anyhow::Result<Larder> {
+        self.start_under(None)
+    }
+
+    /// The same, under this valgrind, which writes its profiles into the folder.
+    pub(crate) fn start_under(self, valgrind: Option<&Path>) -> anyhow::Result<Larder> {
         let config = self.folder.path().join("mirror.toml");
-        let mut command = command_of(&self.binary, self.folder.path(), &["serve", "--json", "--config"]);
+        let mut command = command_of(valgrind.unwrap_or(&self.binary), self.folder.path(), &[]);
+        if valgrind.is_some() {
+            command.args(["--tool=callgrind", "--instr-atstart=no"]).arg(&self.binary).current_dir(self.folder.path());
+        }
+        command.args(["serve", "--json", "--config"]);
         let level = if self.log == Log::On { "info" } else { "warn" };
         command.arg(config).env("LARDER_LOG", level).stderr(File::create(self.log_file())?).stdout(Stdio::piped());
         let mut running = Running::start(&mut command).context("larder does not start")?;

@@ -16,6 +16,10 @@ pub(crate) fn circumstances<'a>(
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("an unknown processor");
     let cpu = cpu.trim_start_matches(['\t', ' ', ':']);
+    let of_speed = ["sha_ni", "avx2", "avx512f", "vaes", "vpclmulqdq"];
+    let all_flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let all_flags = all_flags.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let flags: Vec<&str> = all_flags.split_whitespace().filter(|flag| of_speed.contains(flag)).collect();
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let date = httpdate::fmt_http_date(SystemTime::now());
@@ -23,7 +27,7 @@ pub(crate) fn circumstances<'a>(
     let versions: Vec<String> = programs.map(version).collect();
     let (plain, gzip) = catalog::long_list()?.sizes();
     Ok(vec![
-        format!("{cpu}, {cores} cores, Linux {}, {}.", kernel.trim(), date.join(" ")),
+        format!("{cpu} ({}), {cores} cores, Linux {}, {}.", flags.join(", "), kernel.trim(), date.join(" ")),
         format!("larder {}, {}; {SUITE}.", env!("CARGO_PKG_VERSION"), versions.join(", ")),
         format!(
             "Medians of {} rounds; in each, the servers take turns of {} s. A ratio is the median of the rounds' \

@@ -13,6 +13,7 @@ mod cold;
 mod compared_server;
 mod hyper_server;
 mod init;
+mod instructions;
 mod interrupt;
 mod larder;
 mod links;
@@ -29,6 +30,7 @@ mod servers;
 mod tls;
 mod turns;
 mod upstream;
+mod varnish;
 mod warm;
 
 #[path = "../../tests/it/support/mod.rs"]
@@ -67,6 +69,10 @@ struct Options {
     /// One round of small sizes, as a smoke test
     #[arg(long)]
     quick: bool,
+    /// Count the instructions of cached documents instead, and compare them with those of this file; it is written if it is
+    /// not there
+    #[arg(long, value_name = "FILE")]
+    instructions: Option<PathBuf>,
     /// Parameters of the hyper server; set by this program itself
     #[arg(long = hyper_server::ARGUMENT, hide = true)]
     hyper_server: Option<String>,
@@ -94,6 +100,7 @@ pub(crate) struct Bench {
     certificate: Certificate,
     client: reqwest::Client,
     nginx: Option<PathBuf>,
+    varnish: Option<PathBuf>,
     wrk: Option<PathBuf>,
     terraform: Option<PathBuf>,
     /// The number of parts that failed.
@@ -117,6 +124,7 @@ impl Bench {
             certificate: Certificate::new(folder.path())?,
             client: compared_server::client()?,
             nginx: process::find("nginx"),
+            varnish: process::find("varnishd"),
             wrk: process::find("wrk"),
             terraform: process::find("terraform"),
             failed: Cell::new(0),
@@ -182,8 +190,15 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let mut bench = Bench::new(options)?;
+    if let Some(file) = bench.options.instructions.clone() {
+        let (table, grown) = instructions::table(&bench, &file)?;
+        report::print(&[table], &machine::circumstances([].into_iter(), &bench.options)?);
+        anyhow::ensure!(grown.is_empty(), "these take more instructions than before: {}", grown.join("; "));
+        return Ok(());
+    }
     for (program, found, without) in [
         ("nginx", bench.nginx.is_some(), "its columns are omitted"),
+        ("varnish", bench.varnish.is_some(), "its columns are omitted"),
         ("terraform", bench.terraform.is_some(), "the rows of init are omitted"),
         ("wrk", bench.wrk.is_some(), "the bench's own clients request the documents, which costs more processor time"),
     ] {
@@ -208,7 +223,8 @@ fn main() -> anyhow::Result<()> {
             bench.binary.clone_from(&own_binary);
         }
     }
-    let programs = [&bench.nginx, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
+    let programs =
+        [&bench.nginx, &bench.varnish, &bench.terraform, &bench.wrk].into_iter().flatten().map(PathBuf::as_path);
     let circumstances = machine::circumstances(programs, &bench.options)?;
     report::print(&tables, &circumstances);
     let failed = bench.failed.get();

@@ -1,6 +1,7 @@
 //! All compared servers, in front of one registry and with warm stores, for the rows of cached content.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
 use crate::Bench;
 use crate::catalog::{self, PLATFORM, Release};
@@ -9,6 +10,7 @@ use crate::hyper_server::HyperServer;
 use crate::larder::{self, Home, Larder, Log};
 use crate::nginx::Nginx;
 use crate::upstream::ServedFile;
+use crate::varnish::Varnish;
 
 /// The archives: provider name, label, size.
 pub(crate) const ARCHIVES: [(&str, &str, usize); 3] =
@@ -24,6 +26,7 @@ pub(crate) struct ComparedServers {
     /// Two larders, because the listener of one has either TLS or none.
     larders: Vec<Larder>,
     _nginx: Option<Nginx>,
+    _varnish: Option<Varnish>,
     _hyper: HyperServer,
     pub(crate) servers: Vec<ComparedServer>,
 }
@@ -45,10 +48,21 @@ impl ComparedServers {
             servers.push(ComparedServer { name: ServerName::Nginx, addresses, paths, processes });
         }
 
+        let has_documents = resources.iter().any(|resource| !matches!(resource, Resource::Archive(_)));
+        let varnish = bench.varnish.as_ref().filter(|_| has_documents && log == Log::Off);
+        let varnish = varnish.map(|program| Varnish::start(program, upstream)).transpose()?;
+        if let Some(varnish) = &varnish {
+            let base = format!("http://{}", varnish.addresses.plain);
+            let documents = resources.iter().filter(|resource| !matches!(resource, Resource::Archive(_))).copied();
+            let paths = bench.block_on(upstream_paths(bench, &base, &servers[0], &documents.collect()))?;
+            let (addresses, processes) = (varnish.addresses, Processes::both(varnish.processes()));
+            servers.push(ComparedServer { name: ServerName::Varnish, addresses, paths, processes });
+        }
+
         let hyper = HyperServer::start(plain, paths.values().cloned().collect(), certificate)?;
         let (addresses, processes) = (hyper.addresses, Processes::both(hyper.processes()));
         servers.push(ComparedServer { name: ServerName::Hyper, addresses, paths, processes });
-        Ok(Self { larders, _nginx: nginx, _hyper: hyper, servers })
+        Ok(Self { larders, _nginx: nginx, _varnish: varnish, _hyper: hyper, servers })
     }
 
     /// Restarts both larders on their stores.
@@ -69,8 +83,19 @@ pub(crate) fn start_larders(
     resources: &HashSet<Resource>,
     log: Log,
 ) -> anyhow::Result<(Vec<Larder>, ComparedServer)> {
+    start_larders_under(bench, resources, log, None)
+}
+
+/// The same, under this valgrind, which counts nothing before it is told to.
+pub(crate) fn start_larders_under(
+    bench: &Bench,
+    resources: &HashSet<Resource>,
+    log: Log,
+    valgrind: Option<&Path>,
+) -> anyhow::Result<(Vec<Larder>, ComparedServer)> {
     publish(bench, resources)?;
-    let larders = vec![Larder::start(bench, None, log)?, Larder::start(bench, Some(&bench.certificate), log)?];
+    let start = |tls| Home::new(bench, tls, log)?.start_under(valgrind);
+    let larders = vec![start(None)?, start(Some(&bench.certificate))?];
     let (addresses, processes) = addresses_and_processes(&larders);
     let Addresses { plain, tls } = addresses;
     bench.block_on(larder_paths(bench, &format!("https://{tls}"), resources))?;

@@ -54,6 +54,24 @@ impl RequestLoad {
     }
 }
 
+/// One client whose requests are counted by their number.
+pub(crate) struct Repeated {
+    connection: http1::Connection,
+    request: String,
+}
+
+impl Repeated {
+    pub(crate) fn connect(load: &RequestLoad) -> anyhow::Result<Self> {
+        let request = http1::request_text(load.address, &load.path, load.gzip, load.token.as_deref());
+        Ok(Self { connection: http1::Connection::new(load.address, load.tls.as_ref())?, request })
+    }
+
+    /// Sends so many requests, one after the other.
+    pub(crate) fn request(&mut self, times: usize) -> anyhow::Result<()> {
+        (0..times).try_for_each(|_| self.connection.request(&self.request, |_| true).map(drop))
+    }
+}
+
 /// The state shared by the clients of one measurement.
 struct Shared {
     load: RequestLoad,
