@@ -35,7 +35,8 @@ use crate::http::admin_tls;
 use crate::http::client_tokens::ClientTokens;
 use crate::http::clients::Clients;
 use crate::http::connection_slots::{ConnectionSlots, PeerClass};
-use crate::http::listener::{self, Transport, serve};
+use crate::http::connection_threads::ConnectionThreads;
+use crate::http::listener::{self, Listener, Transport, serve};
 use crate::http::local_socket;
 use crate::http::tls::{Tls, TlsError};
 use crate::http::watchdog::{self, BlockingPoolCheck, ListenerTarget, LivenessError};
@@ -99,6 +100,7 @@ pub struct RunningApp {
     tls: Option<Arc<Tls>>,
     main_slots: ConnectionSlots,
     admin_slots: ConnectionSlots,
+    threads: ConnectionThreads,
     pool: BlockingPoolCheck,
     config: tokio::sync::Mutex<Config>,
 }
@@ -216,7 +218,9 @@ impl App {
         let new_slots = |limits| ConnectionSlots::new(limits, parts.requests.clone());
         let (main_slots, admin_slots) = (new_slots(&settings.connections), new_slots(&admin_limits));
         let pool = BlockingPoolCheck::new(settings.pool_within);
-        let running = RunningApp { parts, handlers, tls, main_slots, admin_slots, pool, config: current_config };
+        let threads = ConnectionThreads::one_for_each_core().map_err(StartError::Threads)?;
+        let running =
+            RunningApp { parts, handlers, tls, main_slots, admin_slots, threads, pool, config: current_config };
         let main_limits = settings.connections.clone();
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         let socket = listen_at_socket(&running.parts.store);
@@ -288,8 +292,14 @@ impl App {
             running.parts.jobs.resume_interrupted();
         }
         let mut background_tasks = running.spawn_background_tasks(scrub, &stop);
-        let main_transport = running.tls.clone().map_or(Transport::Plain, Transport::Tls);
-        let (main_slots, admin_slots) = (running.main_slots.clone(), running.admin_slots.clone());
+        let drain = admin_limits.drain;
+        let main = Listener {
+            socket: main,
+            transport: running.tls.clone().map_or(Transport::Plain, Transport::Tls),
+            limits: main_limits,
+            slots: running.main_slots.clone(),
+            threads: running.threads.clone(),
+        };
         let main_peer_class = {
             let running = Arc::clone(&running);
             move |address| running.handlers.load().main.clients.peer_class(address)
@@ -298,11 +308,16 @@ impl App {
             let running = Arc::clone(&running);
             Arc::new(move |request, peer| Box::pin(Arc::clone(&running.handlers.load().main).handle(request, peer)))
         };
-        let admin_transport = {
+        let admin_tls = {
             let running = Arc::clone(&running);
-            Transport::PlainOrAdminTls(Arc::new(move || {
-                TlsAcceptor::from(Arc::clone(&running.handlers.load().admin_tls))
-            }))
+            move || TlsAcceptor::from(Arc::clone(&running.handlers.load().admin_tls))
+        };
+        let admin = Listener {
+            socket: admin,
+            transport: Transport::PlainOrAdminTls(Arc::new(admin_tls)),
+            limits: admin_limits,
+            slots: running.admin_slots.clone(),
+            threads: ConnectionThreads::of_this_runtime(),
         };
         let answer_admin = {
             let running = Arc::clone(&running);
@@ -312,10 +327,9 @@ impl App {
             let answer = answer_admin.clone();
             Arc::new(move |request, _| Box::pin(answer(request, AdminCaller::Network)))
         };
-        let drain = admin_limits.drain;
         tokio::join!(
-            serve(main, main_transport, main_limits, main_slots, main_peer_class, handle_main, stop.clone()),
-            serve(admin, admin_transport, admin_limits, admin_slots, |_| PeerClass::Client, handle_admin, stop.clone()),
+            serve(main, main_peer_class, handle_main, stop.clone()),
+            serve(admin, |_| PeerClass::Client, handle_admin, stop.clone()),
             async {
                 if let Some(socket) = socket {
                     let answer = move |request| answer_admin(request, AdminCaller::OwnUser).boxed();
@@ -414,6 +428,7 @@ impl RunningApp {
         let main_check = ListenerTarget { address: main, slots: &self.main_slots, peer_class };
         let admin_check = ListenerTarget { address: admin, slots: &self.admin_slots, peer_class: PeerClass::Client };
         watchdog::check_listeners(main_check, admin_check).await?;
+        self.threads.respond().await;
         let store = Arc::clone(&self.parts.store);
         self.pool.check(move || store.local.try_disk().is_ok())
     }
@@ -753,6 +768,11 @@ pub enum StartError {
         /// Error of the system.
         source: std::io::Error,
     },
+    /// The threads of connections could not be started.
+    #[error(
+        "the threads that serve connections could not be started: {0}; raise the limits of processes and open files"
+    )]
+    Threads(#[source] std::io::Error),
     /// The audit trail could not be opened.
     #[error(transparent)]
     Audit(#[from] AuditError),

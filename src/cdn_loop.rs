@@ -53,9 +53,10 @@ impl CdnLoop {
 
     /// Returns true if the request has passed this larder before, or has passed too many larders.
     pub fn is_a_loop(&self, own: &OwnEntry) -> bool {
-        self.0.len() > MAX_HEADER_BYTES
-            || self.larder_entries().count() > MAX_LARDERS
-            || self.larder_entries().any(|entry| entry == own.0)
+        !self.0.is_empty()
+            && (self.0.len() > MAX_HEADER_BYTES
+                || self.larder_entries().count() > MAX_LARDERS
+                || self.larder_entries().any(|entry| entry == own.0))
     }
 
     /// The list to send upstream: the received list with this larder's own entry at its end.

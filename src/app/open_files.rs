@@ -4,6 +4,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::StartSettings;
+use crate::http::connection_threads::ConnectionThreads;
 use crate::http::listener::Limits;
 use crate::upstream::limits::UpstreamLimits;
 
@@ -46,7 +47,7 @@ pub(super) fn limit() -> Option<u64> {
 pub(super) fn share_out(settings: &mut StartSettings, limit: u64) {
     let (clients, upstream) = (&mut settings.connections, &mut settings.upstream_limits);
     let spare = clients.spare as u64 * 2;
-    let for_all = limit.saturating_sub(OWN + ADMIN + spare);
+    let for_all = limit.saturating_sub(OWN + ConnectionThreads::open_files() + ADMIN + spare);
     // Clients wait for upstream, and not the other way around: upstream gets a quarter.
     let for_upstream = upstream_needs(upstream).min(for_all / 4);
     limit_upstream(upstream, for_upstream);
@@ -147,7 +148,7 @@ mod tests {
         fn the_shares_fit_into_the_limit(limit in 900u64..100_000) {
             let settings = shared(limit);
             let clients = &settings.connections;
-            let needs = OWN + ADMIN + clients.spare as u64 * 2 + upstream_needs(&settings.upstream_limits)
+            let needs = OWN + ConnectionThreads::open_files() + ADMIN + clients.spare as u64 * 2 + upstream_needs(&settings.upstream_limits)
                 + clients.connections as u64 * EACH_CLIENT;
             prop_assert!(needs <= limit, "{needs} of {limit}");
             prop_assert!(clients.each_address >= 64 && clients.each_address <= clients.connections);

@@ -34,7 +34,7 @@ pub(super) struct Decision {
     /// The view that the path names.
     pub(super) view: Option<View>,
     /// The route, where there is an audit trail.
-    pub(super) route: Option<Route>,
+    pub(super) route: Option<Arc<Route>>,
     /// The id of the proof in the URL.
     url: Option<String>,
     digest: Option<Digest>,
@@ -226,7 +226,7 @@ impl AuditLine {
         let name = decision.name().map(|name| name.to_string());
         let Decision { who, view, route, url, digest, hidden, cause } = decision;
         let refused_by = cause.as_ref().and_then(|cause| cause.refusal);
-        let kind = route.as_ref().map_or(RouteKind::NoRoute, Route::kind);
+        let kind = route.as_ref().map_or(RouteKind::NoRoute, |route| route.kind());
         if matches!(kind, RouteKind::NoRoute | RouteKind::Health | RouteKind::Home) && refused_by.is_none() {
             return None;
         }
@@ -237,8 +237,9 @@ impl AuditLine {
             Who::Anybody | Who::OwnRun => (None, None),
         };
         // The route's own path names the registry, in the one spelling that larder has for it.
-        let canonical = route.as_ref().map(Route::path);
-        let Subject { address, version, platform, file, digest: prefix } = route.map(Subject::of).unwrap_or_default();
+        let canonical = route.as_ref().map(|route| route.path());
+        let Subject { address, version, platform, file, digest: prefix } =
+            route.map(|route| Subject::of(Arc::unwrap_or_clone(route))).unwrap_or_default();
         let path = address.is_none().then(|| shortened(canonical.as_deref().unwrap_or(asked.path)));
         let is_good = cause.is_none();
         let (rules, reason) = cause.map_or((Vec::new(), None), |cause| (cause.rules, Some(safe_text(&cause.text))));

@@ -16,6 +16,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::timeout;
 
 use super::idle::InFlight;
+use super::request_log::RequestLog;
 use crate::supervisor::panic_message;
 
 type BodyPieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
@@ -24,7 +25,7 @@ type BodyPieces = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
 pub struct Body {
     content: Content,
     request: Option<InFlight>,
-    when_done: Option<OnDrop>,
+    log: Option<Box<RequestLog>>,
     sent: u64,
     is_truncated: bool,
 }
@@ -33,9 +34,6 @@ enum Content {
     Full(Option<Bytes>),
     Stream { pieces: BodyPieces, remaining_bytes: Option<u64> },
 }
-
-/// Called once with the number of bytes sent, and true if larder truncated the body itself.
-type OnDrop = Box<dyn FnOnce(u64, bool) + Send>;
 
 impl Body {
     /// No body.
@@ -54,18 +52,18 @@ impl Body {
     }
 
     fn of(content: Content) -> Self {
-        Self { content, request: None, when_done: None, sent: 0, is_truncated: false }
+        Self { content, request: None, log: None, sent: 0, is_truncated: false }
     }
 
-    /// Calls `on_drop` when the body is dropped, sent or not.
-    pub(super) fn when_done(mut self, on_drop: impl FnOnce(u64, bool) + Send + 'static) -> Self {
-        self.when_done = Some(Box::new(on_drop));
+    /// Ends the record of the request when the body is dropped, sent or not.
+    pub(super) fn logged_in(mut self, log: Box<RequestLog>) -> Self {
+        self.log = Some(log);
         self
     }
 
     /// Keeps the request in flight until the body is dropped.
-    pub(super) fn of_request(mut self, request: InFlight) -> Self {
-        self.request = Some(request);
+    pub(super) fn of_request(mut self, request: Option<InFlight>) -> Self {
+        self.request = request;
         self
     }
 
@@ -86,8 +84,8 @@ impl Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Some(on_drop) = self.when_done.take() {
-            on_drop(self.sent, self.is_truncated);
+        if let Some(log) = &mut self.log {
+            log.sent = (self.sent, self.is_truncated);
         }
     }
 }

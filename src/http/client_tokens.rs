@@ -195,7 +195,8 @@ impl ClientTokens {
             self.clients.iter().fold(None, |found, known| if has_token(known).into() { Some(known) } else { found });
         let (candidates, job) = match found {
             Some(known) => (vec![known], None),
-            None => self.of_ci_system(token, digest, now).await?,
+            // Boxed, or every request would reserve the memory for a fetch of keys.
+            None => Box::pin(self.of_ci_system(token, digest, now)).await?,
         };
         let counts_here =
             |known: &&&KnownClient| known.networks.as_ref().is_none_or(|networks| client.is_within(networks));

@@ -2,6 +2,7 @@
 //! (promise 8), and the origin at which the client sees larder.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::{self, HeaderMap, HeaderName};
 use ipnet::IpNet;
@@ -146,13 +147,13 @@ pub(super) fn origin(
     headers: &HeaderMap,
     host: Option<&str>,
     is_upstream: impl Fn(&str) -> bool,
-) -> Option<String> {
+) -> Option<Arc<str>> {
     if is_proxied(headers) {
-        return if is_trusted_proxy { forwarded(headers) } else { None };
+        return if is_trusted_proxy { forwarded(headers).map(Arc::from) } else { None };
     }
-    let host = host?;
-    let is_known = |tls: &Tls| tls.certifies(host) || is_upstream(host);
-    tls.filter(|tls| is_known(tls)).and_then(|_| parse_origin("https", host))
+    let (tls, host) = (tls?, host?);
+    let of_upstream = || is_upstream(host).then(|| parse_origin("https", host)).flatten().map(Arc::from);
+    tls.certified_origin(host).or_else(of_upstream)
 }
 
 /// Returns the origin in the address bar of a browser that asked over plain HTTP, for a person who pastes it: a guess, where
@@ -162,9 +163,9 @@ pub(super) fn origin_of_browser(
     headers: &HeaderMap,
     host: Option<&str>,
     is_upstream: impl Fn(&str) -> bool,
-) -> Option<String> {
+) -> Option<Arc<str>> {
     let host = host.filter(|host| tls.is_none() && !is_proxied(headers) && !is_upstream(host))?;
-    parse_origin("http", host)
+    parse_origin("http", host).map(Arc::from)
 }
 
 /// Returns true if a proxy announces itself between larder and the client: then Host may be the proxy's name for

@@ -1,6 +1,7 @@
 //! The failed requests of clients, each with its cause, remedy, client and count. A bounded list in memory,
 //! for people; the metrics count everything.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -96,12 +97,12 @@ impl RecentFailures {
     }
 
     /// Notes that a path was answered.
-    pub(super) fn note_answered(&self, path: &str) {
+    pub(super) fn note_answered<'a>(&self, path: impl FnOnce() -> Cow<'a, str>) {
         if self.open.load(Ordering::Relaxed) == 0 {
             return;
         }
         let mut by_path = self.by_path.lock();
-        if let Some(failure) = by_path.get_mut(path) {
+        if let Some(failure) = by_path.get_mut(&*path()) {
             failure.is_over = true;
             self.count_open(&by_path);
         }
@@ -153,8 +154,8 @@ mod tests {
         let failures = RecentFailures::default();
         (0..3).for_each(|now| fail(&failures, "/a", now));
         fail(&failures, "/b", 1);
-        failures.note_answered("/a");
-        failures.note_answered("/never");
+        failures.note_answered(|| "/a".into());
+        failures.note_answered(|| "/never".into());
         let listed = failures.list(Timestamp(9));
         let lines: Vec<(&str, u64, bool)> =
             listed.iter().map(|failure| (failure.path.as_str(), failure.times, failure.is_over)).collect();

@@ -6,14 +6,19 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     panic::AssertUnwindSafe,
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, CatchUnwind},
+    stream::FuturesUnordered,
+};
 use http::{
-    Request, Response, StatusCode,
+    Method, Request, Response, StatusCode, Uri,
     header::{self, HeaderValue},
 };
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -22,6 +27,7 @@ use rustix::io::Errno;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    runtime::Handle,
     time::{Instant, timeout},
 };
 use tokio_rustls::TlsAcceptor;
@@ -31,7 +37,8 @@ use super::{
     admin_tls::TLS_RECORD,
     body::Body,
     connection_slots::{ConnectionSlot, ConnectionSlots, PeerClass},
-    idle::{Activity, CloseReason, WatchedSocket},
+    connection_threads::{ConnectionThreads, in_context_of},
+    idle::{Activity, CloseReason, InFlight, WatchedSocket},
     response,
     tls::Tls,
 };
@@ -125,42 +132,61 @@ pub enum Transport {
     PlainOrAdminTls(Arc<dyn Fn() -> TlsAcceptor + Send + Sync>),
 }
 
-/// Answers the requests of a listener.
-pub type Handler = Arc<dyn Fn(Request<Incoming>, Peer) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
+/// A bound socket, and what its connections get.
+pub struct Listener {
+    /// The socket.
+    pub socket: TcpListener,
+    /// The layer below HTTP.
+    pub transport: Transport,
+    /// The limits of its connections.
+    pub limits: Limits,
+    /// The slots of its connections.
+    pub slots: ConnectionSlots,
+    /// The threads that its connections run on, in turn.
+    pub threads: ConnectionThreads,
+}
 
-/// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. `slots` limits the
+/// Answers the requests of a listener.
+pub type Handler = Arc<dyn Fn(Request<Incoming>, Arc<Peer>) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
+
+/// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. The slots limit the
 /// connections by the class that `classify` gives to their address.
 ///
 /// After `stop`, refuses new connections, lets running answers end within `limits.drain`, cuts the rest and returns.
 /// Dropping the future cuts all connections at once.
 pub async fn serve(
-    listener: TcpListener,
-    transport: Transport,
-    limits: Limits,
-    slots: ConnectionSlots,
+    listener: Listener,
     classify: impl Fn(IpAddr) -> PeerClass,
     handler: Handler,
     stop: CancellationToken,
 ) {
+    let Listener { socket, transport, limits, slots, threads } = listener;
+    let runtime = Handle::current();
     let cut = CancellationToken::new();
     let _cut_when_dropped = cut.clone().drop_guard();
     let connections = TaskTracker::new();
     let drain = limits.drain;
     let (full_log, closed_log) = (LogRateLimit::default(), LogRateLimit::default());
-    let mut acceptor = Acceptor { listener, slots: slots.clone(), classify, full_log, closed_log, failures: 0 };
+    let mut acceptor = Acceptor { socket, slots: slots.clone(), classify, full_log, closed_log, failures: 0 };
     let memory = ReadBudget::new(limits.memory_bytes);
     let state = Arc::new(ListenerState { transport, limits, slots, memory, handler, stop: stop.clone() });
 
     while let Some((socket, address, slot)) = stop.run_until_cancelled(acceptor.next()).await {
         let state = Arc::clone(&state);
         let cut = cut.clone();
-        connections.spawn(async move {
-            let serving = state.serve_connection(socket, address, Arc::new(slot));
-            let result = AssertUnwindSafe(cut.run_until_cancelled(serving)).catch_unwind();
-            if let Err(panic) = result.await {
+        let runtime = runtime.clone();
+        let serving = async move {
+            // In the context of the thread that this runs on, which drives the socket.
+            let socket = match TcpStream::from_std(socket) {
+                Ok(socket) => socket,
+                Err(error) => return tracing::debug!(%address, %error, "a connection ended before it was served"),
+            };
+            let serving = until_cut(state.serve_connection(socket, address, slot), &cut);
+            if let Err(panic) = AssertUnwindSafe(in_context_of(runtime, serving)).catch_unwind().await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
-        });
+        };
+        connections.spawn_on(serving, threads.next());
     }
 
     drop(acceptor);
@@ -174,9 +200,27 @@ pub async fn serve(
     }
 }
 
+/// Serves a connection until it ends or is cut.
+async fn until_cut(serving: impl Future<Output = ()>, cut: &CancellationToken) {
+    tokio::select! {
+        biased;
+        () = serving => {}
+        () = when_woken(cut.cancelled()) => {}
+    }
+}
+
+/// A future that is polled only when it was woken itself, and not with every request of its connection.
+async fn when_woken<F: Future>(future: F) -> F::Output {
+    let mut futures: FuturesUnordered<F> = std::iter::once(future).collect();
+    match futures.next().await {
+        Some(output) => output,
+        None => std::future::pending().await,
+    }
+}
+
 /// Accepts connections while there are free slots.
 struct Acceptor<S> {
-    listener: TcpListener,
+    socket: TcpListener,
     slots: ConnectionSlots,
     classify: S,
     full_log: LogRateLimit,
@@ -186,7 +230,7 @@ struct Acceptor<S> {
 
 impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
     /// Waits for a connection and its slot.
-    async fn next(&mut self) -> (TcpStream, SocketAddr, ConnectionSlot) {
+    async fn next(&mut self) -> (std::net::TcpStream, SocketAddr, ConnectionSlot) {
         let when_full = || {
             if self.full_log.is_due() {
                 tracing::warn!("all connections are taken, new ones wait until one ends");
@@ -194,7 +238,7 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
         };
         let mut unassigned = self.slots.reserve(when_full).await;
         loop {
-            match self.listener.accept().await {
+            match self.socket.accept().await {
                 Ok((socket, address)) => {
                     self.failures = 0;
                     let ip = address.ip().to_canonical();
@@ -212,7 +256,14 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                     if let Err(error) = socket.set_nodelay(true) {
                         tracing::debug!(%address, %error, "cannot switch off Nagle's algorithm");
                     }
-                    return (socket, address, slot);
+                    // Its own thread takes it up again.
+                    match socket.into_std() {
+                        Ok(socket) => return (socket, address, slot),
+                        Err(error) => {
+                            tracing::debug!(%address, %error, "a connection ended before it was served");
+                            unassigned = self.slots.reserve(|| ()).await;
+                        }
+                    }
                 }
                 Err(error) if is_connection_error(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
@@ -267,7 +318,7 @@ struct ListenerState {
 }
 
 impl ListenerState {
-    async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, slot: Arc<ConnectionSlot>) {
+    async fn serve_connection(&self, socket: TcpStream, address: SocketAddr, slot: ConnectionSlot) {
         let (memory, peer_class) = (self.memory.share(), slot.peer_class);
         let Limits { idle, mut header_time, handshake, outsider_time, .. } = self.limits;
         if slot.is_spare() {
@@ -317,31 +368,29 @@ impl ListenerState {
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
         peer: Peer,
-        slot: Arc<ConnectionSlot>,
+        slot: ConnectionSlot,
         activity: &Arc<Activity>,
     ) {
         activity.begin();
-        let address = peer.address;
+        let (address, peer) = (peer.address, Arc::new(peer));
         let service = service_fn(|request: Request<Incoming>| {
-            let in_flight = activity.request();
-            let is_last = in_flight.is_outsider_request;
-            let answer = answer(Arc::clone(&self.handler), request, peer.clone(), Arc::clone(&slot));
-            answer.map_ok(move |mut response| {
-                if is_last {
-                    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-                }
-                response.map(|body| body.of_request(in_flight))
-            })
+            Answering::begin(&self.handler, request, &peer, &slot, activity.request())
         });
         let mut http = http1::Builder::new();
         // Hyper's limit of the time for a head also runs while a connection is idle between requests; `Activity`
         // distinguishes them.
         http.header_read_timeout(None).max_buf_size(self.limits.header_bytes.max(MIN_HEADER_BYTES));
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+        let closing = async {
+            tokio::select! {
+                () = self.stop.cancelled() => None,
+                reason = activity.close_reason() => Some(reason),
+            }
+        };
         let close_reason = tokio::select! {
+            biased;
             ended = connection.as_mut() => return log_end(address, ended),
-            () = self.stop.cancelled() => None,
-            reason = activity.close_reason() => Some(reason),
+            close_reason = when_woken(closing) => close_reason,
         };
         tracing::debug!(%address, ?close_reason, "ending a connection");
         connection.as_mut().graceful_shutdown();
@@ -365,31 +414,76 @@ impl ListenerState {
 #[error("the handler panicked")]
 struct HandlerPanicked;
 
-async fn answer(
-    handler: Handler,
-    request: Request<Incoming>,
-    peer: Peer,
-    slot: Arc<ConnectionSlot>,
-) -> Result<Response<Body>, HandlerPanicked> {
-    let (method, uri) = (request.method().clone(), request.uri().clone());
-    let answer = async move {
+/// The answer to a request. Its first step runs as soon as the request is there: an answer from memory needs no other, and
+/// the request is gone before hyper looks for the next one, for which it would otherwise take a new buffer.
+struct Answering<'a> {
+    step: AnswerStep<'a>,
+    slot: &'a ConnectionSlot,
+    in_flight: Option<InFlight>,
+}
+
+enum AnswerStep<'a> {
+    Handling { handling: CatchUnwind<AssertUnwindSafe<BoxFuture<'a, Response<Body>>>>, method: Method, uri: Uri },
+    Handled(Option<Result<Response<Body>, HandlerPanicked>>),
+}
+
+impl<'a> Answering<'a> {
+    fn begin(
+        handler: &'a Handler,
+        request: Request<Incoming>,
+        peer: &Arc<Peer>,
+        slot: &'a ConnectionSlot,
+        in_flight: InFlight,
+    ) -> Self {
+        let (method, uri, peer) = (request.method().clone(), request.uri().clone(), Arc::clone(peer));
         // Below any prefix that a proxy leaves in place.
         let is_probe = matches!(request.uri().path().rsplit('/').next(), Some("healthz" | "readyz"));
-        if !is_probe && let Err(reason) = slot.require_own().await {
-            let mut refusal = response::errors(StatusCode::SERVICE_UNAVAILABLE, vec![reason]);
-            refusal.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            return refusal;
+        let handling = if is_probe || !slot.is_spare() {
+            handler(request, peer)
+        } else {
+            Box::pin(async move {
+                match slot.require_own().await {
+                    Ok(()) => handler(request, peer).await,
+                    Err(reason) => response::errors(StatusCode::SERVICE_UNAVAILABLE, vec![reason]),
+                }
+            })
+        };
+        let handling = AssertUnwindSafe(handling).catch_unwind();
+        let mut answering =
+            Self { step: AnswerStep::Handling { handling, method, uri }, slot, in_flight: Some(in_flight) };
+        // Hyper polls it right after this, with a waker.
+        answering.advance(&mut Context::from_waker(Waker::noop()));
+        answering
+    }
+
+    fn advance(&mut self, cx: &mut Context<'_>) {
+        let AnswerStep::Handling { handling, method, uri } = &mut self.step else { return };
+        let Poll::Ready(handled) = handling.poll_unpin(cx) else { return };
+        let handled = handled.map_err(|panic| {
+            tracing::error!(%method, path = RunId::without_id(uri.path()), panic = panic_message(&*panic), "a request's handler panicked");
+            HandlerPanicked
+        });
+        let in_flight = self.in_flight.take();
+        let is_last = self.slot.is_spare() || in_flight.as_ref().is_some_and(|request| request.is_outsider_request);
+        self.step = AnswerStep::Handled(Some(handled.map(|mut response| {
+            if is_last {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response.map(|body| body.of_request(in_flight))
+        })));
+    }
+}
+
+impl Future for Answering<'_> {
+    type Output = Result<Response<Body>, HandlerPanicked>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.advance(cx);
+        match &mut self.step {
+            AnswerStep::Handled(handled) => handled.take().map_or(Poll::Pending, Poll::Ready),
+            AnswerStep::Handling { .. } => Poll::Pending,
         }
-        let mut response = handler(request, peer).await;
-        if slot.is_spare() {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
-    };
-    AssertUnwindSafe(answer).catch_unwind().await.map_err(|panic| {
-        tracing::error!(%method, path = RunId::without_id(uri.path()), panic = panic_message(&*panic), "a request's handler panicked");
-        HandlerPanicked
-    })
+    }
 }
 
 fn log_end(address: SocketAddr, ended: hyper::Result<()>) {

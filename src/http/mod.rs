@@ -10,11 +10,13 @@ mod body;
 pub mod client_tokens;
 pub mod clients;
 pub mod connection_slots;
+pub mod connection_threads;
 mod failures;
 mod idle;
 pub mod listener;
 pub mod local_socket;
 mod page;
+mod per_core;
 pub mod probe_client;
 mod refusals;
 mod request_log;
@@ -34,6 +36,7 @@ use tokio::time::Instant;
 pub use self::admin::{Admin, AdminCaller, AdminProcess, RunAccess, ServingLarder};
 pub use self::audit::AuditLine;
 pub use self::body::Body;
+pub use self::request_log::REQUEST_LOG;
 pub use self::requests::{RequestMetrics, RequestTraffic};
 pub use self::runs::Runs;
 
@@ -93,38 +96,39 @@ impl MainListener {
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
-        let start = Instant::now();
-        let request_number = self.requests.next_number();
-        let is_head = request.method() == Method::HEAD;
-        let client = self.clients.client(peer.address.ip(), request.headers());
-        let mut log = RequestLog {
-            requests: self.requests.clone(),
-            request_number,
-            method: request.method().clone(),
-            uri: request.uri().clone(),
-            client: client.address,
-            start,
-            route: RouteKind::NoRoute,
-            run: None,
-            is_quiet: false,
-            is_beyond_limit: false,
-            answer: None,
-            sent: (0, false),
-            now: self.clock.now(),
-            decision: Decision::default(),
-            audit: self.audit.clone(),
-        };
-        let (response, outcome) = self.answer(&request, &peer, &client, &mut log).await;
-        log.answer = Some((response.status(), outcome));
-        let response = if is_head { without_body(response) } else { response };
-        response.map(|body| {
-            body.when_done(move |bytes, is_truncated| {
-                // The whole record moves here, and is dropped here.
-                let mut log = log;
-                log.sent = (bytes, is_truncated);
-            })
-        })
+    pub fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: Arc<Peer>,
+    ) -> impl Future<Output = Response<Body>> + Send {
+        // Not an `async fn`: its arguments would take their memory twice.
+        async move {
+            let start = Instant::now();
+            let request_number = self.requests.next_number();
+            let is_head = request.method() == Method::HEAD;
+            let client = self.clients.client(peer.address.ip(), request.headers());
+            let mut log = Box::new(RequestLog {
+                requests: self.requests.clone(),
+                request_number,
+                method: request.method().clone(),
+                path: request.uri().path().into(),
+                client: client.address,
+                start,
+                route: RouteKind::NoRoute,
+                run: None,
+                is_quiet: false,
+                is_beyond_limit: false,
+                answer: None,
+                sent: (0, false),
+                now: self.clock.now(),
+                decision: Decision::default(),
+                audit: self.audit.clone(),
+            });
+            let (response, outcome) = self.answer(&request, &peer, &client, &mut log).await;
+            log.answer = Some((response.status(), outcome));
+            let response = if is_head { without_body(response) } else { response };
+            response.map(|body| body.logged_in(log))
+        }
     }
 
     async fn answer(
@@ -152,32 +156,37 @@ impl MainListener {
             cdn_loop: CdnLoop::received(cdn_loop.filter_map(|value| value.to_str().ok())),
             client: client.address.into(),
             origin: None,
-            accepts_html: page::accepts_html(request.headers()),
             now: log.now,
             takes_unknown_length: request.version() > Version::HTTP_10,
         };
-        let (route, api) = self.protocols.route(&mut parsed_request);
+        let (target, api) = self.protocols.target(&mut parsed_request);
+        // The page is for those who ask for one by name.
+        let target = target.and_then(|target| match &*target.route {
+            Route::Home if !page::accepts_html(request.headers()) => Err(RouteError::nothing_at(path)),
+            _ => Ok(target),
+        });
+        let route = target.as_ref().ok().map(|target| &*target.route);
         log.decision.view = parsed_request.view;
         if log.audit.is_some() {
-            log.decision.route = route.as_ref().ok().cloned();
+            log.decision.route = target.as_ref().ok().map(|target| Arc::clone(&target.route));
             log.decision.note_url(parsed_request.url_token);
         }
         // The client is checked before the route, or an outsider could learn which registries are mirrored. Probes are
         // open to all.
-        if !matches!(route, Ok(Route::Health | Route::Ready))
+        if !matches!(route, Some(Route::Health | Route::Ready))
             && let Err(refusal) = self.clients.admit(client, run)
         {
             log.note_stranger(Some(RefusalKind::Network), &refusal.to_string());
             return self.refuse(Refusal::Client, response::refusal_status(api), refusal.to_string());
         }
-        match self.rights(&route, &parsed_request, request.headers(), client, peer).await {
+        match self.rights(route, &parsed_request, request.headers(), client, peer).await {
             Ok(who) => {
                 parsed_request.rights = who.rights();
                 log.decision.who = who;
             }
             Err(refusal) => return self.refuse_unauthenticated(&refusal, api, client, log),
         }
-        let is_open = matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
+        let is_open = matches!(route, Some(Route::Health | Route::Ready | Route::Home));
         log.run = run.filter(|_| !is_open).map(|run| self.runs.begin(run));
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let reason = "only GET and HEAD are answered here".to_owned();
@@ -186,8 +195,8 @@ impl MainListener {
             response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             return (response, end);
         }
-        let route = match route {
-            Ok(route) => route,
+        let target = match target {
+            Ok(target) => target,
             Err(no_route) => {
                 let failure = RequestFailure::from(no_route);
                 log.decision.note_failure(&failure);
@@ -200,25 +209,26 @@ impl MainListener {
                 return (response::failure(&failure, api), end);
             }
         };
+        let route = &*target.route;
         log.route = route.kind();
         if route.has_links() {
             let is_trusted_proxy = self.clients.is_trusted_proxy(peer.address.ip());
             let is_upstream = |host: &str| self.protocols.is_upstream(host);
             let (tls, headers) = (peer.tls.as_deref(), request.headers());
             parsed_request.origin = origin(is_trusted_proxy, tls, headers, host, is_upstream);
-            if route == Route::Home && parsed_request.origin.is_none() {
+            if *route == Route::Home && parsed_request.origin.is_none() {
                 parsed_request.origin = origin_of_browser(tls, headers, host, is_upstream);
             }
         }
-        match self.protocols.answer(&route, &parsed_request).await {
+        match self.protocols.answer(&target, &parsed_request).await {
             Ok(reply) => {
                 log.decision.note_reply(&reply);
                 let (outcome, age) = (reply.outcome.map_or(RequestOutcome::NoOutcome, RequestOutcome::from), reply.age);
                 let content = if age.is_some() { Content::Document } else { Content::Archive };
-                let mut response = response::reply(reply, &route, request, &peer.memory);
+                let mut response = response::reply(reply, route, request, &peer.memory);
                 let may_know_origin = peer.tls.is_some() || !self.clients.trusted_proxies.is_empty();
                 let varies_by = match &parsed_request.rights {
-                    Rights::All => self.protocols.varies_by(&route, &parsed_request, may_know_origin),
+                    Rights::All => self.protocols.varies_by(route, &parsed_request, may_know_origin),
                     Rights::Of(_) => VariesBy::Client,
                 };
                 response::set_vary(response.headers_mut(), varies_by);
@@ -229,11 +239,11 @@ impl MainListener {
                     self.requests.record_hit(content, start.elapsed());
                 }
                 if let Some(run) = &mut log.run {
-                    run.answered_with(RunContent::of(&route));
+                    run.answered_with(RunContent::of(route));
                 }
                 // A path with a query is one of many pages.
                 if parsed_request.query.is_none() {
-                    self.requests.failures().note_answered(&without_url_token(path));
+                    self.requests.failures().note_answered(|| without_url_token(path));
                 }
                 (response, outcome)
             }
@@ -270,13 +280,13 @@ impl MainListener {
     /// It is not that of a client.
     async fn rights(
         &self,
-        route: &Result<Route, RouteError>,
+        route: Option<&Route>,
         request: &protocol::Request<'_>,
         headers: &HeaderMap,
         client: &RequestClient,
         peer: &Peer,
     ) -> Result<Who, NotAuthenticated> {
-        let is_open = self.tokens.is_empty() || matches!(route, Ok(Route::Health | Route::Ready | Route::Home));
+        let is_open = self.tokens.is_empty() || matches!(route, Some(Route::Health | Route::Ready | Route::Home));
         let is_local = self.clients.is_on_this_machine(peer.address.ip(), headers);
         // A larder of a run answers its runs alone. The id of a run is in the URLs of its client, which may have logged them.
         let is_trusted_run =
@@ -284,13 +294,14 @@ impl MainListener {
         if is_open || is_trusted_run {
             return Ok(if is_trusted_run { Who::OwnRun } else { Who::Anybody });
         }
-        let of_url = route.as_ref().ok().and_then(|route| self.protocols.rights_of_url(route, request));
+        let of_url = route.and_then(|route| self.protocols.rights_of_url(route, request));
         let bad_url = match of_url {
             Some(Ok(class)) => return Ok(Who::OfClass(class)),
             Some(Err(bad_url)) => Some(NotAuthenticated::from(bad_url)),
             None => None,
         };
-        match self.tokens.identity_of(headers, client, request.now).await {
+        // Boxed, as where no client authenticates every request would reserve its memory.
+        match Box::pin(self.tokens.identity_of(headers, client, request.now)).await {
             Ok(identity)
                 if peer.tls.is_none() && !is_local && !self.clients.came_over_tls(peer.address.ip(), headers) =>
             {

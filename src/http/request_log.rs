@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{Method, StatusCode, Uri};
+use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use super::audit::{Asked, AuditLine, Decision, End};
@@ -16,13 +16,17 @@ use crate::protocol::rights::without_url_token;
 use crate::protocol::route::RouteKind;
 use crate::protocol::run::RunId;
 
+/// The target of the access log: its lines, one for each request, are written together.
+pub const REQUEST_LOG: &str = "larder::request";
+
 /// The record of a request. Counts the request and writes its line of the access log when it is dropped: when the body
 /// of the answer has been sent, or before the answer if the client disconnected.
 pub(super) struct RequestLog {
     pub(super) requests: RequestMetrics,
     pub(super) request_number: u64,
     pub(super) method: Method,
-    pub(super) uri: Uri,
+    /// The path of the request. A copy: the URI itself keeps the buffer of the connection from being used again.
+    pub(super) path: Box<str>,
     pub(super) client: IpAddr,
     pub(super) start: Instant,
     pub(super) route: RouteKind,
@@ -54,7 +58,7 @@ impl RequestLog {
 
 impl Drop for RequestLog {
     fn drop(&mut self) {
-        let Self { request_number, method, uri, client, route, sent: (bytes, is_truncated), .. } = self;
+        let Self { request_number, method, path: full_path, client, route, sent: (bytes, is_truncated), .. } = self;
         let outcome = match self.answer {
             Some((_, outcome)) => outcome,
             // The listener catches a panic of the handler; the client has not disconnected then.
@@ -63,7 +67,7 @@ impl Drop for RequestLog {
         };
         let end = if *is_truncated { RequestOutcome::Error } else { outcome };
         if let (true, Some((status, _))) = (*is_truncated, self.answer) {
-            let (_, path) = RunId::split(uri.path());
+            let (_, path) = RunId::split(full_path);
             let path = without_url_token(path);
             self.requests.failures().record_broken_off(&path, status, *client, self.now);
             if let Some(run) = &mut self.run {
@@ -85,14 +89,14 @@ impl Drop for RequestLog {
             self.requests.refusals().record(*client, refusal);
         }
         if let Some(audit) = self.audit.as_ref().filter(|_| is_decision) {
-            let path = without_url_token(RunId::without_id(uri.path()));
+            let path = without_url_token(RunId::without_id(full_path));
             let asked = Asked { client: *client, method, path: &path, time: self.now };
             let ended = End { status, outcome: end, bytes: *bytes, broken_off: *is_truncated };
             let line = AuditLine::of(std::mem::take(&mut self.decision), asked, ended);
             line.into_iter().for_each(|line| audit.add(line.weight(), line));
         }
         tracing::info!(
-            target: "larder::request",
+            target: REQUEST_LOG,
             request = *request_number,
             %client,
             status = status.map(|status| status.as_u16()),
@@ -102,7 +106,7 @@ impl Drop for RequestLog {
             ms = self.start.elapsed().as_millis() as u64,
             "{method} {}",
             // The id of a run opens its larder, the proof in a URL its archive, and logs are read by others.
-            without_url_token(RunId::without_id(uri.path())),
+            without_url_token(RunId::without_id(full_path)),
         );
     }
 }

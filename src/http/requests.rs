@@ -4,16 +4,15 @@
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::client_tokens::Strangers;
 use super::failures::RecentFailures;
+use super::per_core::{DurationHistogram, PerCore};
 use super::refusals::RecentRefusals;
 use crate::audit::AuditCounters;
 use crate::error::Error;
@@ -23,10 +22,10 @@ use crate::mirror::{Outcome, Runtime};
 use crate::protocol::RequestFailure;
 use crate::protocol::route::{RouteError, RouteKind};
 
-/// Bucket bounds of hit times, in seconds: from a few microseconds to a noticeable delay.
-const HIT_TIMES: [f64; 12] = [10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 5e-3, 25e-3, 0.1, 0.5, 2.5];
-/// Bucket bounds of document ages, in seconds: a minute, five, an hour, four, a day, two, a week, thirty days.
-const AGES: [f64; 8] = [60.0, 300.0, 3_600.0, 14_400.0, 86_400.0, 172_800.0, 604_800.0, 2_592_000.0];
+/// Bucket bounds of hit times: from a few microseconds to a noticeable delay.
+const HIT_MICROS: [u64; 12] = [10, 25, 50, 100, 250, 500, 1_000, 5_000, 25_000, 100_000, 500_000, 2_500_000];
+/// Bucket bounds of document ages: a minute, five, an hour, four, a day, two, a week, thirty days.
+const AGE_SECONDS: [u64; 8] = [60, 300, 3_600, 14_400, 86_400, 172_800, 604_800, 2_592_000];
 
 labelled_enum! {
     /// Outcome of a request.
@@ -164,8 +163,11 @@ impl Refusal {
 
 /// Names and values of labels.
 type Labels<const N: usize> = [(&'static str, &'static str); N];
-type Counters = Family<Labels<1>, Counter>;
-type Histograms = Family<Labels<1>, Histogram, fn() -> Histogram>;
+type RequestCounter = Counter<u64, PerCore>;
+type Counters = Family<Labels<1>, RequestCounter>;
+type HitTimes = DurationHistogram<{ HIT_MICROS.len() }>;
+type Ages = DurationHistogram<{ AGE_SECONDS.len() }>;
+type Histograms<M> = Family<Labels<1>, M, fn() -> M>;
 
 /// Request counters, shared by all copies.
 #[derive(Debug, Clone)]
@@ -175,13 +177,13 @@ pub struct RequestMetrics(Arc<RequestCounters>);
 #[derive(Debug)]
 struct RequestCounters {
     /// Requests to the main listener so far.
-    started: AtomicU64,
-    ended: [[Counter; RequestOutcome::ALL.len()]; RouteKind::ALL.len()],
-    sent: [Counter; Source::ALL.len()],
-    refused: [Counter; Refusal::ALL.len()],
-    refused_connections: [Counter; ConnectionRefusal::ALL.len()],
-    hit: [Histogram; Content::ALL.len()],
-    ages: [Histogram; RouteKind::DOCUMENTS],
+    started: PerCore,
+    ended: [[RequestCounter; RequestOutcome::ALL.len()]; RouteKind::ALL.len()],
+    sent: [RequestCounter; Source::ALL.len()],
+    refused: [RequestCounter; Refusal::ALL.len()],
+    refused_connections: [RequestCounter; ConnectionRefusal::ALL.len()],
+    hit: [HitTimes; Content::ALL.len()],
+    ages: [Ages; RouteKind::DOCUMENTS],
     failures: RecentFailures,
     refusals: RecentRefusals,
     wrong_tokens: Strangers,
@@ -199,7 +201,7 @@ impl Default for RequestMetrics {
 impl RequestMetrics {
     /// Creates the metrics and registers them.
     pub fn new(registry: &mut Registry) -> Self {
-        let ended = Family::<Labels<2>, Counter>::default();
+        let ended = Family::<Labels<2>, RequestCounter>::default();
         registry.register("larder_requests", "Requests answered, by route and outcome", ended.clone());
         let ended = |route_index: usize, outcome_index: usize| {
             let (route, outcome) = (RouteKind::ALL[route_index].label(), RequestOutcome::ALL[outcome_index].label());
@@ -211,17 +213,18 @@ impl RequestMetrics {
         registry.register("larder_refusals", "Requests refused, by reason", refused.clone());
         let help = "Connections closed without a response, or not accepted yet, by limit";
         registry.register("larder_connections_refused", help, refused_connections.clone());
-        let hit: Histograms = Family::new_with_constructor(|| Histogram::new(HIT_TIMES));
+        let hit: Histograms<HitTimes> =
+            Family::new_with_constructor(|| HitTimes::new(HIT_MICROS.map(Duration::from_micros)));
         let help = "Time from request headers to response headers, for fresh cache hits";
         registry.register_with_unit("larder_hit", help, Unit::Seconds, hit.clone());
-        let ages: Histograms = Family::new_with_constructor(|| Histogram::new(AGES));
+        let ages: Histograms<Ages> = Family::new_with_constructor(|| Ages::new(AGE_SECONDS.map(Duration::from_secs)));
         let help = "Age of served documents since upstream last confirmed them";
         registry.register_with_unit("larder_document_age", help, Unit::Seconds, ages.clone());
         let audit = AuditCounters::default();
         audit.register(registry);
         let counter = |family: &Counters, name, label| family.get_or_create_owned(&[(name, label)]);
         Self(Arc::new(RequestCounters {
-            started: AtomicU64::default(),
+            started: PerCore::default(),
             ended: array::from_fn(|route_index| array::from_fn(|outcome_index| ended(route_index, outcome_index))),
             sent: Source::ALL.map(|source| counter(&sent, "source", source.label())),
             refused: Refusal::ALL.map(|reason| counter(&refused, "reason", reason.label())),
@@ -262,9 +265,9 @@ impl RequestMetrics {
         &self.0.refused_strangers
     }
 
-    /// Returns the number of the next request, for the log.
+    /// Returns the number of the next request, for the log. Numbers are unique; those of one connection grow.
     pub(super) fn next_number(&self) -> u64 {
-        self.0.started.fetch_add(1, Ordering::Relaxed) + 1
+        self.0.started.next_unique()
     }
 
     /// Counts a finished request and its sent body bytes.
@@ -276,13 +279,13 @@ impl RequestMetrics {
 
     /// Records the time of a hit.
     pub(super) fn record_hit(&self, content: Content, elapsed: Duration) {
-        self.0.hit[content as usize].observe(elapsed.as_secs_f64());
+        self.0.hit[content as usize].observe(elapsed);
     }
 
     /// Records the age of a served document.
     pub(super) fn record_document_age(&self, kind: RouteKind, age: Duration) {
         if let Some(ages) = self.0.ages.get(kind as usize) {
-            ages.observe(age.as_secs_f64());
+            ages.observe(age);
         }
     }
 
@@ -298,7 +301,7 @@ impl RequestMetrics {
 
     /// Returns the body bytes sent since the start: in total, and from the store.
     pub fn sent_bytes(&self) -> (u64, u64) {
-        let sent = self.0.sent.each_ref().map(Counter::get);
+        let sent = self.0.sent.each_ref().map(RequestCounter::get);
         (sent.iter().sum(), sent[Source::Store as usize])
     }
 

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::explanation::{Explanation, safe_text};
 use crate::mirror::{Archive, Outcome, tail_stream};
 use crate::protocol::explain::HttpAnswers;
-use crate::protocol::rendered::RenderedDocument;
+use crate::protocol::rendered::{CACHE_STATUS, NO_CACHE, RenderedDocument};
 use crate::protocol::route::{Api, Route, RouteError};
 use crate::protocol::{Reply, ReplyContent, RequestFailure, VariesBy};
 use crate::store::ReadShare;
@@ -27,13 +27,11 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const IMMUTABLE: HeaderValue = HeaderValue::from_static("max-age=31536000, immutable");
 const PRIVATE_IMMUTABLE: HeaderValue = HeaderValue::from_static("private, max-age=31536000, immutable");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
 const PRIVATE: HeaderValue = HeaderValue::from_static("private, no-cache");
 /// Larder's name in Cache-Status (RFC 9211).
 pub const NAME: &str = "larder";
 
 const X_TERRAFORM_GET: header::HeaderName = header::HeaderName::from_static("x-terraform-get");
-const CACHE_STATUS: header::HeaderName = header::HeaderName::from_static("cache-status");
 
 /// Builds the response for a reply; archive bytes stay in `read_memory`, a share of the
 /// memory for reads, until the client has read them.
@@ -52,7 +50,8 @@ pub fn reply<B>(reply: Reply, route: &Route, request: &Request<B>, read_memory: 
             plain_text(if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
         }
     };
-    if let Some(outcome) = reply.outcome {
+    let is_rendered = response.headers().contains_key(CACHE_STATUS);
+    if let Some(outcome) = reply.outcome.filter(|outcome| !(is_rendered && *outcome == Outcome::Hit)) {
         response.headers_mut().insert(CACHE_STATUS, HeaderValue::from_static(cache_status(outcome)));
     }
     response
@@ -137,31 +136,24 @@ fn redirect(url: &str) -> Response<Body> {
 }
 
 fn document(rendered: &RenderedDocument, request_headers: &HeaderMap) -> Response<Body> {
-    let gzip = rendered.gzip.as_ref().filter(|_| accepts_gzip(request_headers));
+    let gzip = rendered.gzip.as_ref();
+    let form = gzip.filter(|_| accepts_gzip(request_headers)).unwrap_or(&rendered.plain);
     // A client may have either form.
-    let both_tags = [&rendered.tag, &rendered.gzip_tag];
-    let tag = if gzip.is_some() { &rendered.gzip_tag } else { &rendered.tag };
-    let mut response = match precondition(request_headers, |given| both_tags.iter().any(|tag| *tag == given), None) {
-        Precondition::Failed => return precondition_failed(),
-        Precondition::NotModified => with_headers(StatusCode::NOT_MODIFIED, Body::empty(), []),
-        Precondition::Met => {
-            let body = Body::full(gzip.unwrap_or(&rendered.body).clone());
-            let mut response = with_headers(StatusCode::OK, body, [(header::CONTENT_TYPE, JSON)]);
-            if gzip.is_some() {
-                response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-            }
-            response
-        }
+    let is_tag = |given: &str| rendered.plain.tag == given || gzip.is_some_and(|gzip| gzip.tag == given);
+    let response = |status, body, headers| {
+        let mut response = Response::new(body);
+        (*response.status_mut(), *response.headers_mut()) = (status, headers);
+        response
     };
-    let headers = response.headers_mut();
-    if let Ok(tag) = HeaderValue::from_maybe_shared(tag.clone()) {
-        headers.insert(header::ETAG, tag);
+    match precondition(request_headers, is_tag, None) {
+        Precondition::Failed => precondition_failed(),
+        Precondition::NotModified => {
+            let mut headers = form.headers.clone();
+            [header::CONTENT_TYPE, header::CONTENT_ENCODING].into_iter().for_each(|name| drop(headers.remove(name)));
+            response(StatusCode::NOT_MODIFIED, Body::empty(), headers)
+        }
+        Precondition::Met => response(StatusCode::OK, Body::full(form.body.clone()), form.headers.clone()),
     }
-    headers.insert(header::CACHE_CONTROL, NO_CACHE);
-    if rendered.gzip.is_some() {
-        headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-    }
-    response
 }
 
 /// Result of the preconditions of a GET or HEAD.
@@ -175,9 +167,17 @@ enum Precondition {
     Failed,
 }
 
+/// The headers with preconditions (RFC 9110 13.1).
+const CONDITIONS: [header::HeaderName; 4] =
+    [header::IF_MATCH, header::IF_UNMODIFIED_SINCE, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE];
+
 /// Evaluates the preconditions of a request in the order of RFC 9110 13.2.2. `is_tag` compares an entity tag, quotes
 /// included, with that of the answer.
 fn precondition(headers: &HeaderMap, is_tag: impl Fn(&str) -> bool, modified: Option<Timestamp>) -> Precondition {
+    // Most requests have none, and one look at the names is faster than four searches.
+    if !headers.keys().any(|name| CONDITIONS.contains(name)) {
+        return Precondition::Met;
+    }
     let date = |name| Some(Timestamp::of(httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()?));
     let not_after = |date: Option<Timestamp>| modified.zip(date).map(|(modified, date)| modified <= date);
     // A weak tag never matches here (RFC 9110 8.8.3.2).

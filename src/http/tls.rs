@@ -1,6 +1,7 @@
 //! Server certificates: a chain and a key from two PEM files, checked every second and swapped in place.
 
 use std::{
+    collections::HashMap,
     io,
     os::unix::fs::MetadataExt,
     panic,
@@ -11,7 +12,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use http::uri::Authority;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustls::{
     InconsistentKeys, ServerConfig,
     client::verify_server_name,
@@ -25,6 +26,8 @@ use rustls_pki_types::{
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+
+use crate::protocol::route::{MAX_AUTHORITY, parse_origin};
 
 /// Interval of the file checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -128,7 +131,7 @@ impl Tls {
     /// A file cannot be read or parsed, or the two do not match.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let Renewal { pair, files } = Renewal::read(certificate, key)?;
-        let in_use = Arc::new(CurrentCertificate(ArcSwap::from_pointee(pair)));
+        let in_use = Arc::new(CurrentCertificate(ArcSwap::from_pointee(PairInUse::new(pair))));
         let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Setup)?
@@ -144,22 +147,16 @@ impl Tls {
         TlsAcceptor::from(Arc::clone(&self.config))
     }
 
-    /// Returns true if the certificate in use covers the host of a `HOST[:PORT]`, as a client would check it (RFC
-    /// 9525).
-    #[must_use]
-    pub fn certifies(&self, authority: &str) -> bool {
-        let Ok(authority) = authority.parse::<Authority>() else { return false };
-        let name = authority.host().trim_matches(['[', ']']);
-        let (Ok(name), pair) = (ServerName::try_from(name), self.in_use.0.load()) else { return false };
-        let certificate = pair.cert.first().and_then(|certificate| ParsedCertificate::try_from(certificate).ok());
-        certificate.is_some_and(|certificate| verify_server_name(&certificate, &name).is_ok())
+    /// The origin of a `HOST[:PORT]` whose host the certificate in use covers, as a client would check it (RFC 9525).
+    pub(super) fn certified_origin(&self, authority: &str) -> Option<Arc<str>> {
+        self.in_use.0.load().origin(authority)
     }
 
     /// Uses this pair for new connections, and watches its files.
     pub fn use_pair(&self, Renewal { pair, files }: Renewal) {
         let mut last_read = self.last_read.lock();
         *last_read = files;
-        self.in_use.0.store(Arc::new(pair));
+        self.in_use.0.store(Arc::new(PairInUse::new(pair)));
     }
 
     /// Checks the files every second until `stop`, and switches to a new pair once it is complete. Logs an invalid pair
@@ -196,7 +193,7 @@ impl Tls {
         *last_read = observed.clone();
         match pair {
             Ok(pair) => {
-                self.in_use.0.store(Arc::new(pair));
+                self.in_use.0.store(Arc::new(PairInUse::new(pair)));
                 tracing::info!(certificate = %observed.certificate.display(), "new TLS certificate in use");
             }
             Err(error) => tracing::error!(%error, "the TLS files have changed, the old certificate stays in use"),
@@ -207,11 +204,51 @@ impl Tls {
 
 /// The pair for the next handshake.
 #[derive(Debug)]
-struct CurrentCertificate(ArcSwap<CertifiedKey>);
+struct CurrentCertificate(ArcSwap<PairInUse>);
+
+/// A pair, and the origins of the hosts that clients addressed. Comparing a host with the certificate takes longer than the
+/// whole answer from memory.
+#[derive(Debug)]
+struct PairInUse {
+    pair: Arc<CertifiedKey>,
+    origins: RwLock<HashMap<String, Option<Arc<str>>>>,
+}
+
+/// The most hosts whose origins are remembered. Clients use a few; somebody who makes up names costs comparisons.
+const MAX_REMEMBERED: usize = 64;
+
+impl PairInUse {
+    fn new(pair: CertifiedKey) -> Self {
+        Self { pair: Arc::new(pair), origins: RwLock::default() }
+    }
+
+    fn origin(&self, authority: &str) -> Option<Arc<str>> {
+        if let Some(origin) = self.origins.read().get(authority) {
+            return origin.clone();
+        }
+        let origin = self.certifies(authority).then(|| parse_origin("https", authority)).flatten().map(Arc::from);
+        if authority.len() <= MAX_AUTHORITY {
+            let mut origins = self.origins.write();
+            if origins.len() >= MAX_REMEMBERED {
+                origins.clear();
+            }
+            origins.insert(authority.to_owned(), origin.clone());
+        }
+        origin
+    }
+
+    fn certifies(&self, authority: &str) -> bool {
+        let Ok(authority) = authority.parse::<Authority>() else { return false };
+        let name = authority.host().trim_matches(['[', ']']);
+        let Ok(name) = ServerName::try_from(name) else { return false };
+        let certificate = self.pair.cert.first().and_then(|certificate| ParsedCertificate::try_from(certificate).ok());
+        certificate.is_some_and(|certificate| verify_server_name(&certificate, &name).is_ok())
+    }
+}
 
 impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.load_full())
+        Some(Arc::clone(&self.0.load().pair))
     }
 }
 
@@ -284,7 +321,7 @@ mod tests {
     }
 
     fn in_use(tls: &Tls) -> CertificateDer<'static> {
-        tls.in_use.0.load().cert[0].clone()
+        tls.in_use.0.load().pair.cert[0].clone()
     }
 
     /// Runs two checks: the first notices a change, the second finds the files unchanged since and loads them.

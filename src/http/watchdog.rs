@@ -166,7 +166,8 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::super::admin::SERVER;
-    use super::super::listener::{Handler, Limits, Transport, serve};
+    use super::super::connection_threads::ConnectionThreads;
+    use super::super::listener::{Handler, Limits, Listener as ServedListener, Transport, serve};
     use super::super::{Body, RequestMetrics, response};
     use super::*;
 
@@ -182,21 +183,15 @@ mod tests {
     impl Listener {
         /// Starts a listener with these limits, which closes no idle connection.
         async fn with_limits(limits: Limits) -> Self {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
+            let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = socket.local_addr().unwrap();
             let handler: Handler = Arc::new(|_, _| Box::pin(async { healthy() }));
             let limits = Limits { header_time: ONE_HOUR, idle: ONE_HOUR, ..limits };
             let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
-            let classify = |_| PeerClass::Client;
-            tokio::spawn(serve(
-                listener,
-                Transport::Plain,
-                limits,
-                slots.clone(),
-                classify,
-                handler,
-                CancellationToken::new(),
-            ));
+            let threads = ConnectionThreads::of_this_runtime();
+            let listener =
+                ServedListener { socket, transport: Transport::Plain, limits, slots: slots.clone(), threads };
+            tokio::spawn(serve(listener, |_| PeerClass::Client, handler, CancellationToken::new()));
             Self { address, slots }
         }
 
@@ -335,13 +330,14 @@ mod tests {
         }
         let tls = Arc::new(super::super::tls::Tls::load(&certificate, &key).unwrap());
         for transport in [Transport::Plain, Transport::Tls(tls)] {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
+            let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = socket.local_addr().unwrap();
             let handler: Handler = Arc::new(|_, _| Box::pin(async { panic!("the liveness bytes are not a request") }));
             let limits = Limits::default();
             let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
-            let (classify, stop) = (|_| PeerClass::Client, CancellationToken::new());
-            tokio::spawn(serve(listener, transport, limits, slots, classify, handler, stop));
+            let threads = ConnectionThreads::of_this_runtime();
+            let listener = ServedListener { socket, transport, limits, slots, threads };
+            tokio::spawn(serve(listener, |_| PeerClass::Client, handler, CancellationToken::new()));
             timeout(TEST_TIMEOUT, send_liveness_bytes(address)).await.unwrap().unwrap();
         }
     }

@@ -473,7 +473,7 @@ impl ExplainContext<'_> {
                 struct VersionDocument {
                     archives: BTreeMap<String, IgnoredAny>,
                 }
-                let document: Result<VersionDocument, _> = serde_json::from_slice(&rendered.body);
+                let document: Result<VersionDocument, _> = serde_json::from_slice(&rendered.plain.body);
                 document.is_ok_and(|document| document.archives.contains_key(&platform.to_string()))
             }
             _ => true,

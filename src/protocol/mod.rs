@@ -21,7 +21,8 @@ use std::time::Duration;
 
 pub use self::home::HomeConfig;
 use self::rendered::{
-    AgesBasis, AnswerBasis, FinishedReply, RenderedAnswer, RenderedAnswers, RenderedDocument, RenderedList, Renderings,
+    AgesBasis, AnswerBasis, FinishedReply, KnownPath, RenderedAnswer, RenderedAnswers, RenderedDocument, RenderedList,
+    Renderings, path_of,
 };
 use self::rights::{ArchiveUrls, BadArchiveUrl, Rights, RightsClass, split_url_token};
 use self::route::{Api, Mount, Route, RouteContext, RouteError, RouteSubject};
@@ -61,13 +62,20 @@ pub struct Request<'a> {
     /// The client's address, through trusted proxies.
     pub client: ClientAddress,
     /// The origin at which the client sees larder, where known and needed: `https://mirror.example`.
-    pub origin: Option<String>,
-    /// The client asks for a web page by name.
-    pub accepts_html: bool,
+    pub origin: Option<Arc<str>>,
     /// Time of the request.
     pub now: Timestamp,
     /// The client accepts a body without a length.
     pub takes_unknown_length: bool,
+}
+
+/// What a request line asks for.
+#[derive(Debug)]
+pub struct Target {
+    /// The route.
+    pub route: Arc<Route>,
+    /// The rendered answers for it.
+    known: Option<Arc<KnownPath>>,
 }
 
 /// An answer that is not HTTP yet.
@@ -208,26 +216,35 @@ impl Protocols {
         Self { mirror, runtime_config, mount, route_context, archive_urls, answers, shared_renderings }
     }
 
-    /// Parses a request line, and notes its view and the proof in its path. Returns the protocol of its path even without a
-    /// route.
-    pub fn route<'a>(&self, request: &mut Request<'a>) -> (Result<Route, RouteError>, Api) {
+    /// Finds what a request line asks for, and notes its view and the proof in its path. Returns the protocol of its path even
+    /// without a route.
+    pub fn target<'a>(&self, request: &mut Request<'a>) -> (Result<Target, RouteError>, Api) {
         let path: &'a str = request.path;
         let path = self.mount.without_prefix(path);
         let (url_token, path) = split_url_token(path);
         request.url_token = url_token;
         let path = &*path;
-        let path = match View::split(path) {
+        if request.query.is_none()
+            && let Some(known) = self.answers.known(path)
+        {
+            request.view = known.view();
+            let (route, api) = (Arc::clone(known.route()), known.api());
+            return (Ok(Target { route, known: Some(known) }), api);
+        }
+        let below_view = match View::split(path) {
             Ok((view, below)) => {
                 request.view = view;
                 below
             }
             Err(error) => return (Err(error), Api::Registry),
         };
-        let route = match Route::parse(path, request.query, request.host, &self.route_context) {
-            Ok(Route::Home) if !request.accepts_html => Err(RouteError::nothing_at(path)),
-            route => route,
-        };
-        (route, Api::of_path(path))
+        let route = Route::parse(below_view, request.query, request.host, &self.route_context);
+        let target = route.map(|route| {
+            // The client may have written the path in another way.
+            let known = self.answers.known(&path_of(&route, request.view));
+            Target { route: Arc::new(route), known }
+        });
+        (target, Api::of_path(below_view))
     }
 
     /// The rights that the proof in the URL of an archive gives to whoever has it. `None` for a request without one, or where
@@ -264,7 +281,8 @@ impl Protocols {
     }
 
     /// Answers a route.
-    pub async fn answer(&self, route: &Route, request: &Request<'_>) -> Result<Reply, RequestFailure> {
+    pub async fn answer(&self, target: &Target, request: &Request<'_>) -> Result<Reply, RequestFailure> {
+        let route = &target.route;
         self.mirror.runtime.refuse_loops(&request.cdn_loop)?;
         if let Some(run) = request.run.filter(|_| route.has_links()) {
             // The links are paths below those of the run, whatever the public URL: its client asks the listener itself. They
@@ -282,26 +300,24 @@ impl Protocols {
             None => 0,
         };
         let basis = AnswerBasis { generation, closings: self.runtime_config.outbound.backoff.closings() };
-        // A view and a class of rights count as a base of their own: so their number in memory has a limit, too.
-        let key = match (request.view, request.rights.class()) {
-            (None, None) => Cow::Borrowed(base),
-            (None, Some(class)) if base.is_empty() => Cow::Borrowed(class.tag()),
-            (view, class) => {
-                let view = view.map(|view| view.to_string()).unwrap_or_default();
-                Cow::Owned([base, &view, class.map(RightsClass::tag).unwrap_or_default()].concat())
-            }
+        // A class of rights counts as a base of its own: so their number in memory has a limit, too.
+        let variant = match request.rights.class() {
+            None => Cow::Borrowed(base),
+            Some(class) if base.is_empty() => Cow::Borrowed(class.tag()),
+            Some(class) => Cow::Owned([base, class.tag()].concat()),
         };
-        if let Some(answer) = self.answers.fresh(route, &key, basis, request.now) {
+        let fresh = target.known.as_ref().and_then(|known| known.fresh(&variant, basis, request.now));
+        if let Some(answer) = fresh {
             return Ok(Reply::of(answer.map(ReplyContent::from), request.now));
         }
         // Boxed, or every hit would reserve the memory of the largest miss.
-        Box::pin(self.answer_from_mirror(route, request, base, Some((basis, &key)))).await
+        Box::pin(self.answer_from_mirror(route, request, base, Some((basis, &variant)))).await
     }
 
-    /// Answers from the mirror when no rendered answer is in memory. Keeps the answer under the base in `kept`, if there is one.
+    /// Answers from the mirror when no rendered answer is in memory. Keeps the answer for the variant in `kept`, if there is one.
     async fn answer_from_mirror(
         &self,
-        route: &Route,
+        route: &Arc<Route>,
         request: &Request<'_>,
         base: &str,
         kept: Option<(AnswerBasis, &str)>,
@@ -312,7 +328,7 @@ impl Protocols {
         let call = call.limited_to(request.rights.limit(View::limits_of(request.view)));
         let proofs = self.archive_urls.as_deref().zip(request.rights.class());
         let links = Links { mount: &self.mount, base, view: request.view, proofs, now };
-        let answer = match route {
+        let answer = match &**route {
             Route::Health => return Ok(admin::health()),
             Route::Ready => return Ok(Box::pin(admin::readiness(mirror)).await),
             Route::Home => return Ok(Box::pin(home::reply(mirror, links, self.archive_urls.is_some())).await?),
@@ -320,7 +336,7 @@ impl Protocols {
         };
         // Stored with the state from before rendering: after a change meanwhile, the next request renders again.
         if now < answer.fresh_until
-            && let Some((basis, key)) = kept
+            && let Some((basis, variant)) = kept
             && let Some(value) = FinishedReply::of(&answer.value)
         {
             let Answer { outcome, checked, .. } = answer;
@@ -332,7 +348,7 @@ impl Protocols {
             let ends = end.into_iter().chain(end_of_urls);
             let fresh_until = ends.fold(answer.fresh_until, Timestamp::min);
             let answer = Answer { value, outcome: outcome.when_reused(), fresh_until, checked };
-            self.answers.insert(route, key, RenderedAnswer { answer, made: now, basis });
+            self.answers.insert(route, request.view, variant, RenderedAnswer { answer, made: now, basis });
         }
         Ok(Reply::of(answer, now))
     }

@@ -1,10 +1,11 @@
-//! Rendered answers in memory: route and base -> bytes, gzip form, ETag and lifetime; and small verified archives. A
-//! hot request needs nothing else: no JSON, no disk, no lock across an await. Renderings in progress are shared: parsing
+//! Rendered answers in memory: path and base -> route, bytes, gzip form, ETag and lifetime; and small verified archives. A
+//! hot request needs nothing else: no parser, no JSON, no disk, no lock across an await. Renderings in progress are shared: parsing
 //! a large list takes many times its size in memory, and all clients that wait for its fetch would do it at once.
 
 use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,12 +13,13 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, WeakShared};
-use moka::Equivalent;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use moka::sync::Cache;
 use parking_lot::Mutex;
 
 use super::render;
-use super::route::Route;
+use super::route::{Api, Route};
+use super::view::View;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
@@ -32,38 +34,79 @@ const MIN_GZIP_BYTES: usize = 512;
 const HIDDEN_BYTES: usize = 1024;
 
 /// A rendered document.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct RenderedDocument {
-    /// The plain bytes.
-    pub body: Bytes,
+    /// The plain form.
+    pub plain: DocumentForm,
     /// The gzip form, where it is smaller.
-    pub gzip: Option<Bytes>,
-    /// ETag of the plain form, in quotes.
-    pub tag: Bytes,
-    /// ETag of the gzip form, in quotes.
-    pub gzip_tag: Bytes,
+    pub gzip: Option<DocumentForm>,
     /// The versions that are missing from a list, by rule.
     pub hidden: Arc<[HiddenVersions]>,
 }
 
+/// One form of a document, as it is sent.
+#[derive(Debug, Clone)]
+pub struct DocumentForm {
+    /// Its bytes.
+    pub body: Bytes,
+    /// Its ETag, in quotes.
+    pub tag: Bytes,
+    /// The headers of a fresh answer with it. Those of another answer differ in some values.
+    pub headers: HeaderMap,
+}
+
+/// The most bytes that the headers of one form take in memory.
+const HEADER_BYTES: usize = 1024;
+/// Clients ask each time, with the ETag.
+pub const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache");
+
+impl DocumentForm {
+    fn new(body: Vec<u8>, tag: String, coding: Option<&'static str>, has_other_form: bool) -> Self {
+        let tag = Bytes::from(tag);
+        let mut headers = HeaderMap::with_capacity(6);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.extend(coding.map(|coding| (header::CONTENT_ENCODING, HeaderValue::from_static(coding))));
+        headers.extend(HeaderValue::from_maybe_shared(tag.clone()).ok().map(|tag| (header::ETAG, tag)));
+        headers.insert(header::CACHE_CONTROL, NO_CACHE);
+        headers.extend(has_other_form.then(|| (header::VARY, HeaderValue::from_static("Accept-Encoding"))));
+        headers.insert(CACHE_STATUS, HIT);
+        Self { body: Bytes::from(body), tag, headers }
+    }
+
+    fn weight(&self) -> usize {
+        self.body.len() + self.tag.len() + HEADER_BYTES
+    }
+}
+
+/// The header of RFC 9211.
+pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
+/// Its value for a fresh answer.
+pub const HIT: HeaderValue = HeaderValue::from_static("larder; hit");
+
 impl RenderedDocument {
     /// Creates a document with its tags, and its gzip form if that is smaller.
     pub fn new(body: Vec<u8>) -> Self {
-        let gzip = (body.len() >= MIN_GZIP_BYTES).then(|| gzip(&body)).flatten().filter(|gzip| gzip.len() < body.len());
-        Self { gzip: gzip.map(Bytes::from), ..Self::plain(body) }
+        let gzip = (body.len() >= MIN_GZIP_BYTES).then(|| gzip(&body)).flatten();
+        Self::of_forms(body, gzip)
     }
 
     /// Creates a document without a gzip form.
     pub fn plain(body: Vec<u8>) -> Self {
+        Self::of_forms(body, None)
+    }
+
+    fn of_forms(body: Vec<u8>, gzip: Option<Vec<u8>>) -> Self {
+        let gzip = gzip.filter(|gzip| gzip.len() < body.len());
         let mut tag = blake3::hash(&body).to_hex().to_string();
         tag.truncate(32);
-        let (tag, gzip_tag) = (format!("\"{tag}\"").into(), format!("\"{tag}-gzip\"").into());
-        Self { body: Bytes::from(body), gzip: None, tag, gzip_tag, hidden: Arc::default() }
+        let plain = DocumentForm::new(body, format!("\"{tag}\""), None, gzip.is_some());
+        let gzip = gzip.map(|gzip| DocumentForm::new(gzip, format!("\"{tag}-gzip\""), Some("gzip"), true));
+        Self { plain, gzip, hidden: Arc::default() }
     }
 
     fn weight(&self) -> usize {
         let hidden = self.hidden.len() * HIDDEN_BYTES;
-        self.body.len() + self.gzip.as_ref().map_or(0, Bytes::len) + self.tag.len() + self.gzip_tag.len() + hidden
+        self.plain.weight() + self.gzip.as_ref().map_or(0, DocumentForm::weight) + hidden
     }
 }
 
@@ -122,32 +165,100 @@ pub struct AnswerBasis {
     pub closings: u64,
 }
 
-/// The route and the base of a rendered answer, for lookups without a copy. Its bytes depend on these, and on the generation
-/// of its subject.
-#[derive(Hash)]
-struct KeyRef<'a>(&'a Route, &'a str);
-
-impl Equivalent<(Route, String)> for KeyRef<'_> {
-    fn equivalent(&self, (route, base): &(Route, String)) -> bool {
-        self.0 == route && self.1 == base
-    }
-}
-
 /// The weight of an entry of so many bytes. Keys and bookkeeping count as well, or small answers would be free.
 fn cache_weight(bytes: usize) -> u32 {
     u32::try_from(bytes + 512).unwrap_or(u32::MAX)
 }
 
-/// Number of bases with stored answers. A request chooses its base by its Host, within the names of the certificate or
-/// of a trusted proxy. With a wildcard certificate these are unlimited.
-const MAX_BASES: u64 = 64;
+/// Number of answers that a path has in memory: to requests that see larder at different bases, with different rights. A
+/// request chooses its base by its Host, within the names of the certificate or of a trusted proxy. With a wildcard
+/// certificate these are unlimited.
+const MAX_ANSWERS: usize = 64;
 
-/// Rendered answers, up to a number of bytes.
+/// A path with answers in memory. All that a request for it needs is here, so that it is one lookup.
+#[derive(Debug)]
+pub struct KnownPath {
+    route: Arc<Route>,
+    api: Api,
+    view: Option<View>,
+    answers: Vec<KnownAnswer>,
+}
+
+/// A rendered answer to the requests of one variant: with one base and class of rights.
+#[derive(Debug)]
+struct KnownAnswer {
+    variant: Box<str>,
+    rendered: RenderedAnswer,
+    /// True if it was sent since another one took the place of a further one.
+    is_used: AtomicBool,
+}
+
+impl KnownPath {
+    /// The route of the path.
+    pub(super) fn route(&self) -> &Arc<Route> {
+        &self.route
+    }
+
+    /// The protocol that the path belongs to.
+    pub(super) fn api(&self) -> Api {
+        self.api
+    }
+
+    /// The view that the path names.
+    pub(super) fn view(&self) -> Option<View> {
+        self.view
+    }
+
+    /// Returns the answer to requests of a variant, if it is fresh and nothing changed since.
+    pub(super) fn fresh(&self, variant: &str, basis: AnswerBasis, now: Timestamp) -> Option<Answer<FinishedReply>> {
+        let known = self.answers.iter().find(|known| *known.variant == *variant)?;
+        let RenderedAnswer { answer, made, basis: made_of } = &known.rendered;
+        // After the clock was set back, the answer would stay fresh for too long.
+        let is_fresh = *made <= now && now < answer.fresh_until;
+        let is_of_now = made_of.generation == basis.generation
+            && (answer.outcome != Outcome::Stale || made_of.closings == basis.closings);
+        if !(is_fresh && is_of_now) {
+            return None;
+        }
+        // Written only when it changes: other cores read it, too.
+        if !known.is_used.load(Ordering::Relaxed) {
+            known.is_used.store(true, Ordering::Relaxed);
+        }
+        Some(answer.clone())
+    }
+
+    /// The answers with another one. It takes the place of its predecessor, or of one that was not sent lately.
+    fn with(answers: &[KnownAnswer], variant: &str, rendered: RenderedAnswer) -> Vec<KnownAnswer> {
+        let others = answers.iter().filter(|known| *known.variant != *variant);
+        let mut kept: Vec<KnownAnswer> = others.map(KnownAnswer::copy).collect();
+        if kept.len() >= MAX_ANSWERS {
+            let unused = kept.iter().position(|known| !known.is_used.load(Ordering::Relaxed));
+            if unused.is_none() {
+                kept.iter().for_each(|known| known.is_used.store(false, Ordering::Relaxed));
+            }
+            kept.remove(unused.unwrap_or_default());
+        }
+        kept.push(KnownAnswer { variant: variant.into(), rendered, is_used: AtomicBool::new(false) });
+        kept
+    }
+
+    fn weight(&self) -> usize {
+        let weight = |known: &KnownAnswer| known.rendered.answer.value.weight() + known.variant.len() + 256;
+        self.answers.iter().map(weight).sum()
+    }
+}
+
+impl KnownAnswer {
+    fn copy(&self) -> Self {
+        let is_used = AtomicBool::new(self.is_used.load(Ordering::Relaxed));
+        Self { variant: self.variant.clone(), rendered: self.rendered.clone(), is_used }
+    }
+}
+
+/// Rendered answers by path, up to a number of bytes.
 #[derive(Debug)]
 pub struct RenderedAnswers {
-    cache: Cache<(Route, String), RenderedAnswer>,
-    /// The most requested bases.
-    bases: Cache<String, ()>,
+    paths: Cache<Box<str>, Arc<KnownPath>, foldhash::fast::RandomState>,
     /// Memory for archives, including evicted ones that clients still read.
     archives: ReadBudget,
 }
@@ -155,50 +266,42 @@ pub struct RenderedAnswers {
 impl RenderedAnswers {
     /// Creates a memory of at most this many bytes.
     pub fn up_to(bytes: u64) -> Self {
-        let weigh = |_: &(Route, String), rendered: &RenderedAnswer| cache_weight(rendered.answer.value.weight());
-        let cache = Cache::builder().max_capacity(bytes).weigher(weigh).build();
+        let weigh = |path: &Box<str>, known: &Arc<KnownPath>| cache_weight(path.len() + known.weight());
+        let paths = Cache::builder().max_capacity(bytes).weigher(weigh);
         let archives = ReadBudget::new(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Self { cache, bases: Cache::new(MAX_BASES), archives }
+        Self { paths: paths.build_with_hasher(foldhash::fast::RandomState::default()), archives }
     }
 
-    /// Returns the answer to a route, if it is fresh and nothing changed since.
-    pub fn fresh(
-        &self,
-        route: &Route,
-        base: &str,
-        basis: AnswerBasis,
-        now: Timestamp,
-    ) -> Option<Answer<FinishedReply>> {
-        if !self.is_among_bases(base) {
-            return None;
-        }
-        let RenderedAnswer { answer, made, basis: made_of } = self.cache.get(&KeyRef(route, base))?;
-        // After the clock was set back, the answer would stay fresh for too long.
-        let is_fresh = made <= now && now < answer.fresh_until;
-        let is_of_now = made_of.generation == basis.generation
-            && (answer.outcome != Outcome::Stale || made_of.closings == basis.closings);
-        (is_fresh && is_of_now).then_some(answer)
+    /// Returns what is known of a path: as larder writes it, below the mount, with its view.
+    pub fn known(&self, path: &str) -> Option<Arc<KnownPath>> {
+        self.paths.get(path)
     }
 
-    /// Stores an answer if its base is, or now becomes, one of the most requested ones. An archive is stored
-    /// only if the memory budget has space for a copy.
-    pub fn insert(&self, route: &Route, base: &str, mut rendered: RenderedAnswer) {
-        if !self.is_among_bases(base) {
-            self.bases.insert(base.to_owned(), ());
-            // Evicts now, perhaps the new base itself.
-            self.bases.run_pending_tasks();
-        }
+    /// Stores the answer to the requests of a variant for a route. An archive is stored only if the memory budget has space
+    /// for a copy.
+    pub fn insert(&self, route: &Arc<Route>, view: Option<View>, variant: &str, mut rendered: RenderedAnswer) {
         if let FinishedReply::Archive { bytes, .. } = &mut rendered.answer.value {
             // A copy: the mirror's bytes are shared by concurrent readers, and would count as in use while they are
             // stored here.
             let Some(copy) = self.archives.copy(bytes) else { return };
             *bytes = copy;
         }
-        self.cache.insert((route.clone(), base.to_owned()), rendered);
+        let path = path_of(route, view);
+        let api = Api::of_path(&route.path());
+        self.paths.entry(path.into()).and_upsert_with(|entry| {
+            let known = entry.map(|entry| entry.into_value());
+            let answers = known.as_ref().map_or(&[][..], |known| &known.answers);
+            let answers = KnownPath::with(answers, variant, rendered.clone());
+            Arc::new(KnownPath { route: Arc::clone(route), api, view, answers })
+        });
     }
+}
 
-    fn is_among_bases(&self, base: &str) -> bool {
-        base.is_empty() || self.bases.get(base).is_some()
+/// The path of a route in a view, as larder writes it.
+pub(super) fn path_of(route: &Route, view: Option<View>) -> String {
+    match view {
+        Some(view) => format!("{view}{}", route.path()),
+        None => route.path(),
     }
 }
 
@@ -320,27 +423,29 @@ mod tests {
 
     /// Promise 11: a client that keeps changing its Host is answered, and does not fill the memory.
     #[test]
-    fn answers_are_cached_for_the_most_requested_bases_only() {
+    fn a_path_keeps_the_answers_that_are_asked_for_again() {
         let answers = RenderedAnswers::up_to(64 << 20);
-        let route = Route::Discovery(Hostname::parse("registry.example").unwrap());
+        let route = Arc::new(Route::Discovery(Hostname::parse("registry.example").unwrap()));
         let base = |number: usize| format!("https://h{number}.example");
         let now = Timestamp(1_000);
         let value = FinishedReply::Document(Arc::new(RenderedDocument::plain(b"{}".to_vec())));
         let answer = Answer { value, outcome: Outcome::Hit, fresh_until: Timestamp(2_000), checked: now };
         let rendered = RenderedAnswer { answer, made: now, basis: AnswerBasis::default() };
         let frequent_base = base(0);
-        let is_cached = |base: &str| answers.fresh(&route, base, AnswerBasis::default(), now).is_some();
+        let is_cached = |base: &str| {
+            answers.known(&route.path()).is_some_and(|known| known.fresh(base, AnswerBasis::default(), now).is_some())
+        };
         let mut misses = 0;
         for number in 1..2_000 {
-            answers.insert(&route, &base(number), rendered.clone());
+            answers.insert(&route, None, &base(number), rendered.clone());
             if number % 10 == 0 && !is_cached(&frequent_base) {
                 misses += 1;
-                answers.insert(&route, &frequent_base, rendered.clone());
+                answers.insert(&route, None, &frequent_base, rendered.clone());
             }
         }
-        answers.insert(&route, "", rendered.clone());
+        answers.insert(&route, None, "", rendered.clone());
         let count = (0..2_000).filter(|number| is_cached(&base(*number))).count();
-        assert!((1..=MAX_BASES as usize).contains(&count), "{count}");
+        assert!((1..=MAX_ANSWERS).contains(&count), "{count}");
         assert!(is_cached(""));
         assert!(misses < 10, "the most requested base was missing {misses} times");
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-pub use self::mount::{Mount, parse_origin};
+pub use self::mount::{MAX_AUTHORITY, Mount, parse_origin};
 use crate::address::{
     Address, FileName, Hostname, MAX_PART, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
     ProviderAddress, System, Version,
@@ -126,7 +126,7 @@ impl Api {
 
 impl RouteError {
     /// The error of a path without a route.
-    pub(super) fn nothing_at(path: &str) -> Self {
+    pub fn nothing_at(path: &str) -> Self {
         Self::Unknown(format!("there is nothing at {path}"))
     }
 }

@@ -17,6 +17,7 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::super::RequestMetrics;
+use super::super::connection_threads::ConnectionThreads;
 use super::*;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,8 +39,8 @@ impl TestListener {
     }
 
     async fn start_with(limits: Limits, tls: Option<Arc<Tls>>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
         let stop = CancellationToken::new();
         let (feed, pieces) = mpsc::unbounded_channel();
         let pieces = Arc::new(parking_lot::Mutex::new(Some(pieces)));
@@ -53,8 +54,9 @@ impl TestListener {
         });
         let slots = ConnectionSlots::new(&limits, RequestMetrics::default());
         let transport = tls.map_or(Transport::Plain, Transport::Tls);
-        let task =
-            tokio::spawn(serve(listener, transport, limits, slots, |_| PeerClass::Client, handler, stop.clone()));
+        let threads = ConnectionThreads::one_for_each_core().unwrap();
+        let listener = Listener { socket, transport, limits, slots, threads };
+        let task = tokio::spawn(serve(listener, |_| PeerClass::Client, handler, stop.clone()));
         Self { address, stop, task, feed, requests }
     }
 
@@ -73,7 +75,7 @@ impl TestListener {
 
 fn respond(
     path: &str,
-    peer: Peer,
+    peer: Arc<Peer>,
     pieces: impl FnOnce() -> mpsc::UnboundedReceiver<io::Result<Bytes>>,
 ) -> Response<Body> {
     let with_length = |length: u32, body| Response::builder().header("content-length", length).body(body).unwrap();

@@ -8,7 +8,7 @@ use url::Url;
 use crate::cdn_loop::CdnLoop;
 
 /// The longest `HOST:PORT` of an origin, in bytes: a domain name has at most 253 (RFC 1035), a port five digits.
-const MAX_AUTHORITY: usize = 253 + ":65535".len();
+pub const MAX_AUTHORITY: usize = 253 + ":65535".len();
 
 /// Builds an origin from a scheme and the value of a `Host` or `X-Forwarded-Host` header. One origin has one spelling:
 /// lower case, without the default port of its scheme. `None` unless the scheme is http or https, and the host a name or
