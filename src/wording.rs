@@ -49,7 +49,8 @@ pub(crate) fn escape_invisible(text: &str) -> String {
 /// for JSON, where they stand in strings alone.
 pub(crate) fn escape_format_characters(text: &str) -> Cow<'_, str> {
     let is_hidden = |c: char| !c.is_control() && !is_plain(c);
-    if !text.contains(is_hidden) {
+    // Most lines are, and a look at their bytes is many times faster.
+    if text.is_ascii() || !text.contains(is_hidden) {
         return Cow::Borrowed(text);
     }
     let escaped = text.chars().fold(String::with_capacity(text.len() + 16), |mut escaped, c| {

@@ -1,18 +1,21 @@
 //! Sets up the process log: its filter, and a format for its reader: a terminal, the journal, or a collector.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
+use std::iter::successors;
 
 use rustix::fs::fstat;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::{DefaultFields, Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::terminal::{LogOutput, escape_for_terminal};
+use super::log_output::LogOutput;
+use super::terminal::escape_for_terminal;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LogFormat {
@@ -77,13 +80,18 @@ pub(super) fn init_logging(process: LoggingProcess, directives: &str) -> Result<
     let filter = builder.parse_lossy(log_variable.as_deref().unwrap_or(directives));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| LogOutput)
+        .with_writer(LogOutput)
         .with_target(false)
         // A log write that fails cannot be logged.
         .log_internal_errors(false);
     match format {
-        LogFormat::Text { colours } => log.with_ansi(colours).init(),
-        LogFormat::Journal => log.with_ansi(false).event_format(WithPriority(Format::default().without_time())).init(),
+        LogFormat::Text { colours: true } => log.with_ansi(true).init(),
+        LogFormat::Text { colours: false } => log.with_ansi(false).fmt_fields(PlainFields).init(),
+        LogFormat::Journal => log
+            .with_ansi(false)
+            .fmt_fields(PlainFields)
+            .event_format(WithPriority(Format::default().without_time()))
+            .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
         LogFormat::Sentences => log.with_ansi(false).event_format(AsSentence).init(),
     }
@@ -119,21 +127,102 @@ fn stderr_is_the_journal(stream: &str) -> bool {
 /// Formats lines that begin with a priority.
 struct WithPriority(Format<Full, ()>);
 
-impl<S> FormatEvent<S, DefaultFields> for WithPriority
+impl<S> FormatEvent<S, PlainFields> for WithPriority
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn format_event(
         &self,
-        context: &FmtContext<'_, S, DefaultFields>,
+        context: &FmtContext<'_, S, PlainFields>,
         mut writer: Writer<'_>,
         event: &Event<'_>,
-    ) -> fmt::Result
-    where
-        DefaultFields: for<'writer> FormatFields<'writer>,
-    {
+    ) -> fmt::Result {
         write!(writer, "<{}>", priority(*event.metadata().level()))?;
         self.0.format_event(context, writer, event)
+    }
+}
+
+/// Formats the fields of a line without colours: the message, then each as `name=value`, as the formatter of tracing does,
+/// which takes several times longer because it asks for a colour at each step.
+struct PlainFields;
+
+impl<'writer> FormatFields<'writer> for PlainFields {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
+        let mut written = PlainVisitor { writer, has_fields: false, result: Ok(()) };
+        fields.record(&mut written);
+        written.result
+    }
+}
+
+struct PlainVisitor<'writer> {
+    writer: Writer<'writer>,
+    has_fields: bool,
+    result: fmt::Result,
+}
+
+impl PlainVisitor<'_> {
+    fn write(&mut self, field: &Field, write: impl FnOnce(&mut Escaped<'_, '_>) -> fmt::Result) {
+        let name = field.name();
+        // A library's own file and line.
+        if self.result.is_err() || name.starts_with("log.") {
+            return;
+        }
+        let mut writer = Escaped(&mut self.writer);
+        let separated = if std::mem::replace(&mut self.has_fields, true) { writer.0.write_char(' ') } else { Ok(()) };
+        let named = match name {
+            "message" => separated,
+            name => separated
+                .and_then(|()| writer.0.write_str(name.strip_prefix("r#").unwrap_or(name)))
+                .and_then(|()| writer.0.write_char('=')),
+        };
+        self.result = named.and_then(|()| write(&mut writer));
+    }
+}
+
+impl Visit for PlainVisitor<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.write(field, |writer| match field.name() {
+            "message" => writer.write_str(value),
+            _ => write!(writer, "{value:?}"),
+        });
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.write(field, |writer| write!(writer.0, "{value}"));
+    }
+
+    fn record_error(&mut self, field: &Field, error: &(dyn std::error::Error + 'static)) {
+        self.write(field, |writer| {
+            write!(writer, "{error}")?;
+            let sources: Vec<String> =
+                successors(error.source(), |error| error.source()).map(ToString::to_string).collect();
+            if sources.is_empty() {
+                Ok(())
+            } else {
+                write!(writer, " {}.sources=[{}]", field.name(), sources.join(", "))
+            }
+        });
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.write(field, |writer| write!(writer, "{value:?}"));
+    }
+}
+
+/// Writes text without characters that control a terminal: each as its number.
+struct Escaped<'a, 'writer>(&'a mut Writer<'writer>);
+
+impl fmt::Write for Escaped<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let is_plain = |byte: u8| (b' '..0x7f).contains(&byte) || matches!(byte, b'\n' | b'\t');
+        if text.bytes().all(is_plain) {
+            return self.0.write_str(text);
+        }
+        text.chars().try_for_each(|character| match character {
+            '\n' | '\t' | '\r' => self.0.write_char(character),
+            character if character.is_control() => write!(self.0, "\\x{:02x}", u32::from(character)),
+            character => self.0.write_char(character),
+        })
     }
 }
 

@@ -9,6 +9,7 @@ mod explain;
 mod help;
 mod list;
 mod lock;
+mod log_output;
 mod logging;
 mod man;
 mod missing;
@@ -257,6 +258,7 @@ impl Arguments {
             return ExitCode::from(BAD_CONFIGURATION);
         }
         let exit_code = self.command.run(&self.common);
+        log_output::write_waiting_lines();
         let is_unprinted = !serves && PRINT_FAILED.load(Ordering::Relaxed);
         if is_unprinted && exit_code == ExitCode::SUCCESS { ExitCode::FAILURE } else { exit_code }
     }

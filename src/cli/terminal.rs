@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, PipeReader, PipeWriter, Write};
+use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -16,7 +16,6 @@ use textwrap::{WordSeparator, WordSplitter};
 use tokio::task::spawn_blocking;
 
 use crate::config;
-use crate::wording::escape_format_characters;
 #[cfg(test)]
 pub(super) use crate::wording::is_plain;
 pub(super) use crate::wording::{
@@ -297,27 +296,6 @@ pub(super) fn format_speed(bytes: u64) -> String {
 /// Columns for a line with a bar, now: the terminal may be resized. Some terminals wrap in the last column.
 pub(super) fn bar_line_width() -> usize {
     width_of_stderr().unwrap_or(80).saturating_sub(1)
-}
-
-/// Standard error for the log; its lines go above the bars.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LogOutput;
-
-impl Write for LogOutput {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // The formatter escapes control characters, and leaves those that turn the text around them.
-        match str::from_utf8(bytes).map(escape_format_characters) {
-            Ok(Cow::Owned(escaped)) => {
-                with_bars_hidden(|| io::stderr().write_all(escaped.as_bytes()))?;
-                Ok(bytes.len())
-            }
-            _ => with_bars_hidden(|| io::stderr().write(bytes)),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
-    }
 }
 
 #[cfg(test)]
