@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::Notify,
-    time::{Instant, Sleep},
+    time::Instant,
 };
 
 /// Activity of one connection.
@@ -32,6 +32,8 @@ pub(super) enum CloseReason {
     Idle,
     /// A request head took too long.
     SlowHead,
+    /// The client read nothing of an answer for too long.
+    SlowReader,
     /// An outsider sent no request in time.
     SlowOutsider,
     /// An outsider sent its one request, which is answered before the connection closes.
@@ -43,6 +45,8 @@ struct State {
     in_flight: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
+    /// Set while the client takes no more bytes.
+    write_waits_since: Option<Instant>,
     /// Deadline for the one request of an outsider (a peer outside `clients`); `None` once it came.
     outsider_deadline: Option<Instant>,
 }
@@ -52,7 +56,7 @@ impl Activity {
     /// `outsider_deadline` the connection is an outsider's, which must send its only request by then.
     pub(super) fn new(idle_timeout: Duration, head_timeout: Duration, outsider_deadline: Option<Instant>) -> Arc<Self> {
         let idle_since = Instant::now();
-        let state = State { in_flight: 0, idle_since, head_since: None, outsider_deadline };
+        let state = State { in_flight: 0, idle_since, head_since: None, write_waits_since: None, outsider_deadline };
         Arc::new(Self { state: Mutex::new(state), outsider_request: Notify::new(), idle_timeout, head_timeout })
     }
 
@@ -96,14 +100,14 @@ impl Activity {
 
     fn next_deadline(&self) -> Option<(Instant, CloseReason)> {
         let state = self.state.lock();
+        let reader = state.write_waits_since.map(|since| (since + self.idle_timeout, CloseReason::SlowReader));
         if state.in_flight > 0 {
-            // A peer that reads nothing is noticed at the socket.
-            return None;
+            return reader;
         }
         let idle = (state.idle_since + self.idle_timeout, CloseReason::Idle);
         let head = state.head_since.map(|since| (since + self.head_timeout, CloseReason::SlowHead));
         let outsider = state.outsider_deadline.map(|deadline| (deadline, CloseReason::SlowOutsider));
-        [Some(idle), head, outsider].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
+        [Some(idle), head, outsider, reader].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
     fn received(&self, bytes: &[u8]) {
@@ -117,8 +121,14 @@ impl Activity {
     }
 
     fn sent(&self) {
+        let mut state = self.state.lock();
         // Buffers may still hold the end of the last answer.
-        self.state.lock().idle_since = Instant::now();
+        state.idle_since = Instant::now();
+        state.write_waits_since = None;
+    }
+
+    fn write_waits(&self) {
+        self.state.lock().write_waits_since.get_or_insert_with(Instant::now);
     }
 }
 
@@ -140,32 +150,25 @@ impl Drop for InFlight {
     }
 }
 
-/// A socket that reports to its `Activity`. A write fails if the peer leaves it pending for too long.
+/// A socket that reports to its `Activity`.
 #[derive(Debug)]
 pub(super) struct WatchedSocket<S> {
     socket: S,
     activity: Arc<Activity>,
-    /// Runs while a write is pending.
-    write_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> WatchedSocket<S> {
     pub(super) fn new(socket: S, activity: Arc<Activity>) -> Self {
-        Self { socket, activity, write_timer: None }
+        Self { socket, activity }
     }
 
-    fn after_write(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(result) = written {
-            self.write_timer = None;
-            if result.is_ok() {
-                self.activity.sent();
-            }
-            return Poll::Ready(result);
+    fn after_write(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match &written {
+            Poll::Ready(Ok(_)) => self.activity.sent(),
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => self.activity.write_waits(),
         }
-        let idle_timeout = self.activity.idle_timeout;
-        let timer = self.write_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(idle_timeout)));
-        ready!(timer.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client has stopped reading")))
+        written
     }
 }
 
@@ -181,7 +184,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, buf);
-        self.after_write(cx, written)
+        self.after_write(written)
     }
 
     fn poll_write_vectored(
@@ -190,7 +193,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
-        self.after_write(cx, written)
+        self.after_write(written)
     }
 
     fn is_write_vectored(&self) -> bool {
