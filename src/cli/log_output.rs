@@ -19,6 +19,9 @@ const MAX_WAIT: Duration = Duration::from_millis(50);
 /// The bytes of waiting lines at which they are written at once.
 const MAX_WAITING_BYTES: usize = 64 * 1024;
 
+/// The bytes that wait for an output that is busy.
+const MAX_LATE_BYTES: usize = 1 << 20;
+
 /// Writes log lines, above the bars of a command.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LogOutput;
@@ -65,10 +68,30 @@ impl WaitingLines {
     }
 }
 
+/// Writes what the output takes. The rest waits if the output is only busy, and is lost if it is gone, as any other line.
 fn write_out(lines: &mut Vec<u8>) -> io::Result<()> {
-    let written = if lines.is_empty() { Ok(()) } else { with_bars_hidden(|| io::stderr().write_all(lines)) };
-    lines.clear();
-    written
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let mut written = 0;
+    let result = with_bars_hidden(|| {
+        while written < lines.len() {
+            match io::stderr().write(&lines[written..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => written += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    });
+    match &result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock && lines.len() < MAX_LATE_BYTES => {
+            lines.drain(..written);
+        }
+        _ => lines.clear(),
+    }
+    result
 }
 
 /// Writes the lines that wait, before the process ends.

@@ -175,18 +175,20 @@ pub async fn serve(
         let state = Arc::clone(&state);
         let cut = cut.clone();
         let runtime = runtime.clone();
+        let (thread, counted) = threads.next();
         let serving = async move {
+            let _counted = counted;
             // In the context of the thread that this runs on, which drives the socket.
             let socket = match TcpStream::from_std(socket) {
                 Ok(socket) => socket,
-                Err(error) => return tracing::debug!(%address, %error, "a connection ended before it was served"),
+                Err(error) => return tracing::warn!(%address, %error, "a connection could not be served"),
             };
             let serving = until_cut(state.serve_connection(socket, address, slot), &cut);
             if let Err(panic) = AssertUnwindSafe(in_context_of(runtime, serving)).catch_unwind().await {
                 tracing::error!(%address, panic = panic_message(&*panic), "a connection panicked");
             }
         };
-        connections.spawn_on(serving, threads.next());
+        connections.spawn_on(serving, thread);
     }
 
     drop(acceptor);
@@ -204,8 +206,8 @@ pub async fn serve(
 async fn until_cut(serving: impl Future<Output = ()>, cut: &CancellationToken) {
     tokio::select! {
         biased;
-        () = serving => {}
         () = when_woken(cut.cancelled()) => {}
+        () = serving => {}
     }
 }
 
@@ -260,7 +262,8 @@ impl<S: Fn(IpAddr) -> PeerClass> Acceptor<S> {
                     match socket.into_std() {
                         Ok(socket) => return (socket, address, slot),
                         Err(error) => {
-                            tracing::debug!(%address, %error, "a connection ended before it was served");
+                            tracing::warn!(%address, %error, "a connection could not be served");
+                            drop(slot);
                             unassigned = self.slots.reserve(|| ()).await;
                         }
                     }
@@ -400,7 +403,7 @@ impl ListenerState {
             Some(CloseReason::Idle) => self.limits.header_time,
             Some(CloseReason::OutsiderServed) => self.limits.outsider_time,
             Some(CloseReason::SlowOutsider) => return self.slots.record_slow_outsider(),
-            Some(CloseReason::SlowHead) => return,
+            Some(CloseReason::SlowHead | CloseReason::SlowReader) => return,
         };
         match timeout(limit, connection).await {
             Ok(ended) => log_end(address, ended),
@@ -437,7 +440,7 @@ impl<'a> Answering<'a> {
     ) -> Self {
         let (method, uri, peer) = (request.method().clone(), request.uri().clone(), Arc::clone(peer));
         // Below any prefix that a proxy leaves in place.
-        let is_probe = matches!(request.uri().path().rsplit('/').next(), Some("healthz" | "readyz"));
+        let is_probe = ["/healthz", "/readyz"].iter().any(|probe| request.uri().path().ends_with(probe));
         let handling = if is_probe || !slot.is_spare() {
             handler(request, peer)
         } else {

@@ -28,7 +28,7 @@ pub mod watchdog;
 
 use std::sync::Arc;
 
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -59,6 +59,9 @@ use crate::protocol::{self, Protocols, RequestFailure, VariesBy};
 
 /// The challenge of a request without the token of a client (RFC 6750).
 const CHALLENGE: HeaderValue = HeaderValue::from_static("Bearer realm=\"larder\"");
+
+/// RFC 8586.
+const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
 /// The main listener: access, routes, metrics and the access log.
 #[derive(Debug)]
@@ -96,12 +99,12 @@ impl MainListener {
     }
 
     /// Answers a request, and writes its line of the access log when the body has been sent.
+    #[expect(clippy::manual_async_fn, reason = "the arguments of an `async fn` take their memory twice")]
     pub fn handle(
         self: Arc<Self>,
         request: Request<Incoming>,
         peer: Arc<Peer>,
     ) -> impl Future<Output = Response<Body>> + Send {
-        // Not an `async fn`: its arguments would take their memory twice.
         async move {
             let start = Instant::now();
             let request_number = self.requests.next_number();
@@ -143,7 +146,7 @@ impl MainListener {
             Ok(host) => host,
             Err(bad_host) => return self.refuse(Refusal::Malformed, StatusCode::BAD_REQUEST, bad_host.to_string()),
         };
-        let cdn_loop = request.headers().get_all("cdn-loop").into_iter();
+        let cdn_loop = request.headers().get_all(CDN_LOOP).into_iter();
         let (run, path) = RunId::split(request.uri().path());
         let mut parsed_request = protocol::Request {
             path,

@@ -74,6 +74,15 @@ fn number_of_this_thread() -> usize {
     })
 }
 
+/// The unit in which a histogram sums: small enough for its durations, and large enough for many years of counting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SumUnit {
+    /// For times that an answer takes.
+    Nanoseconds,
+    /// For ages of days.
+    Seconds,
+}
+
 /// A histogram of durations with these upper bounds; clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct DurationHistogram<const N: usize>(Arc<Buckets<N>>);
@@ -84,26 +93,31 @@ struct Buckets<const N: usize> {
     counts: [PerCore; N],
     /// What lies beyond the last bound.
     beyond: PerCore,
-    sum_nanos: PerCore,
+    sum: PerCore,
+    unit: SumUnit,
 }
 
 impl<const N: usize> DurationHistogram<N> {
     /// An empty one. The bounds grow.
-    pub(super) fn new(bounds: [Duration; N]) -> Self {
+    pub(super) fn new(bounds: [Duration; N], unit: SumUnit) -> Self {
         Self(Arc::new(Buckets {
             bounds,
             counts: array::from_fn(|_| PerCore::default()),
             beyond: PerCore::default(),
-            sum_nanos: PerCore::default(),
+            sum: PerCore::default(),
+            unit,
         }))
     }
 
     /// Adds a duration, which lies in the bucket of the first bound that it does not exceed.
     pub(super) fn observe(&self, duration: Duration) {
-        let Buckets { bounds, counts, beyond, sum_nanos } = &*self.0;
+        let Buckets { bounds, counts, beyond, sum, unit } = &*self.0;
         let bucket = bounds.iter().position(|bound| duration <= *bound);
         bucket.map_or(beyond, |bucket| &counts[bucket]).inc();
-        sum_nanos.inc_by(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
+        sum.inc_by(match unit {
+            SumUnit::Nanoseconds => u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX),
+            SumUnit::Seconds => duration.as_secs(),
+        });
     }
 }
 
@@ -113,12 +127,15 @@ impl<const N: usize> TypedMetric for DurationHistogram<N> {
 
 impl<const N: usize> EncodeMetric for DurationHistogram<N> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Buckets { bounds, counts, beyond, sum_nanos } = &*self.0;
+        let Buckets { bounds, counts, beyond, sum, unit } = &*self.0;
         let within = bounds.iter().zip(counts).map(|(bound, count)| (bound.as_secs_f64(), count.get()));
         // The encoder writes the largest number as +Inf.
         let buckets: Vec<(f64, u64)> = within.chain([(f64::INFINITY, beyond.get())]).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
-        let sum = Duration::from_nanos(sum_nanos.get()).as_secs_f64();
+        let sum = match unit {
+            SumUnit::Nanoseconds => Duration::from_nanos(sum.get()).as_secs_f64(),
+            SumUnit::Seconds => sum.get() as f64,
+        };
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
 
@@ -156,9 +173,25 @@ mod tests {
         assert!(!unique.contains(&0));
     }
 
+    /// A month of age with every answer, at ten thousand in a second, for years.
+    #[test]
+    fn the_sum_of_ages_does_not_wrap() {
+        let ages = DurationHistogram::new([Duration::from_secs(60)], SumUnit::Seconds);
+        let month = Duration::from_secs(30 * 24 * 3600);
+        let answers = u64::MAX / month.as_secs();
+        assert!(answers / 10_000 / 3600 / 24 / 365 > 10);
+        (0..8_000).for_each(|_| ages.observe(month));
+        let mut registry = Registry::default();
+        registry.register("age", "Help", ages);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        assert!(text.contains("age_sum 20736000000.0"), "{text}");
+    }
+
     #[test]
     fn a_duration_is_counted_under_every_bound_that_it_does_not_exceed() {
-        let histogram = DurationHistogram::new([Duration::from_millis(1), Duration::from_secs(1)]);
+        let histogram =
+            DurationHistogram::new([Duration::from_millis(1), Duration::from_secs(1)], SumUnit::Nanoseconds);
         for millis in [0, 1, 2, 1_000, 5_000] {
             histogram.observe(Duration::from_millis(millis));
         }

@@ -12,7 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::client_tokens::Strangers;
 use super::failures::RecentFailures;
-use super::per_core::{DurationHistogram, PerCore};
+use super::per_core::{DurationHistogram, PerCore, SumUnit};
 use super::refusals::RecentRefusals;
 use crate::audit::AuditCounters;
 use crate::error::Error;
@@ -214,10 +214,11 @@ impl RequestMetrics {
         let help = "Connections closed without a response, or not accepted yet, by limit";
         registry.register("larder_connections_refused", help, refused_connections.clone());
         let hit: Histograms<HitTimes> =
-            Family::new_with_constructor(|| HitTimes::new(HIT_MICROS.map(Duration::from_micros)));
+            Family::new_with_constructor(|| HitTimes::new(HIT_MICROS.map(Duration::from_micros), SumUnit::Nanoseconds));
         let help = "Time from request headers to response headers, for fresh cache hits";
         registry.register_with_unit("larder_hit", help, Unit::Seconds, hit.clone());
-        let ages: Histograms<Ages> = Family::new_with_constructor(|| Ages::new(AGE_SECONDS.map(Duration::from_secs)));
+        let ages: Histograms<Ages> =
+            Family::new_with_constructor(|| Ages::new(AGE_SECONDS.map(Duration::from_secs), SumUnit::Seconds));
         let help = "Age of served documents since upstream last confirmed them";
         registry.register_with_unit("larder_document_age", help, Unit::Seconds, ages.clone());
         let audit = AuditCounters::default();

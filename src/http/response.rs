@@ -309,6 +309,10 @@ fn stored_archive_response(
 }
 
 fn accepts_gzip(headers: &HeaderMap) -> bool {
+    // What clients send.
+    if headers.get(header::ACCEPT_ENCODING).is_some_and(|value| value == "gzip") {
+        return true;
+    }
     let values = headers.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|coding| {
         let (name, parameter) = coding.split_once(';').unwrap_or((coding, ""));

@@ -2,7 +2,7 @@
 //! hot request needs nothing else: no parser, no JSON, no disk, no lock across an await. Renderings in progress are shared: parsing
 //! a large list takes many times its size in memory, and all clients that wait for its fetch would do it at once.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -174,6 +174,8 @@ fn cache_weight(bytes: usize) -> u32 {
 /// request chooses its base by its Host, within the names of the certificate or of a trusted proxy. With a wildcard
 /// certificate these are unlimited.
 const MAX_ANSWERS: usize = 64;
+/// The answers of one path take at most this part of the memory, beside the last one.
+const MAX_SHARE_OF_PATH: u64 = 16;
 
 /// A path with answers in memory. All that a request for it needs is here, so that it is one lookup.
 #[derive(Debug)]
@@ -227,25 +229,36 @@ impl KnownPath {
         Some(answer.clone())
     }
 
-    /// The answers with another one. It takes the place of its predecessor, or of one that was not sent lately.
-    fn with(answers: &[KnownAnswer], variant: &str, rendered: RenderedAnswer) -> Vec<KnownAnswer> {
+    /// The answers with another one, of at most so many bytes. It takes the place of its predecessor, or of those that were not
+    /// sent lately.
+    fn with(answers: &[KnownAnswer], variant: &str, rendered: RenderedAnswer, max_bytes: usize) -> Vec<KnownAnswer> {
         let others = answers.iter().filter(|known| *known.variant != *variant);
         let mut kept: Vec<KnownAnswer> = others.map(KnownAnswer::copy).collect();
-        if kept.len() >= MAX_ANSWERS {
-            let unused = kept.iter().position(|known| !known.is_used.load(Ordering::Relaxed));
+        kept.push(KnownAnswer { variant: variant.into(), rendered, is_used: AtomicBool::new(false) });
+        while kept.len() > 1 && (kept.len() > MAX_ANSWERS || weight_of(&kept) > max_bytes) {
+            let (_, others) = kept.split_last().unwrap_or((&kept[0], &[]));
+            let unused = others.iter().position(|known| !known.is_used.load(Ordering::Relaxed));
             if unused.is_none() {
                 kept.iter().for_each(|known| known.is_used.store(false, Ordering::Relaxed));
             }
             kept.remove(unused.unwrap_or_default());
         }
-        kept.push(KnownAnswer { variant: variant.into(), rendered, is_used: AtomicBool::new(false) });
         kept
     }
+}
 
-    fn weight(&self) -> usize {
-        let weight = |known: &KnownAnswer| known.rendered.answer.value.weight() + known.variant.len() + 256;
-        self.answers.iter().map(weight).sum()
-    }
+/// The bytes that answers take. Clients of different rights often have one document.
+fn weight_of(answers: &[KnownAnswer]) -> usize {
+    let mut documents = HashSet::new();
+    let weights = answers.iter().map(|known| {
+        let value = &known.rendered.answer.value;
+        let is_counted = match value {
+            FinishedReply::Document(document) => !documents.insert(Arc::as_ptr(document)),
+            _ => false,
+        };
+        known.variant.len() + 256 + if is_counted { 0 } else { value.weight() }
+    });
+    weights.sum()
 }
 
 impl KnownAnswer {
@@ -258,7 +271,8 @@ impl KnownAnswer {
 /// Rendered answers by path, up to a number of bytes.
 #[derive(Debug)]
 pub struct RenderedAnswers {
-    paths: Cache<Box<str>, Arc<KnownPath>, foldhash::fast::RandomState>,
+    paths: Cache<Arc<str>, Arc<KnownPath>, foldhash::fast::RandomState>,
+    max_bytes_of_path: usize,
     /// Memory for archives, including evicted ones that clients still read.
     archives: ReadBudget,
 }
@@ -266,10 +280,11 @@ pub struct RenderedAnswers {
 impl RenderedAnswers {
     /// Creates a memory of at most this many bytes.
     pub fn up_to(bytes: u64) -> Self {
-        let weigh = |path: &Box<str>, known: &Arc<KnownPath>| cache_weight(path.len() + known.weight());
+        let weigh = |path: &Arc<str>, known: &Arc<KnownPath>| cache_weight(path.len() + weight_of(&known.answers));
         let paths = Cache::builder().max_capacity(bytes).weigher(weigh);
         let archives = ReadBudget::new(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Self { paths: paths.build_with_hasher(foldhash::fast::RandomState::default()), archives }
+        let max_bytes_of_path = usize::try_from(bytes / MAX_SHARE_OF_PATH).unwrap_or(usize::MAX);
+        Self { paths: paths.build_with_hasher(foldhash::fast::RandomState::default()), max_bytes_of_path, archives }
     }
 
     /// Returns what is known of a path: as larder writes it, below the mount, with its view.
@@ -291,7 +306,7 @@ impl RenderedAnswers {
         self.paths.entry(path.into()).and_upsert_with(|entry| {
             let known = entry.map(|entry| entry.into_value());
             let answers = known.as_ref().map_or(&[][..], |known| &known.answers);
-            let answers = KnownPath::with(answers, variant, rendered.clone());
+            let answers = KnownPath::with(answers, variant, rendered.clone(), self.max_bytes_of_path);
             Arc::new(KnownPath { route: Arc::clone(route), api, view, answers })
         });
     }
@@ -448,5 +463,29 @@ mod tests {
         assert!((1..=MAX_ANSWERS).contains(&count), "{count}");
         assert!(is_cached(""));
         assert!(misses < 10, "the most requested base was missing {misses} times");
+    }
+
+    /// Clients of fifty classes read one long list, which is in memory once.
+    #[test]
+    fn the_answers_of_one_path_do_not_take_the_memory_of_others() {
+        let answers = RenderedAnswers::up_to(16 << 20);
+        let route = Arc::new(Route::Discovery(Hostname::parse("registry.example").unwrap()));
+        let now = Timestamp(1_000);
+        let insert = |variant: &str, document: &Arc<RenderedDocument>| {
+            let value = FinishedReply::Document(Arc::clone(document));
+            let answer = Answer { value, outcome: Outcome::Hit, fresh_until: Timestamp(2_000), checked: now };
+            answers.insert(&route, None, variant, RenderedAnswer { answer, made: now, basis: AnswerBasis::default() });
+        };
+        let fresh = |variant: &str| {
+            answers
+                .known(&route.path())
+                .is_some_and(|known| known.fresh(variant, AnswerBasis::default(), now).is_some())
+        };
+        let shared = Arc::new(RenderedDocument::plain(vec![b' '; 900_000]));
+        (0..50).for_each(|class| insert(&class.to_string(), &shared));
+        assert!((0..50).all(|class| fresh(&class.to_string())));
+        // With links of their own, they share nothing.
+        (0..50).for_each(|class| insert(&class.to_string(), &Arc::new(RenderedDocument::plain(vec![b' '; 900_000]))));
+        assert_eq!((0..50).filter(|class| fresh(&class.to_string())).collect::<Vec<_>>(), [49]);
     }
 }

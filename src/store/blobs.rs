@@ -166,10 +166,17 @@ impl PieceReader {
         Ok(Bytes::from_owner(SentPiece { piece: Some(piece), length: read, sent: Arc::downgrade(&self.sent) }))
     }
 
+    /// Gives the memory of sent pieces back, before a wait for more to read.
+    pub fn release(&self) {
+        self.sent.lock().clear();
+    }
+
     /// Memory for up to `max_bytes` bytes: that of a piece that was sent, if it is large enough.
     async fn buffer(&self, max_bytes: usize) -> GrantedBuffer {
         let sent = self.sent.lock().pop();
-        match sent.filter(|sent| sent.buffer.len() >= max_bytes.min(READ_BUFFER_BYTES)) {
+        let wanted = max_bytes.min(READ_BUFFER_BYTES);
+        // A buffer that is much too large would keep memory from others.
+        match sent.filter(|sent| (wanted..=2 * wanted).contains(&sent.buffer.len())) {
             Some(sent) => sent,
             None => {
                 let grant = self.memory.grant(max_bytes).await;

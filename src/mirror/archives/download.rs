@@ -447,6 +447,7 @@ pub fn tail_stream(
                 let next = offset + piece.len() as u64;
                 return Ok(Some((piece, (progress, next, reader))));
             }
+            reader.release();
             if progress.changed().await.is_err() {
                 return Err(io::Error::other("the fill was interrupted"));
             }
