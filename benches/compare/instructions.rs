@@ -94,7 +94,7 @@ fn instructions_of_one(server: &ComparedServer, is_tls: bool, load: &RequestLoad
     connection.request(COUNTED)?;
     control(process, &["--dump=counted"])?;
     control(process, &["--instr=off"])?;
-    let folder = PathBuf::from(fs::read_link(format!("/proc/{process}/cwd"))?);
+    let folder = fs::read_link(format!("/proc/{process}/cwd"))?;
     newest_total(&folder, process).map(|total| total / COUNTED as f64)
 }
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
@@ -101,6 +101,13 @@ impl Home {
     /// The bearer token of the admin listener.
     pub(crate) fn token(&self) -> anyhow::Result<String> {
         Ok(fs::read_to_string(self.folder.path().join("store/admin-token"))?)
+    }
+
+    /// A command that asks the larder of this home.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = command_of(&self.binary, self.folder.path(), arguments);
+        command.arg("--config").arg(self.folder.path().join("mirror.toml"));
+        command
     }
 
     fn log_file(&self) -> PathBuf {

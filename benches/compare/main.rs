@@ -11,6 +11,7 @@ mod catalog;
 mod clients;
 mod cold;
 mod compared_server;
+mod growth;
 mod hyper_server;
 mod init;
 mod instructions;
@@ -168,13 +169,14 @@ impl Bench {
 type Measure = fn(&Bench) -> anyhow::Result<Vec<ResultTable>>;
 
 /// All parts with their names.
-const PARTS: [(&str, Measure); 10] = [
+const PARTS: [(&str, Measure); 11] = [
     ("cached content", cached::tables),
     ("tokens and rules", |bench| Ok(access::table(bench)?.into_iter().collect())),
     ("cold archives", |bench| Ok(cold::table(bench)?.into_iter().collect())),
     ("memory", |bench| Ok(memory::table(bench)?.into_iter().collect())),
     ("an outage", |bench| Ok(outage::table(bench)?.into_iter().collect())),
     ("many archives", |bench| Ok(scale::table(bench)?.into_iter().collect())),
+    ("growth", |bench| Ok(growth::table(bench)?.into_iter().collect())),
     ("init", |bench| Ok(init::table(bench)?.into_iter().collect())),
     ("parallel runs", |bench| Ok(links::table(bench)?.into_iter().collect())),
     ("init of modules", |bench| Ok(modules::table(bench)?.into_iter().collect())),

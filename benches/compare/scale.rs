@@ -20,7 +20,7 @@ const MAX_STOP_TIME: Duration = Duration::from_secs(2);
 const MAX_FILL_RATIO: f64 = 1.2;
 
 /// Ten platforms; each provider also has ten versions.
-const PLATFORMS: [&str; 10] = [
+pub(crate) const PLATFORMS: [&str; 10] = [
     "darwin_amd64",
     "darwin_arm64",
     "freebsd_amd64",
@@ -33,6 +33,8 @@ const PLATFORMS: [&str; 10] = [
     "windows_amd64",
 ];
 const VERSIONS: usize = 10;
+/// The archives of one provider.
+pub(crate) const ARCHIVES_OF_A_PROVIDER: usize = VERSIONS * PLATFORMS.len();
 
 const ARCHIVE_BYTES: usize = 1_000;
 
@@ -57,16 +59,16 @@ enum Limit {
 
 /// The times of all rounds.
 #[derive(Default)]
-struct RestartTimes {
-    ready: Vec<Duration>,
+pub(crate) struct RestartTimes {
+    pub(crate) ready: Vec<Duration>,
     index_rebuilt: Vec<Duration>,
-    stop: Vec<Duration>,
+    pub(crate) stop: Vec<Duration>,
 }
 
 /// Measures the selected rows.
 pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     let providers = if bench.options.quick { 3 } else { 1000 };
-    let archives = providers * VERSIONS * PLATFORMS.len();
+    let archives = providers * ARCHIVES_OF_A_PROVIDER;
     let clean = format!("ready with {archives} archives, after a clean stop");
     let killed = format!("ready with {archives} archives, after kill -9");
     let index = format!("index of {archives} archives rebuilt, after kill -9");
@@ -119,13 +121,17 @@ pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
 
 /// The end of the larder that ran before the measured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PreviousStop {
+pub(crate) enum PreviousStop {
     Clean,
     Killed,
 }
 
 /// Starts and stops larder once per round, and measures both.
-fn measure_restarts(bench: &Bench, mut home: Home, previous: PreviousStop) -> anyhow::Result<(Home, RestartTimes)> {
+pub(crate) fn measure_restarts(
+    bench: &Bench,
+    mut home: Home,
+    previous: PreviousStop,
+) -> anyhow::Result<(Home, RestartTimes)> {
     let mut times = RestartTimes::default();
     for _ in 0..bench.options.rounds() {
         if previous == PreviousStop::Killed {
@@ -147,7 +153,7 @@ fn measure_restarts(bench: &Bench, mut home: Home, previous: PreviousStop) -> an
 }
 
 /// Starts larder, and polls until it is ready.
-fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
+pub(crate) fn start(bench: &Bench, home: Home) -> anyhow::Result<(Larder, Duration)> {
     interrupt::check()?;
     let began = Instant::now();
     let larder = home.start()?;
@@ -199,7 +205,11 @@ fn measure_fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
 }
 
 /// The paths at larder of the archives of these documents.
-async fn archive_paths(bench: &Bench, larder: &Larder, documents: Vec<String>) -> anyhow::Result<Vec<String>> {
+pub(crate) async fn archive_paths(
+    bench: &Bench,
+    larder: &Larder,
+    documents: Vec<String>,
+) -> anyhow::Result<Vec<String>> {
     let base = format!("http://{}", larder.address);
     let paths = stream::iter(documents).map(|document| {
         let url = format!("{base}{}", larder::larder_path(&document));
@@ -231,7 +241,7 @@ fn publish(bench: &Bench, names: &[String]) -> anyhow::Result<Vec<String>> {
 }
 
 /// Downloads each archive of many providers through larder.
-async fn fill_store(bench: &Bench, larder: &Larder, providers: usize) -> anyhow::Result<()> {
+pub(crate) async fn fill_store(bench: &Bench, larder: &Larder, providers: usize) -> anyhow::Result<()> {
     let names: Vec<String> = (0..providers).map(|number| format!("many{number}")).collect();
     let documents = publish(bench, &names)?;
     let base = format!("http://{}", larder.address);

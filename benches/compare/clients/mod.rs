@@ -43,6 +43,12 @@ impl RequestLoad {
         Ok(Self { address: server.address(protocol), protocol, path: path.to_owned(), gzip: false, token: None, tls })
     }
 
+    /// A load for a path at an address without TLS.
+    pub(crate) fn to(address: SocketAddr, path: &str) -> Self {
+        let protocol = ClientProtocol::Http1;
+        Self { address, protocol, path: path.to_owned(), gzip: false, token: None, tls: None }
+    }
+
     /// Sets whether the clients accept gzip.
     pub(crate) fn gzip(self, gzip: bool) -> Self {
         Self { gzip, ..self }
@@ -56,6 +62,7 @@ impl RequestLoad {
 
 /// One client whose requests are counted by their number.
 pub(crate) struct Repeated {
+    address: SocketAddr,
     connection: http1::Connection,
     request: String,
 }
@@ -63,7 +70,14 @@ pub(crate) struct Repeated {
 impl Repeated {
     pub(crate) fn connect(load: &RequestLoad) -> anyhow::Result<Self> {
         let request = http1::request_text(load.address, &load.path, load.gzip, load.token.as_deref());
-        Ok(Self { connection: http1::Connection::new(load.address, load.tls.as_ref())?, request })
+        let connection = http1::Connection::new(load.address, load.tls.as_ref())?;
+        Ok(Self { address: load.address, connection, request })
+    }
+
+    /// Sends one request for another path.
+    pub(crate) fn request_path(&mut self, path: &str) -> anyhow::Result<()> {
+        let request = http1::request_text(self.address, path, false, None);
+        self.connection.request(&request, |_| true).map(drop)
     }
 
     /// Sends so many requests, one after the other.
