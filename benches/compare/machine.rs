@@ -42,11 +42,15 @@ pub(crate) fn circumstances<'a>(
 /// Name and version, as the program reports them.
 fn version(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    let argument = if name == "terraform" { "version" } else { "-v" };
+    let argument = match &*name {
+        "terraform" => "version",
+        "varnishd" => "-V",
+        _ => "-v",
+    };
     let output = Command::new(program).arg(argument).output();
     let output = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let output = String::from_utf8_lossy(&output).into_owned();
-    let words = output.split(|letter: char| letter.is_whitespace() || letter == '/');
+    let words = output.split(|letter: char| letter.is_whitespace() || ['/', '-'].contains(&letter));
     let is_version =
         |word: &&str| word.contains('.') && word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit());
     format!("{name} {}", words.into_iter().find(is_version).unwrap_or("of an unknown version"))
