@@ -101,10 +101,11 @@ fn measure(bench: &Bench, archives: usize) -> anyhow::Result<Figures> {
     let (larder, _) = scale::start(bench, home)?;
     let document = |number: usize| {
         let provider = format!("many{}", number * 7919 % providers);
-        larder::larder_path(&catalog::document_path(&provider, "1.0.0", PLATFORMS[number % PLATFORMS.len()]))
+        catalog::document_path(&provider, "1.0.0", PLATFORMS[number % PLATFORMS.len()])
     };
     let documents: Vec<String> = (0..HITS).map(document).collect();
-    let hit = percentiles(&larder, &documents)?;
+    let at_larder: Vec<String> = documents.iter().map(|document| larder::larder_path(document)).collect();
+    let hit = percentiles(&larder, &at_larder)?;
     let paths = bench.block_on(scale::archive_paths(bench, &larder, documents))?;
     let archive = percentiles(&larder, &paths)?;
     let list = time_command(bench, &larder, &["list", &format!("{HOST}/acme/many0")])?;
