@@ -1,4 +1,4 @@
-//! How larder's costs grow with its store: a thousand archives, ten thousand, and so on, each filled through larder. Runs only
+//! The costs of larder with a growing store: a thousand archives, ten thousand, and so on, each filled through larder. Runs only
 //! where its rows are asked for: the last step takes half an hour.
 
 use std::process::Command;
@@ -27,7 +27,7 @@ const MAX_GROWTH: f64 = 1.2;
 /// Below this, a difference is that of the clock and the scheduler.
 const NOISE: Duration = Duration::from_millis(5);
 
-/// What is measured of a store.
+/// The measurements of one store.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     ready: Duration,

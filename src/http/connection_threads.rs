@@ -15,7 +15,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// The event queue of a thread, with a duplicate, what wakes it, and what tells it of signals.
 const OPEN_FILES_OF_ONE: u64 = 4;
 
-/// More cores share them: these answer a million requests in a second.
+/// More cores share them: each keeps files open, which a low limit has to hold beside those of clients.
 const MAX_THREADS: usize = 16;
 
 /// The threads of a larder's connections; clones share them. They end with the last clone.

@@ -142,7 +142,7 @@ pub struct Listener {
     pub limits: Limits,
     /// The slots of its connections.
     pub slots: ConnectionSlots,
-    /// The threads that its connections run on, in turn.
+    /// The threads that its connections run on.
     pub threads: ConnectionThreads,
 }
 

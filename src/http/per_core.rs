@@ -91,7 +91,7 @@ pub(super) struct DurationHistogram<const N: usize>(Arc<Buckets<N>>);
 struct Buckets<const N: usize> {
     bounds: [Duration; N],
     counts: [PerCore; N],
-    /// What lies beyond the last bound.
+    /// Durations beyond the last bound.
     beyond: PerCore,
     sum: PerCore,
     unit: SumUnit,
@@ -129,7 +129,6 @@ impl<const N: usize> EncodeMetric for DurationHistogram<N> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Buckets { bounds, counts, beyond, sum, unit } = &*self.0;
         let within = bounds.iter().zip(counts).map(|(bound, count)| (bound.as_secs_f64(), count.get()));
-        // The encoder writes the largest number as +Inf.
         let buckets: Vec<(f64, u64)> = within.chain([(f64::INFINITY, beyond.get())]).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
         let sum = match unit {

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::explanation::{Explanation, safe_text};
 use crate::mirror::{Archive, Outcome, tail_stream};
 use crate::protocol::explain::HttpAnswers;
-use crate::protocol::rendered::{CACHE_STATUS, NO_CACHE, RenderedDocument};
+use crate::protocol::rendered::{CACHE_STATUS, HIT, NO_CACHE, RenderedDocument};
 use crate::protocol::route::{Api, Route, RouteError};
 use crate::protocol::{Reply, ReplyContent, RequestFailure, VariesBy};
 use crate::store::ReadShare;
@@ -86,7 +86,7 @@ pub(super) fn set_vary(headers: &mut HeaderMap, varies_by: VariesBy) {
 /// Value of Cache-Status (RFC 9211).
 fn cache_status(outcome: Outcome) -> &'static str {
     match outcome {
-        Outcome::Hit => "larder; hit",
+        Outcome::Hit => HIT,
         Outcome::Miss => "larder; fwd=miss; stored",
         Outcome::Pending | Outcome::PassedThrough => "larder; fwd=miss",
         Outcome::Revalidated => "larder; fwd=stale; stored",
@@ -309,7 +309,7 @@ fn stored_archive_response(
 }
 
 fn accepts_gzip(headers: &HeaderMap) -> bool {
-    // What clients send.
+    // Terraform and OpenTofu send exactly this.
     if headers.get(header::ACCEPT_ENCODING).is_some_and(|value| value == "gzip") {
         return true;
     }

@@ -381,6 +381,27 @@ mod tests {
     }
 
     #[test]
+    fn the_hosts_of_a_new_certificate_count_at_once_however_often_they_were_compared_before() {
+        let folder = TempDir::new().unwrap();
+        let (certificate, key) = write(&folder, &certificate_and_key("old.example"));
+        let tls = Tls::load(&certificate, &key).unwrap();
+        let origins = || ["old.example:8443", "new.example"].map(|host| tls.certified_origin(host));
+        let of_old = [Some("https://old.example:8443".into()), None];
+        assert_eq!(origins(), of_old);
+        assert_eq!(origins(), of_old);
+        // Somebody who makes up names does not fill the memory.
+        for number in 0..3 * MAX_REMEMBERED {
+            assert_eq!(tls.certified_origin(&format!("h{number}.example")), None);
+        }
+        assert_eq!(tls.certified_origin(&"a".repeat(4 * MAX_AUTHORITY)), None);
+        assert!(tls.in_use.0.load().origins.read().len() <= MAX_REMEMBERED);
+        assert_eq!(origins(), of_old);
+        write(&folder, &certificate_and_key("new.example"));
+        check_until_settled(&tls);
+        assert_eq!(origins(), [None, Some("https://new.example".into())]);
+    }
+
+    #[test]
     fn the_old_certificate_stays_in_use_until_a_broken_file_is_repaired() {
         let folder = TempDir::new().unwrap();
         let (old, new) = (certificate_and_key("old"), certificate_and_key("new"));

@@ -69,7 +69,7 @@ pub struct Request<'a> {
     pub takes_unknown_length: bool,
 }
 
-/// What a request line asks for.
+/// The target of a request line.
 #[derive(Debug)]
 pub struct Target {
     /// The route.
@@ -216,7 +216,7 @@ impl Protocols {
         Self { mirror, runtime_config, mount, route_context, archive_urls, answers, shared_renderings }
     }
 
-    /// Finds what a request line asks for, and notes its view and the proof in its path. Returns the protocol of its path even
+    /// Finds the target of a request line, and notes its view and the proof in its path. Returns the protocol of its path even
     /// without a route.
     pub fn target<'a>(&self, request: &mut Request<'a>) -> (Result<Target, RouteError>, Api) {
         let path: &'a str = request.path;

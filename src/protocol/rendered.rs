@@ -69,7 +69,7 @@ impl DocumentForm {
         headers.extend(HeaderValue::from_maybe_shared(tag.clone()).ok().map(|tag| (header::ETAG, tag)));
         headers.insert(header::CACHE_CONTROL, NO_CACHE);
         headers.extend(has_other_form.then(|| (header::VARY, HeaderValue::from_static("Accept-Encoding"))));
-        headers.insert(CACHE_STATUS, HIT);
+        headers.insert(CACHE_STATUS, HeaderValue::from_static(HIT));
         Self { body: Bytes::from(body), tag, headers }
     }
 
@@ -81,7 +81,7 @@ impl DocumentForm {
 /// The header of RFC 9211.
 pub const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 /// Its value for a fresh answer.
-pub const HIT: HeaderValue = HeaderValue::from_static("larder; hit");
+pub const HIT: &str = "larder; hit";
 
 impl RenderedDocument {
     /// Creates a document with its tags, and its gzip form if that is smaller.
@@ -191,7 +191,7 @@ pub struct KnownPath {
 struct KnownAnswer {
     variant: Box<str>,
     rendered: RenderedAnswer,
-    /// True if it was sent since another one took the place of a further one.
+    /// True if it was sent since answers last had to make room.
     is_used: AtomicBool,
 }
 
@@ -236,7 +236,7 @@ impl KnownPath {
         let mut kept: Vec<KnownAnswer> = others.map(KnownAnswer::copy).collect();
         kept.push(KnownAnswer { variant: variant.into(), rendered, is_used: AtomicBool::new(false) });
         while kept.len() > 1 && (kept.len() > MAX_ANSWERS || weight_of(&kept) > max_bytes) {
-            let (_, others) = kept.split_last().unwrap_or((&kept[0], &[]));
+            let others = &kept[..kept.len() - 1];
             let unused = others.iter().position(|known| !known.is_used.load(Ordering::Relaxed));
             if unused.is_none() {
                 kept.iter().for_each(|known| known.is_used.store(false, Ordering::Relaxed));
@@ -247,16 +247,19 @@ impl KnownPath {
     }
 }
 
+/// About the size in memory of an answer without its document.
+const ANSWER_BYTES: usize = 256;
+
 /// The bytes that answers take. Clients of different rights often have one document.
 fn weight_of(answers: &[KnownAnswer]) -> usize {
     let mut documents = HashSet::new();
     let weights = answers.iter().map(|known| {
         let value = &known.rendered.answer.value;
-        let is_counted = match value {
+        let is_shared = match value {
             FinishedReply::Document(document) => !documents.insert(Arc::as_ptr(document)),
             _ => false,
         };
-        known.variant.len() + 256 + if is_counted { 0 } else { value.weight() }
+        known.variant.len() + ANSWER_BYTES + if is_shared { 0 } else { value.weight() }
     });
     weights.sum()
 }
