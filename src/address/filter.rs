@@ -2,6 +2,7 @@
 
 use derive_more::Display;
 
+use super::selector::Selection;
 use super::selector::split_host;
 use super::{Artifact, BadSelector, Hostname, ModuleName, PackageSelector};
 
@@ -53,20 +54,34 @@ impl AddressFilter {
         }
     }
 
+    /// The names that the addresses of all shown packages begin with, after the host: none, a namespace, or a namespace and
+    /// a name. Those of modules may differ in case.
+    pub fn names(&self) -> Vec<&str> {
+        match self {
+            Self::All | Self::Host(_) => Vec::new(),
+            Self::Namespace(_, namespace) => vec![namespace.as_str()],
+            Self::Named(_, namespace, name) => vec![namespace.as_str(), name.as_str()],
+            Self::Selected(PackageSelector::Provider(Selection { of, .. })) => {
+                vec![of.namespace.as_str(), of.type_.as_str()]
+            }
+            Self::Selected(PackageSelector::Module(Selection { of, .. })) => {
+                vec![of.namespace.as_str(), of.name.as_str()]
+            }
+        }
+    }
+
     /// Returns true for a package that is shown. The case of a module's names does not matter.
     pub fn includes(&self, artifact: &Artifact) -> bool {
-        let (namespace, name) = match artifact {
-            Artifact::Provider(package) => (package.provider.namespace.as_str(), package.provider.type_.as_str()),
-            Artifact::Module(package) => (package.module.namespace.as_str(), package.module.name.as_str()),
+        let names = match artifact {
+            Artifact::Provider(package) => [package.provider.namespace.as_str(), package.provider.type_.as_str()],
+            Artifact::Module(package) => [package.module.namespace.as_str(), package.module.name.as_str()],
         };
-        let is_same = |wanted: &ModuleName, given: &str| wanted.as_str().eq_ignore_ascii_case(given);
-        if self.host().is_some_and(|host| host != artifact.host()) {
+        let is_below = self.names().iter().zip(names).all(|(wanted, name)| wanted.eq_ignore_ascii_case(name));
+        if !is_below || self.host().is_some_and(|host| host != artifact.host()) {
             return false;
         }
         match (self, artifact) {
-            (Self::All | Self::Host(_), _) => true,
-            (Self::Namespace(_, wanted), _) => is_same(wanted, namespace),
-            (Self::Named(_, wanted, wanted_name), _) => is_same(wanted, namespace) && is_same(wanted_name, name),
+            (Self::All | Self::Host(_) | Self::Namespace(..) | Self::Named(..), _) => true,
             (Self::Selected(PackageSelector::Provider(selection)), Artifact::Provider(package)) => {
                 selection.of == package.provider && selection.versions.include(&package.version)
             }

@@ -16,7 +16,7 @@ use super::{
     Change, Durability, FORMAT, Generation, Index, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, Records,
     Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
 };
-use crate::address::{Artifact, Hostname};
+use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
@@ -255,11 +255,11 @@ impl Records for FolderRecords {
 
     fn each_name(
         &self,
-        host: Option<&Hostname>,
+        folder: &Path,
         after: Option<&NameCursor>,
         visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        self.index.names_after(host, after, visit)
+        self.index.names_below(folder, after, visit)
     }
 
     fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {

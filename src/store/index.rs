@@ -15,10 +15,11 @@ use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entries::{
-    ARCHIVE, DOCUMENT, EvictableEntry, NAMES_FOLDER, PAGE, SEEN, archive_key, artifact, counted_bytes, document_key,
+    ARCHIVE, DOCUMENT, EvictableEntry, PAGE, SEEN, archive_key, artifact, counted_bytes, document_key,
     key_below_names, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
 };
 pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
+use super::key::NAMES;
 use super::{Change, IndexEntry, Key, RecordAction, StoreError};
 use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
@@ -520,7 +521,7 @@ impl Index {
             Some(names) => names,
             None => {
                 let mut names = BTreeSet::new();
-                self.names_after(None, None, &mut |artifact, name| {
+                self.names_below(Path::new(NAMES), None, &mut |artifact, name| {
                     names.extend(name.pinned.then_some(artifact));
                     ControlFlow::Continue(())
                 })?;
@@ -563,7 +564,7 @@ impl NameCursor {
     /// The place of this name.
     pub fn of(artifact: &Artifact) -> Self {
         let path = Key::Name(artifact.clone()).path();
-        let below_names = path.strip_prefix(NAMES_FOLDER).unwrap_or(&path);
+        let below_names = path.strip_prefix(NAMES).unwrap_or(&path);
         Self(below_names.to_string_lossy().into_owned())
     }
 
@@ -580,18 +581,18 @@ impl NameCursor {
 }
 
 impl Index {
-    /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit`
-    /// breaks.
+    /// Visits the names whose path begins with the components of `folder`, in the order of their cursors: those after
+    /// `after`, until `visit` breaks.
     ///
     /// # Errors
     /// The index cannot be read.
-    pub(super) fn names_after(
+    pub(super) fn names_below(
         &self,
-        host: Option<&Hostname>,
+        folder: &Path,
         after: Option<&NameCursor>,
         visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        let prefix = names_prefix(host);
+        let prefix = names_prefix(folder);
         let after = after.map_or_else(Vec::new, |after| key_below_names(&after.0));
         self.entries.read().each_after(&prefix, &after, |key, value| {
             match artifact(&key[1..]).zip(IndexedName::decode(value)) {

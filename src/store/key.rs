@@ -153,6 +153,8 @@ const DATES: &str = "dates";
 /// The folder of [`DocumentKey::IssuerKeys`].
 const ISSUERS: &str = "issuers";
 /// The folder of [`Key::Approvals`].
+/// The folder of names.
+pub(super) const NAMES: &str = "names";
 pub(super) const APPROVALS: &str = "approvals";
 /// The file of [`Key::RecurringJobs`]; not a valid job id.
 const RECURRING: &str = "recurring.json";
@@ -282,9 +284,9 @@ impl Key {
                 Self::sets_of(&package.provider, &package.version).join(format!("{}.set", package.platform))
             }
             Self::Name(Artifact::Provider(Package { provider, version, platform })) => {
-                Self::folder("names", provider).join(version.as_str()).join(format!("{platform}.json"))
+                Self::folder(NAMES, provider).join(version.as_str()).join(format!("{platform}.json"))
             }
-            Self::Name(Artifact::Module(package)) => Self::of_module("names", package, "json"),
+            Self::Name(Artifact::Module(package)) => Self::of_module(NAMES, package, "json"),
             Self::ModuleFirstSeen(package) => Self::of_module("seen", package, "json"),
             Self::FirstSeenV0(provider) => Self::folder("seen", provider).with_added_extension("json"),
             Self::FirstSeen(provider, version) => Self::folder("seen", provider).join(format!("{version}.json")),
@@ -347,7 +349,7 @@ impl Key {
                     let platform = Platform::parse(file.strip_suffix(".set")?).ok()?;
                     Self::ProofSet(Package { provider, version: version(number)?, platform })
                 }
-                ("names", (Address::Provider(provider), [number, file])) => {
+                (NAMES, (Address::Provider(provider), [number, file])) => {
                     let platform = Platform::parse(&json(file)?).ok()?;
                     Self::Name(Artifact::Provider(Package { provider, version: version(number)?, platform }))
                 }
@@ -359,7 +361,7 @@ impl Key {
                     let package = ModulePackage { module, version: Version::parse_of_module(number).ok()? };
                     match (kind, extension) {
                         ("documents", "location") => Self::location(&package),
-                        ("names", "json") => Self::Name(Artifact::Module(package)),
+                        (NAMES, "json") => Self::Name(Artifact::Module(package)),
                         ("seen", "json") => Self::ModuleFirstSeen(package),
                         _ => return None,
                     }

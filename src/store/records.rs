@@ -4,23 +4,23 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::key::{APPROVALS, DocumentKey, GroupRef, RecordGroup};
+use super::key::{APPROVALS, DocumentKey, GroupRef, NAMES, RecordGroup};
 use super::{IndexedName, Key, NameCursor, StoreError, Striped};
 use crate::address::{
-    Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
+    Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
 };
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 
 /// The folders of records, below the root of their paths.
-pub(super) const KINDS: [&str; 7] = ["names", "documents", "seen", "alarms", APPROVALS, "jobs", "traffic"];
+pub(super) const KINDS: [&str; 7] = [NAMES, "documents", "seen", "alarms", APPROVALS, "jobs", "traffic"];
 
 /// Conflicts after which a step takes its turn: later ones of this process wait for it.
 const MAX_CONFLICTS: usize = 3;
@@ -178,13 +178,37 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The values that the last write of a name listed; `None` if there is no name.
     fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError>;
 
-    /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit` breaks.
+    /// Visits the names whose path begins with the components of `folder`, in the order of their cursors: those after
+    /// `after`, until `visit` breaks.
     fn each_name(
         &self,
-        host: Option<&Hostname>,
+        folder: &Path,
         after: Option<&NameCursor>,
         visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError>;
+
+    /// Visits the names that a filter includes, in the order of their cursors: those after `after`, until `visit` breaks. Reads
+    /// only the names of the same namespace and name, where the filter gives them.
+    fn each_name_of(
+        &self,
+        filter: &AddressFilter,
+        after: Option<&NameCursor>,
+        visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        for folder in folders_of(self, filter)? {
+            let mut flow = ControlFlow::Continue(());
+            self.each_name(&folder, after, &mut |artifact, name| {
+                if filter.includes(&artifact) {
+                    flow = visit(artifact, name);
+                }
+                flow
+            })?;
+            if flow.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
 
     /// The names that list an archive.
     fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
@@ -229,7 +253,7 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The packages of an address with a name record. A pinned name may list no archive.
     fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
         let artifact = |key| if let Key::Name(artifact) = key { Some(artifact) } else { None };
-        chosen_below(self, &Key::folder("names", address), artifact)
+        chosen_below(self, &Key::folder(NAMES, address), artifact)
     }
 
     /// The proof sets or the locations of an address, each with its package.
@@ -273,7 +297,7 @@ pub trait Records: fmt::Debug + Send + Sync {
             _ => None,
         };
         let mut addresses = BTreeSet::new();
-        for kind in ["documents", "names"] {
+        for kind in ["documents", NAMES] {
             addresses.extend(chosen_below(self, &Path::new(kind).join(host.as_str()).join(service), address)?);
         }
         Ok(addresses)
@@ -306,7 +330,7 @@ pub trait Records: fmt::Debug + Send + Sync {
 
     /// Every artifact with a name record.
     fn all_named(&self) -> Result<Vec<Artifact>, StoreError> {
-        chosen_below(self, Path::new("names"), |key| if let Key::Name(named) = key { Some(named) } else { None })
+        chosen_below(self, Path::new(NAMES), |key| if let Key::Name(named) = key { Some(named) } else { None })
     }
 
     /// The ids of the recorded jobs.
@@ -347,13 +371,30 @@ fn chosen_below<T>(
     Ok(records.keys_below(folder)?.into_iter().filter_map(|(key, _)| choose(key)).collect())
 }
 
+/// The folders that together have all names that a filter includes, in the order of cursors.
+fn folders_of(records: &(impl Records + ?Sized), filter: &AddressFilter) -> Result<Vec<PathBuf>, StoreError> {
+    let all = Path::new(NAMES);
+    let Some(host) = filter.host().map(|host| all.join(host.as_str())) else { return Ok(vec![all.to_owned()]) };
+    let (mut of_modules, mut of_providers) = (vec![host.join("modules")], host.join("providers"));
+    for name in filter.names() {
+        of_providers.push(name.to_ascii_lowercase());
+        let mut spelled = Vec::new();
+        for folder in of_modules {
+            let names = records.names_in(&folder)?.into_iter().filter(|stored| stored.eq_ignore_ascii_case(name));
+            spelled.extend(names.map(|name| folder.join(name)));
+        }
+        of_modules = spelled;
+    }
+    Ok(of_modules.into_iter().chain([of_providers]).collect())
+}
+
 /// The values that `choose` takes from the names.
 fn chosen_names<T>(
     records: &(impl Records + ?Sized),
     mut choose: impl FnMut(Artifact, IndexedName) -> Option<T>,
 ) -> Result<Vec<T>, StoreError> {
     let mut chosen = Vec::new();
-    records.each_name(None, None, &mut |artifact, name| {
+    records.each_name(Path::new(NAMES), None, &mut |artifact, name| {
         chosen.extend(choose(artifact, name));
         ControlFlow::Continue(())
     })?;

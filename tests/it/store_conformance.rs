@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::support::memory_records::MemoryRecords;
 use larder::address::{
-    Address, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform, ProviderAddress,
-    System, Version,
+    Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
+    ProviderAddress, System, Version,
 };
 use larder::clock::Timestamp;
 use larder::digest::Digest;
@@ -35,6 +35,11 @@ fn version(number: &str) -> Version {
 fn proof_set_key(name: &str, number: &str) -> Key {
     let platform = Platform::parse("linux_amd64").unwrap();
     Key::ProofSet(Package { provider: provider(name), version: version(number), platform })
+}
+
+fn provider_artifact(name: &str, number: &str) -> Artifact {
+    let platform = Platform::parse("linux_amd64").unwrap();
+    Artifact::Provider(Package { provider: provider(name), version: version(number), platform })
 }
 
 fn first_seen_key(name: &str, number: &str) -> Key {
@@ -148,10 +153,7 @@ fn pages_of_keys_continue_where_they_ended(records: &dyn Records) {
 /// The listed values of names are known without reading the names, in the order of their cursors.
 fn names_are_found_by_what_they_list(records: &dyn Records) {
     let [one, other] = ["one", "other"].map(|bytes| Digest::of(bytes.as_bytes()));
-    let artifact = |name: &str, number: &str| {
-        let platform = Platform::parse("linux_amd64").unwrap();
-        Artifact::Provider(Package { provider: provider(name), version: version(number), platform })
-    };
+    let artifact = provider_artifact;
     let listed = |digest| ListedArchive { digest, lacks_hashes: false };
     let put = |artifact: &Artifact, pinned: bool, archives: &[Digest]| {
         let name = IndexedName { pinned, imported: false, archives: archives.iter().copied().map(listed).collect() };
@@ -176,7 +178,7 @@ fn names_are_found_by_what_they_list(records: &dyn Records) {
             found.push(artifact);
             if found.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        records.each_name(Some(provider("aws").host).as_ref(), cursor.as_ref(), visit).unwrap();
+        records.each_name_of(&AddressFilter::Host(provider("aws").host), cursor.as_ref(), visit).unwrap();
         found
     };
     assert_eq!(after(None, 2), [first.clone(), second.clone()]);
@@ -191,13 +193,66 @@ fn names_are_found_by_what_they_list(records: &dyn Records) {
     assert!(records.name(&first).unwrap().is_none() && records.unreadable_name().is_none());
 }
 
+/// A filter finds what it names in the order of cursors, and a module in every spelling.
+fn names_are_found_by_filters(records: &dyn Records) {
+    let host = provider("aws").host;
+    let module = |namespace: &str, name: &str, number: &str| {
+        let [namespace, name] = [namespace, name].map(|name| ModuleName::parse(name).unwrap());
+        let module = ModuleAddress { host: host.clone(), namespace, name, system: System::parse("aws").unwrap() };
+        Artifact::Module(ModulePackage { module, version: version(number) })
+    };
+    let stored = [
+        module("ACME", "vpc", "1.0.0"),
+        module("Acme", "other", "1.0.0"),
+        module("acme", "VPC", "2.0.0"),
+        module("acme2", "vpc", "1.0.0"),
+        provider_artifact("vpc", "1.0.0"),
+        provider_artifact("vpc", "2.0.0"),
+        provider_artifact("vpc2", "1.0.0"),
+    ];
+    for artifact in &stored {
+        let archives = vec![ListedArchive { digest: Digest::of(b"one"), lacks_hashes: false }];
+        let name = IndexedName { pinned: false, imported: false, archives };
+        let changed = records.change(&Key::Name(artifact.clone()), |step| {
+            let record = RecordAction::Put(b"{}".to_vec(), Durability::Lazy);
+            step.change(&Key::Name(artifact.clone()), record, IndexEntry::Name(name.clone()));
+            Ok(())
+        });
+        changed.unwrap();
+    }
+    for (filter, expected) in [
+        ("registry.example", &[0, 1, 2, 3, 4, 5, 6][..]),
+        ("acme", &[0, 1, 2, 4, 5, 6]),
+        ("acme/vpc", &[0, 2, 4, 5]),
+        ("ACME/vpc/aws", &[0, 2]),
+        ("acme/vpc@> 1.0", &[5]),
+        ("other", &[]),
+        ("other.example", &[]),
+    ] {
+        let filter = AddressFilter::parse(filter, &host).unwrap();
+        // A page of one name, again and again.
+        let (mut found, mut visited) = (Vec::<Artifact>::new(), 0);
+        loop {
+            let (cursor, before) = (found.last().map(NameCursor::of), found.len());
+            let visit = &mut |artifact, _| {
+                found.push(artifact);
+                visited += 1;
+                ControlFlow::Break(())
+            };
+            records.each_name_of(&filter, cursor.as_ref(), visit).unwrap();
+            if found.len() == before {
+                break;
+            }
+        }
+        assert_eq!(found, expected.iter().map(|number| stored[*number].clone()).collect::<Vec<_>>(), "{filter}");
+        assert_eq!(visited, expected.len(), "{filter}");
+    }
+}
+
 /// Everything that is read and changed together is one group, whatever its kind.
 fn a_write_names_the_generation_it_read(records: &dyn Records) {
     let (version, keys) = (first_seen_key("aws", "1.0.0"), Key::SigningKeyLog(provider("aws")));
-    let name = Key::Name(match proof_set_key("aws", "1.0.0") {
-        Key::ProofSet(package) => Artifact::Provider(package),
-        _ => unreachable!(),
-    });
+    let name = Key::Name(provider_artifact("aws", "1.0.0"));
     let group = version.group();
     assert!([&keys, &name, &proof_set_key("aws", "9.0.0")].iter().all(|key| key.group() == group));
     assert_eq!(Key::Alarms(Address::Provider(provider("aws"))).group(), group);
@@ -373,11 +428,12 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete() {
     assert!(staging.scratch().unwrap().file().is_ok());
 }
 
-const RECORD_TESTS: [fn(&dyn Records); 10] = [
+const RECORD_TESTS: [fn(&dyn Records); 11] = [
     every_record_is_whole_or_absent,
     a_name_that_is_a_prefix_of_another_lists_its_own,
     pages_of_keys_continue_where_they_ended,
     names_are_found_by_what_they_list,
+    names_are_found_by_filters,
     a_write_names_the_generation_it_read,
     a_conflict_is_judged_again,
     writers_of_one_address_lose_nothing,

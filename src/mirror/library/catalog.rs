@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use crate::address::{
-    Address, Artifact, FileName, Hostname, ModuleAddress, PackageRef, Platform, ProviderAddress, Version,
+    Address, AddressFilter, Artifact, FileName, Hostname, ModuleAddress, PackageRef, Platform, ProviderAddress, Version,
 };
 use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
@@ -223,15 +223,15 @@ impl Library {
         self.store.records.names(choose)
     }
 
-    /// Visits the names of one registry, or of all, in the order of their cursors: those after `after`, until `visit`
-    /// breaks. Blocks.
-    pub fn names_after(
+    /// Visits the names that a filter includes, in the order of their cursors: those after `after`, until `visit` breaks.
+    /// Blocks.
+    pub fn each_name_of(
         &self,
-        host: Option<&Hostname>,
+        filter: &AddressFilter,
         after: Option<&NameCursor>,
         mut visit: impl FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        self.store.records.each_name(host, after, &mut visit)
+        self.store.records.each_name_of(filter, after, &mut visit)
     }
 
     /// Locks all archives, so that none is stored or removed while names are removed.

@@ -135,9 +135,9 @@ fn page(
     max_archives: usize,
 ) -> Result<StoredPage, StoreError> {
     let (mut names, mut archives, mut is_last) = (Vec::new(), 0, true);
-    library.names_after(filter.host(), after, |artifact, name| {
+    library.each_name_of(filter, after, |artifact, name| {
         let listed = name.archives.len();
-        if listed == 0 || !filter.includes(&artifact) {
+        if listed == 0 {
             return ControlFlow::Continue(());
         }
         if !names.is_empty() && archives + listed > max_archives {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::super::key::NAMES;
 use super::super::{FORMAT, Key};
 use crate::address::{Artifact, Hostname};
 use crate::clock::Timestamp;
@@ -267,17 +268,14 @@ pub(super) fn name_key(artifact: &Artifact) -> Vec<u8> {
     [&[NAME], Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
 }
 
-/// The folder of all names, as their paths begin.
-pub(super) const NAMES_FOLDER: &str = "names";
-
-/// The beginning of the keys of the names of one registry, or of all.
-pub(super) fn names_prefix(host: Option<&Hostname>) -> Vec<u8> {
-    key_below_names(&host.map(|host| format!("{host}/")).unwrap_or_default())
+/// The beginning of the keys of the names below a folder.
+pub(super) fn names_prefix(folder: &Path) -> Vec<u8> {
+    [&[NAME], folder.as_os_str().as_encoded_bytes(), b"/"].concat()
 }
 
 /// The key of a name by its path below the folder of all names.
 pub(super) fn key_below_names(path: &str) -> Vec<u8> {
-    [&[NAME], NAMES_FOLDER.as_bytes(), b"/", path.as_bytes()].concat()
+    [&[NAME], NAMES.as_bytes(), b"/", path.as_bytes()].concat()
 }
 
 pub(super) fn listed_prefix(digest: &Digest) -> Vec<u8> {

@@ -5,7 +5,7 @@ use std::ops::{Bound, ControlFlow};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder::address::{Artifact, Hostname};
+use larder::address::Artifact;
 use larder::clock::Timestamp;
 use larder::store::{
     Change, Generation, GroupRef, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, RecordGroup,
@@ -149,7 +149,7 @@ impl Records for MemoryRecords {
 
     fn each_name(
         &self,
-        host: Option<&Hostname>,
+        folder: &Path,
         after: Option<&NameCursor>,
         visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
@@ -157,8 +157,8 @@ impl Records for MemoryRecords {
         let after = after.map_or("", NameCursor::as_str);
         for (artifact, name) in names.range::<str, _>((Bound::Excluded(after), Bound::Unbounded)).map(|(_, name)| name)
         {
-            let is_wanted = host.is_none_or(|host| artifact.host() == host);
-            if is_wanted && visit(artifact.clone(), name.clone()).is_break() {
+            let is_below = Key::Name(artifact.clone()).path().starts_with(folder);
+            if is_below && visit(artifact.clone(), name.clone()).is_break() {
                 break;
             }
         }
