@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -146,9 +147,24 @@ impl LocalArchives {
 
     /// Every archive, with its size in bytes.
     pub fn all(&self) -> Result<Vec<(Digest, u64)>, StoreError> {
-        let files = disk::files_below(&self.folder)?.into_iter();
-        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
-        Ok(files.filter_map(|(path, size_bytes)| Some((digest(&path)?, size_bytes))).collect())
+        let mut archives = Vec::new();
+        self.each(|digest, size_bytes| {
+            archives.push((digest, size_bytes));
+            ControlFlow::Continue(())
+        })?;
+        Ok(archives)
+    }
+
+    /// Visits every archive, with its size in bytes, until `visit` breaks.
+    pub fn each(&self, mut visit: impl FnMut(Digest, u64) -> ControlFlow<()>) -> Result<(), StoreError> {
+        disk::each_file_after(&self.folder, None, &mut |path, size_bytes| match path
+            .file_name()
+            .and_then(|name| Digest::parse(name.to_str()?).ok())
+        {
+            Some(digest) => visit(digest, size_bytes),
+            None => ControlFlow::Continue(()),
+        })
+        .map(drop)
     }
 }
 

@@ -15,8 +15,8 @@ use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entries::{
-    ARCHIVE, DOCUMENT, EvictableEntry, PAGE, SEEN, archive_key, artifact, counted_bytes, document_key,
-    key_below_names, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
+    ARCHIVE, DOCUMENT, EvictableEntry, PAGE, SEEN, archive_key, artifact, counted_bytes, document_key, key_below_names,
+    listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
 };
 pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 use super::key::NAMES;
@@ -42,13 +42,46 @@ enum IndexState {
     Failed(StoreError),
 }
 
+/// Entries that are counted at a time, so that no writer waits longer.
+const ENTRIES_OF_A_STEP: usize = 1000;
+
+/// The totals of all entries, and those of the entries that a count has passed so far.
+#[derive(Debug, Default)]
+struct Tally {
+    totals: Totals,
+    count: Option<Count>,
+}
+
+/// A count of all entries, in the order of their keys. A change behind it is added at once; it sees all others.
+#[derive(Debug, Default)]
+struct Count {
+    last_key: Vec<u8>,
+    totals: Totals,
+}
+
+impl Tally {
+    /// Replaces an entry in the totals.
+    fn replace(&mut self, key: &[u8], previous: Option<&EvictableEntry>, updated: Option<&EvictableEntry>) {
+        let kind = key.first().copied().unwrap_or(DOCUMENT);
+        let passed = self.count.as_mut().filter(|count| *key <= *count.last_key);
+        for totals in [&mut self.totals].into_iter().chain(passed.map(|count| &mut count.totals)) {
+            if let Some(previous) = previous {
+                totals.subtract(kind, previous.size_bytes);
+            }
+            if let Some(updated) = updated {
+                totals.add(kind, updated.size_bytes);
+            }
+        }
+    }
+}
+
 /// The index over a store's files. Updates are best effort: a failed update costs no request, and the index is
 /// completed at the next start.
 #[derive(Debug)]
 pub struct Index {
     folder: PathBuf,
     entries: RwLock<IndexBackend>,
-    totals: Mutex<Totals>,
+    tally: Mutex<Tally>,
     /// Some change was not recorded: the next start rebuilds the index.
     broken: AtomicBool,
     /// True while there is an on-disk index that this in-memory one replaces; it is quarantined at the first change.
@@ -108,7 +141,7 @@ impl Index {
         Self {
             folder: folder.to_owned(),
             entries: RwLock::new(entries),
-            totals: Mutex::default(),
+            tally: Mutex::default(),
             broken: AtomicBool::new(false),
             is_on_disk_too: Mutex::default(),
             state: watch::Sender::new(IndexState::Incomplete),
@@ -120,26 +153,55 @@ impl Index {
     /// Trusts an index that was closed cleanly; any other is incomplete.
     fn trust_clean_close(&self) -> Result<(), StoreError> {
         let mark = self.entries.read().remove(CLEAN)?;
-        match mark.as_deref().and_then(Totals::in_mark) {
-            Some(totals) => {
-                *self.totals.lock() = totals;
-                self.state.send_replace(IndexState::Complete);
-            }
-            None => *self.totals.lock() = self.count()?,
+        // Those of any other are counted when it is completed.
+        if let Some(totals) = mark.as_deref().and_then(Totals::in_mark) {
+            self.tally.lock().totals = totals;
+            self.state.send_replace(IndexState::Complete);
         }
         self.entries.read().flush()
     }
 
-    /// The totals, counted from all entries.
-    fn count(&self) -> Result<Totals, StoreError> {
-        let (mut totals, mut is_readable) = (Totals::default(), true);
-        for kind in [ARCHIVE, DOCUMENT, PAGE, SEEN] {
-            self.entries.read().each_with_prefix(&[kind], |_, value| match EvictableEntry::decode(value) {
-                Some(entry) => totals.add(kind, entry.size_bytes),
-                None => is_readable = false,
+    /// Reads every entry, and counts the totals, unless larder stops first. An index that was not closed cleanly has none
+    /// before.
+    ///
+    /// # Errors
+    /// An entry cannot be read, or the totals were others.
+    fn count(&self, is_stopping: &dyn Fn() -> bool) -> Result<(), StoreError> {
+        self.tally.lock().count = Some(Count::default());
+        loop {
+            if is_stopping() {
+                return Ok(());
+            }
+            let mut tally = self.tally.lock();
+            let count = tally.count.get_or_insert_default();
+            let (after, mut read, mut is_readable) = (std::mem::take(&mut count.last_key), 0, true);
+            self.entries.read().each_after(&[], &after, |key, value| {
+                if let [kind @ (ARCHIVE | DOCUMENT | PAGE | SEEN), ..] = key {
+                    match EvictableEntry::decode(value) {
+                        Some(entry) => count.totals.add(*kind, entry.size_bytes),
+                        None => is_readable = false,
+                    }
+                }
+                read += 1;
+                if read < ENTRIES_OF_A_STEP {
+                    return ControlFlow::Continue(());
+                }
+                count.last_key = key.to_vec();
+                ControlFlow::Break(())
             })?;
+            if !is_readable {
+                return Err(StoreError::Index("an entry is unreadable".into()));
+            }
+            if read < ENTRIES_OF_A_STEP {
+                let (counted, stored) = (count.totals, tally.totals);
+                if self.is_complete() && stored != counted {
+                    let reason = format!("the stored totals {stored:?} differ from the counted ones {counted:?}");
+                    return Err(StoreError::Index(reason));
+                }
+                *tally = Tally { totals: counted, count: None };
+                return Ok(());
+            }
         }
-        is_readable.then_some(totals).ok_or_else(|| StoreError::Index("an entry is unreadable".into()))
     }
 
     /// Records that a name could not be read, unless it is indexed: it may list any archive. The next start reads it again.
@@ -157,7 +219,7 @@ impl Index {
 
     /// Totals of the store.
     pub fn totals(&self) -> Totals {
-        *self.totals.lock()
+        self.tally.lock().totals
     }
 
     /// Size on disk, in bytes.
@@ -238,7 +300,7 @@ impl Index {
     /// Changes one entry and the totals together.
     fn update_entry(&self, key: &[u8], change: impl FnOnce(Option<EvictableEntry>) -> Option<EvictableEntry>) {
         self.quarantine_on_disk();
-        let mut totals = self.totals.lock();
+        let mut tally = self.tally.lock();
         let previous = match self.entry(key) {
             Ok(previous) => previous,
             Err(error) => return self.mark_broken(&error),
@@ -247,15 +309,8 @@ impl Index {
         if updated == previous {
             return;
         }
-        if !self.write_or_continue(&[(key.to_vec(), updated.as_ref().map(|entry| entry.encode_entry()))]) {
-            return;
-        }
-        let kind = key.first().copied().unwrap_or(DOCUMENT);
-        if let Some(previous) = previous {
-            totals.subtract(kind, previous.size_bytes);
-        }
-        if let Some(updated) = updated {
-            totals.add(kind, updated.size_bytes);
+        if self.write_or_continue(&[(key.to_vec(), updated.as_ref().map(|entry| entry.encode_entry()))]) {
+            tally.replace(key, previous.as_ref(), updated.as_ref());
         }
     }
 
@@ -263,7 +318,7 @@ impl Index {
     fn put(&self, changes: &[EntryChange]) {
         self.quarantine_on_disk();
         // The lock blocks other writers while an index that continues in memory is copied.
-        let _exclusive = self.totals.lock();
+        let _exclusive = self.tally.lock();
         self.write_or_continue(changes);
     }
 
@@ -355,11 +410,18 @@ impl Index {
         self.documents_of(PAGE)
     }
 
-    /// The documents, pages and first-seen records with an entry.
-    pub fn counted_records(&self) -> Result<Vec<Key>, StoreError> {
-        let mut keys = Vec::new();
+    /// The documents, pages and first-seen records with an entry: at most `limit`, after the key `after`, in an order of
+    /// their own.
+    pub fn counted_records(&self, after: Option<&Key>, limit: usize) -> Result<Vec<Key>, StoreError> {
+        let (mut keys, after) = (Vec::new(), after.map(document_key).unwrap_or_default());
         for kind in [DOCUMENT, PAGE, SEEN] {
-            self.each_entry(kind, |path, _| keys.extend(Key::from_path(Path::new(path))))?;
+            self.entries.read().each_after(&[kind], &after, |key, _| {
+                if keys.len() == limit {
+                    return ControlFlow::Break(());
+                }
+                keys.extend(std::str::from_utf8(&key[1..]).ok().and_then(|path| Key::from_path(Path::new(path))));
+                ControlFlow::Continue(())
+            })?;
         }
         Ok(keys)
     }
@@ -441,9 +503,10 @@ impl Index {
     }
 
     /// Starts to complete the index. The existing entries stay, unless one cannot be read: a damaged index may have lost
-    /// any entry, so a new index starts in memory. Returns true if the caller must record every file.
-    pub fn begin_completion(&self) -> bool {
-        if let Err(reason) = guarded(|| self.read_all()) {
+    /// any entry, so a new index starts in memory. Returns true if the caller must record every file. Ends early once
+    /// `is_stopping`.
+    pub fn begin_completion(&self, is_stopping: &dyn Fn() -> bool) -> bool {
+        if let Err(reason) = guarded(|| self.count(is_stopping)) {
             self.start_over(&reason);
         }
         let was_complete = self.is_complete();
@@ -458,27 +521,12 @@ impl Index {
         tracing::error!(%reason, "the index is damaged; it is quarantined, and rebuilt from the files");
         // The state changes first: operations that need all names must not act on missing entries.
         self.state.send_replace(IndexState::Incomplete);
-        let mut totals = self.totals.lock();
+        let mut tally = self.tally.lock();
         let damaged = std::mem::replace(&mut *self.entries.write(), IndexBackend::in_memory());
         // The damaged index is not closed: closing may wait forever for a dead thread.
         std::mem::forget(damaged);
-        *totals = Totals::default();
+        *tally = Tally::default();
         self.replace_on_disk();
-    }
-
-    /// Reads every entry, and compares the totals with them.
-    fn read_all(&self) -> Result<(), StoreError> {
-        let entries = self.entries.read();
-        entries.each_with_prefix(&[], |_, _| ())?;
-        drop(entries);
-        // The lock keeps the totals unchanged while the entries are counted.
-        let totals = self.totals.lock();
-        let counted = self.count()?;
-        if *totals == counted {
-            Ok(())
-        } else {
-            Err(StoreError::Index(format!("the stored totals {totals:?} differ from the counted ones {counted:?}")))
-        }
     }
 
     /// Records the archives that a name lists; the caller holds the lock of the name's record. An empty `name` removes the

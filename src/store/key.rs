@@ -244,6 +244,12 @@ impl Key {
         matches!(self, Self::FirstSeen(..) | Self::ModuleFirstSeen(_) | Self::FirstSeenV0(_))
     }
 
+    /// Returns true for a record that the index counts: a document, a proof set, the times of a version list, or a
+    /// first-seen record.
+    pub fn is_counted(&self) -> bool {
+        matches!(self, Self::Document(_) | Self::ProofSet(_) | Self::FirstListed(_)) || self.is_first_seen()
+    }
+
     /// Returns true for a page of the registry HTTP API: pages are evicted before other documents.
     pub fn is_page(&self) -> bool {
         self.host_of_page().is_some()

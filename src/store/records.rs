@@ -14,7 +14,8 @@ use serde::de::DeserializeOwned;
 use super::key::{APPROVALS, DocumentKey, GroupRef, NAMES, RecordGroup};
 use super::{IndexedName, Key, NameCursor, StoreError, Striped};
 use crate::address::{
-    Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform, ProviderAddress, Version,
+    Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform,
+    ProviderAddress, Version,
 };
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -348,14 +349,6 @@ pub trait Records: fmt::Debug + Send + Sync {
             keys.extend(self.stat(&key)?.map(|_| key));
         }
         Ok(keys)
-    }
-
-    /// Every document and proof set, the times of version lists, and the first-seen records.
-    fn all_counted(&self) -> Result<Vec<Key>, StoreError> {
-        let mut documents = chosen_below(self, Path::new("documents"), Some)?;
-        let seen = |key: Key| (matches!(key, Key::FirstListed(_)) || key.is_first_seen()).then_some(key);
-        documents.extend(chosen_below(self, Path::new("seen"), seen)?);
-        Ok(documents)
     }
 }
 

@@ -485,7 +485,7 @@ async fn an_index_with_damaged_content_is_rebuilt() {
         content[offset..offset + length].fill(0xa5);
         std::fs::write(&file, content).unwrap();
         let store = open_store(folder.path(), Timestamp(2));
-        let is_behind = store.local.index.begin_completion();
+        let is_behind = store.local.index.begin_completion(&|| false);
         if !is_behind {
             assert_eq!(store.local.index.totals().archives, 20_000, "section {section}");
             continue;

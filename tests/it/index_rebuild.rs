@@ -6,9 +6,11 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use larder::clock::Timestamp;
+use larder::digest::Digest;
 use larder::store::IndexedName;
 
 use crate::support::git_module_fixture::download_module;
@@ -55,6 +57,63 @@ impl Drop for BlockedFile {
 fn record_path(folder: &Folder, provider: &str) -> PathBuf {
     let is_wanted = |file: &PathBuf| file.to_string_lossy().contains(&format!("/{provider}/"));
     folder.files("names").into_iter().find(is_wanted).unwrap()
+}
+
+/// The digests of archives that no file has.
+fn digests(numbers: std::ops::Range<u32>) -> impl Iterator<Item = Digest> {
+    numbers.map(|number| Digest::of(&number.to_be_bytes()))
+}
+
+/// Promise 10: the background check of a sound index counts it right while fills and evictions change it.
+#[test]
+fn an_index_that_changes_while_it_is_checked_is_not_called_damaged() {
+    let folder = Folder::new();
+    let store = open_store(folder.path(), Timestamp(1));
+    let index = &store.local.index;
+    digests(0..5_000).for_each(|digest| index.archive_stored(&digest, 7, Timestamp(1)));
+    index.completed(Ok(()));
+    let (is_over, changes) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let is_damaged = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for digest in digests(0..10_000).collect::<Vec<_>>().iter().cycle().step_by(7) {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                match index.archive(digest) {
+                    Ok(Some(_)) => index.archive_gone(digest),
+                    _ => index.archive_stored(digest, u64::from(digest.as_bytes()[0]), Timestamp(2)),
+                }
+                changes.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut is_damaged = false;
+        while !is_damaged && changes.load(Ordering::Relaxed) < 20_000 {
+            is_damaged = index.begin_completion(&|| false);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        is_damaged
+    });
+    assert!(!is_damaged);
+    let archives = index.archives_by_age().unwrap();
+    let totals = (archives.len() as u64, archives.iter().map(|archive| archive.size_bytes).sum::<u64>());
+    assert_eq!((index.totals().archives, index.totals().archive_bytes), totals);
+}
+
+/// A stop does not wait until every entry of a large index was read, and the next start checks again.
+#[test]
+fn the_check_of_an_index_ends_where_larder_stops() {
+    let folder = Folder::new();
+    let store = open_store(folder.path(), Timestamp(1));
+    digests(0..5_000).for_each(|digest| store.local.index.archive_stored(&digest, 7, Timestamp(1)));
+    store.local.index.completed(Ok(()));
+    // As after a kill: it is not closed.
+    drop(store);
+    let store = open_store(folder.path(), Timestamp(2));
+    let asked = AtomicUsize::new(0);
+    let is_behind = store.local.index.begin_completion(&|| asked.fetch_add(1, Ordering::Relaxed) == 2);
+    assert!(is_behind && asked.into_inner() == 3 && !store.local.index.is_complete());
+    assert!(store.local.index.begin_completion(&|| false));
+    assert_eq!(store.local.index.totals().archives, 5_000);
 }
 
 async fn upstream_with_providers() -> FakeUpstream {

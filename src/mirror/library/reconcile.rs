@@ -1,18 +1,23 @@
 //! Rebuilds the index from the files while larder serves: after a `kill -9`, after damage, and for the store of an
 //! older larder. Each file is read under its lock, so a concurrent change is counted once.
 
-use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use std::{fmt, io};
 
-use crate::address::Artifact;
+use crate::address::{AddressFilter, Artifact};
 use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::library::NameRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
-use crate::store::{IndexEntry, IndexedName, Key, ListedArchive, ReadOutcome, RecordAction, RecordStep, StoreError};
+use crate::store::{
+    IndexEntry, IndexedName, Key, ListedArchive, NameCursor, ReadOutcome, RecordAction, RecordStep, StoreError,
+};
 
+/// The records that are listed at a time.
+const PAGE_RECORDS: usize = 4096;
 const REBUILD_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 impl Library {
@@ -21,50 +26,107 @@ impl Library {
     /// # Errors
     /// The files or the index cannot be read.
     fn reconcile(&self) -> Result<(), StoreError> {
-        let interrupted = || StoreError::Index("larder stopped before the index was rebuilt".to_owned());
-        let check_running = || if self.runtime.tasks.is_stopping() { Err(interrupted()) } else { Ok(()) };
-        let (index, records, blobs) = (&self.store.local.index, &self.store.records, &self.store.local.archives);
-        let indexed = (index.archives_by_age()?, index.counted_records()?);
-        let (stored, documents, names) = (blobs.all()?, records.all_counted()?, records.all_named()?);
-        let entries = stored.len() + documents.len() + names.len();
-        let digests = indexed.0.into_iter().map(|archive| archive.digest);
-        for digest in digests.chain(stored.into_iter().map(|(digest, _)| digest)).collect::<BTreeSet<_>>() {
-            check_running()?;
-            let _lock = self.catalog.digest_lock(&digest).lock();
-            match self.stat_or_log(&digest, blobs.stat(&digest)) {
-                Some(Some((size_bytes, written))) => index.archive_found(&digest, size_bytes, written),
-                Some(None) => index.archive_gone(&digest),
+        let entries = self.reconcile_archives()? + self.reconcile_counted()? + self.reconcile_names()?;
+        if entries > 0 {
+            tracing::info!(entries, "the index was rebuilt from the files");
+        }
+        Ok(())
+    }
+
+    fn require_running(&self) -> Result<(), StoreError> {
+        match self.runtime.tasks.is_stopping() {
+            true => Err(StoreError::Index("larder stopped before the index was rebuilt".to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// Compares the entries of archives with the files; returns the number of files.
+    fn reconcile_archives(&self) -> Result<usize, StoreError> {
+        let (index, archives) = (&self.store.local.index, &self.store.local.archives);
+        let check = |digest: &Digest| {
+            self.require_running()?;
+            let _lock = self.catalog.digest_lock(digest).lock();
+            match self.stat_or_log(digest, archives.stat(digest)) {
+                Some(Some((size_bytes, written))) => index.archive_found(digest, size_bytes, written),
+                Some(None) => index.archive_gone(digest),
                 None => {}
             }
-        }
-        for key in indexed.1.into_iter().chain(documents).collect::<BTreeSet<_>>() {
-            check_running()?;
+            Ok(())
+        };
+        let mut indexed = Vec::new();
+        index.each_archive(|archive| indexed.push(archive.digest))?;
+        indexed.iter().try_for_each(check)?;
+        let (mut files, mut checked) = (0, Ok(()));
+        archives.each(|digest, _| {
+            files += 1;
+            checked = check(&digest);
+            if checked.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        checked.map(|()| files)
+    }
+
+    /// Compares the entries of documents and first-seen records with the records; returns the number of records.
+    fn reconcile_counted(&self) -> Result<usize, StoreError> {
+        let (index, records) = (&self.store.local.index, &self.store.records);
+        let check = |key: Key| {
+            self.require_running()?;
             records.change(&key, |step| {
                 if let Some(found) = self.stat_or_log(&key.path().display(), records.stat(&key)) {
                     let found = found.map_or(IndexEntry::Gone, |(size, written)| IndexEntry::Found(size, written));
                     step.change(&key, RecordAction::Keep, found);
                 }
                 Ok(())
-            })?;
+            })
+        };
+        by_page(|after| index.counted_records(after, PAGE_RECORDS), check)?;
+        let mut counted = 0;
+        for folder in ["documents", "seen"] {
+            by_page(
+                |after: Option<&(Key, u64)>| records.page(Path::new(folder), after.map(|(key, _)| key), PAGE_RECORDS),
+                |(key, _)| {
+                    if !key.is_counted() {
+                        return Ok(());
+                    }
+                    counted += 1;
+                    check(key)
+                },
+            )?;
         }
-        for artifact in self.store.records.names(|artifact, _| Some(artifact))? {
-            check_running()?;
+        Ok(counted)
+    }
+
+    /// Compares the entries of names with the records; returns the number of records.
+    fn reconcile_names(&self) -> Result<usize, StoreError> {
+        let records = &self.store.records;
+        let indexed = |after: Option<&Artifact>| {
+            let (mut page, after) = (Vec::new(), after.map(NameCursor::of));
+            records.each_name_of(&AddressFilter::All, after.as_ref(), &mut |artifact, _| {
+                page.push(artifact);
+                if page.len() < PAGE_RECORDS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
+            Ok(page)
+        };
+        by_page(indexed, |artifact| {
+            self.require_running()?;
             let key = Key::Name(artifact);
             records.change(&key, |step| {
                 if matches!(records.stat(&key), Ok(None)) {
                     step.change(&key, RecordAction::Keep, IndexEntry::Name(IndexedName::default()));
                 }
                 Ok(())
-            })?;
-        }
-        for artifact in names {
-            check_running()?;
-            self.index_name(&artifact)?;
-        }
-        if entries > 0 {
-            tracing::info!(entries, "the index was rebuilt from the files");
-        }
-        Ok(())
+            })
+        })?;
+        let mut names = 0;
+        by_page(
+            |after: Option<&(Key, u64)>| records.page(Path::new("names"), after.map(|(key, _)| key), PAGE_RECORDS),
+            |(key, _)| {
+                self.require_running()?;
+                let Key::Name(artifact) = key else { return Ok(()) };
+                names += 1;
+                self.index_name(&artifact)
+            },
+        )?;
+        Ok(names)
     }
 
     /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set stands in.
@@ -144,7 +206,7 @@ impl Library {
     /// Returns true if the index is whole now.
     fn reconcile_index(&self) -> bool {
         let index = &self.store.local.index;
-        if !index.begin_completion() {
+        if !index.begin_completion(&|| self.runtime.tasks.is_stopping()) {
             self.refresh_size_limit();
             return true;
         }
@@ -159,6 +221,20 @@ impl Library {
         self.refresh_size_limit();
         index.is_complete()
     }
+}
+
+/// Works on what a list has, a page at a time: `next_page` gives what comes after the last item of a page.
+fn by_page<T>(
+    next_page: impl Fn(Option<&T>) -> Result<Vec<T>, StoreError>,
+    mut work: impl FnMut(T) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let mut page = next_page(None)?;
+    while let Some(last) = page.last() {
+        let next = next_page(Some(last))?;
+        page.into_iter().try_for_each(&mut work)?;
+        page = next;
+    }
+    Ok(())
 }
 
 /// The archive that the proof set of a package names: it stands in for a damaged name.
