@@ -68,8 +68,11 @@ impl Serve {
         let common = CommonOptions { config: config.source, ..common };
         let tasks = Arc::new(ServeTasks { running: app.running(), serve: self, common, manager });
         tokio::spawn(tasks.reload_on(hangups, stop.clone()));
+        let in_memory = app.running();
         app.serve(stop).await.context("the store would not close")?;
         tracing::info!("stopped");
+        // The process ends. With a large store, freeing the pages of its index one by one would take most of the stop.
+        std::mem::forget(in_memory);
         Ok(())
     }
 }
