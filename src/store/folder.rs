@@ -270,6 +270,10 @@ impl Records for FolderRecords {
         self.index.pinned_names()
     }
 
+    fn imported_names(&self, limit: usize) -> Result<Vec<Artifact>, StoreError> {
+        self.index.imported_names(limit)
+    }
+
     fn unreadable_name(&self) -> Option<StoreError> {
         self.index.unreadable_name()
     }

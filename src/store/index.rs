@@ -3,7 +3,7 @@
 mod backend;
 mod entries;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,8 +15,8 @@ use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
 use self::entries::{
-    ARCHIVE, DOCUMENT, EvictableEntry, PAGE, SEEN, archive_key, artifact, counted_bytes, document_key, key_below_names,
-    listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
+    ARCHIVE, DOCUMENT, EvictableEntry, IMPORTED_NAME, PAGE, PINNED_NAME, SEEN, archive_key, artifact, counted_bytes,
+    document_key, key_below_names, key_of_name, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,
 };
 pub use self::entries::{IndexedArchive, IndexedName, ListedArchive, SizeLimit, Totals};
 use super::key::NAMES;
@@ -89,8 +89,6 @@ pub struct Index {
     state: watch::Sender<IndexState>,
     /// The names that could not be read, with the reason.
     unreadable: Mutex<BTreeMap<Artifact, StoreError>>,
-    /// The pinned names; loaded on first use.
-    pinned: Mutex<Option<BTreeSet<Artifact>>>,
 }
 
 impl Index {
@@ -146,7 +144,6 @@ impl Index {
             is_on_disk_too: Mutex::default(),
             state: watch::Sender::new(IndexState::Incomplete),
             unreadable: Mutex::default(),
-            pinned: Mutex::default(),
         }
     }
 
@@ -537,7 +534,8 @@ impl Index {
             Ok(previous) => previous.unwrap_or_default(),
             Err(error) => return self.mark_broken(&error),
         };
-        if previous == *name {
+        // The lists of an older index lack them.
+        if previous == *name && !name.pinned && !name.imported {
             return;
         }
         let mut changes = Vec::new();
@@ -548,35 +546,36 @@ impl Index {
             changes.push((listed_key(&added.digest, artifact), Some(Vec::new())));
         }
         changes.push((name_key(artifact), (!name.is_empty()).then(|| name.encode_entry())));
-        self.put(&changes);
-        // The set of pinned names changes after the entry: a scan of all entries holds its lock, and sees either state.
-        if let Some(pinned) = self.pinned.lock().as_mut() {
-            if name.pinned {
-                pinned.insert(artifact.clone())
-            } else {
-                pinned.remove(artifact)
-            };
+        let lists = [(PINNED_NAME, previous.pinned, name.pinned), (IMPORTED_NAME, previous.imported, name.imported)];
+        for (list, _, is_listed) in lists.into_iter().filter(|(_, was_listed, is_listed)| *was_listed || *is_listed) {
+            changes.push((key_of_name(list, artifact), is_listed.then(Vec::new)));
         }
+        self.put(&changes);
     }
 
-    /// The pinned names. The first call scans all names; a fill at the size limit calls it.
+    /// The pinned names. A fill at the size limit calls it.
     ///
     /// # Errors
     /// The index cannot be read.
     pub(super) fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
-        let mut pinned = self.pinned.lock();
-        let names = match pinned.take() {
-            Some(names) => names,
-            None => {
-                let mut names = BTreeSet::new();
-                self.names_below(Path::new(NAMES), None, &mut |artifact, name| {
-                    names.extend(name.pinned.then_some(artifact));
-                    ControlFlow::Continue(())
-                })?;
-                names
-            }
-        };
-        Ok(pinned.insert(names).iter().cloned().collect())
+        self.names_in_list(PINNED_NAME, usize::MAX)
+    }
+
+    /// The first of the names with an archive that was imported without signatures.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub(super) fn imported_names(&self, limit: usize) -> Result<Vec<Artifact>, StoreError> {
+        self.names_in_list(IMPORTED_NAME, limit)
+    }
+
+    fn names_in_list(&self, list: u8, limit: usize) -> Result<Vec<Artifact>, StoreError> {
+        let mut names = Vec::new();
+        self.entries.read().each_after(&[list], &[], |key, _| {
+            names.extend(artifact(&key[1..]));
+            if names.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(names)
     }
 
     /// The archives that a name lists; `None` if the index has no entry.

@@ -221,6 +221,13 @@ pub trait Records: fmt::Debug + Send + Sync {
         chosen_names(self, |artifact, name| name.pinned.then_some(artifact))
     }
 
+    /// The first of the names with an archive that was imported without signatures, in the order of cursors.
+    fn imported_names(&self, limit: usize) -> Result<Vec<Artifact>, StoreError> {
+        let mut imported = chosen_names(self, |artifact, name| name.imported.then_some(artifact))?;
+        imported.truncate(limit);
+        Ok(imported)
+    }
+
     /// The error for a name that cannot be read: it may list any archive.
     fn unreadable_name(&self) -> Option<StoreError> {
         None

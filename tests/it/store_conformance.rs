@@ -156,7 +156,7 @@ fn names_are_found_by_what_they_list(records: &dyn Records) {
     let artifact = provider_artifact;
     let listed = |digest| ListedArchive { digest, lacks_hashes: false };
     let put = |artifact: &Artifact, pinned: bool, archives: &[Digest]| {
-        let name = IndexedName { pinned, imported: false, archives: archives.iter().copied().map(listed).collect() };
+        let name = IndexedName { pinned, imported: pinned, archives: archives.iter().copied().map(listed).collect() };
         let key = Key::Name(artifact.clone());
         let action = match archives {
             [] => RecordAction::Remove(Durability::Lazy),
@@ -185,9 +185,15 @@ fn names_are_found_by_what_they_list(records: &dyn Records) {
     assert_eq!(after(Some(&second), 2), std::slice::from_ref(&third));
     assert_eq!(records.names_of(&one).unwrap(), [first.clone(), second.clone()]);
     assert_eq!(records.pinned_names().unwrap(), std::slice::from_ref(&second));
+    assert_eq!(records.imported_names(9).unwrap(), std::slice::from_ref(&second));
     put(&second, false, &[other]);
     put(&first, false, &[]);
     assert!(records.names_of(&one).unwrap().is_empty() && records.pinned_names().unwrap().is_empty());
+    assert!(records.imported_names(9).unwrap().is_empty());
+    [&second, &third].into_iter().for_each(|artifact| put(artifact, true, &[other]));
+    assert_eq!(records.imported_names(1).unwrap(), std::slice::from_ref(&second));
+    [&second, &third].into_iter().for_each(|artifact| put(artifact, false, &[other]));
+    assert!(records.pinned_names().unwrap().is_empty());
     assert_eq!(records.name(&second).unwrap().map(|name| name.archives.len()), Some(1));
     assert_eq!(records.names(|artifact, _| Some(artifact)).unwrap(), [second, third]);
     assert!(records.name(&first).unwrap().is_none() && records.unreadable_name().is_none());

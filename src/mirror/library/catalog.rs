@@ -30,7 +30,6 @@ const MAX_IMPORTED_LISTED: usize = 1000;
 pub struct Catalog {
     store: Arc<Store>,
     digest_locks: Striped<Mutex<()>>,
-    imported: Mutex<Option<Vec<PackageRef>>>,
     /// Counters that grow when the file of an archive comes or goes. Addresses may share one, which only renders answers
     /// more often than needed.
     presence: Striped<AtomicU64>,
@@ -43,7 +42,6 @@ impl Catalog {
         Self {
             store,
             digest_locks: Striped::default(),
-            imported: Mutex::default(),
             presence: Striped::default(),
             verified_since_start: Mutex::default(),
         }
@@ -76,7 +74,7 @@ impl Catalog {
     ) -> Result<(), StoreError> {
         let artifact = artifact.into();
         let key = Key::Name(artifact.clone());
-        let is_import_changed = self.store.records.change(&key, |step| {
+        self.store.records.change(&key, |step| {
             let before = Self::name_record_in(step, artifact.clone())?;
             let mut name_record = before.clone();
             change(&mut name_record);
@@ -92,40 +90,19 @@ impl Catalog {
                 RecordAction::Put(to_json(&name_record), Durability::Synced)
             };
             step.change(&key, action, IndexEntry::Name(name_record.indexed()));
-            Ok(name_record != before && (name_record.is_imported() || before.is_imported()))
-        })?;
-        if is_import_changed {
-            *self.imported.lock() = None;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
-    /// Packages imported without signatures and not verified since, at most [`MAX_IMPORTED_LISTED`]. Cached until the
-    /// next change.
+    /// Packages imported without signatures and not verified since, at most [`MAX_IMPORTED_LISTED`].
     pub fn imported(&self) -> Vec<PackageRef> {
-        if let Some(known) = &*self.imported.lock() {
-            return known.clone();
-        }
-        match self.all_imported() {
-            Ok(imported) => {
-                if self.store.local.index.is_complete() {
-                    *self.imported.lock() = Some(imported.clone());
-                }
-                imported
-            }
-            Err(error) => {
-                tracing::warn!(%error, "unsigned imports cannot be listed");
-                Vec::new()
-            }
-        }
-    }
-
-    fn all_imported(&self) -> Result<Vec<PackageRef>, StoreError> {
-        let imported = |artifact: Artifact, name: IndexedName| name.imported.then(|| PackageRef::from(&artifact));
-        let mut imported = self.store.records.names(imported)?;
+        let imported = self.store.records.imported_names(MAX_IMPORTED_LISTED).unwrap_or_else(|error| {
+            tracing::warn!(%error, "unsigned imports cannot be listed");
+            Vec::new()
+        });
+        let mut imported: Vec<PackageRef> = imported.iter().map(PackageRef::from).collect();
         imported.sort();
-        imported.truncate(MAX_IMPORTED_LISTED);
-        Ok(imported)
+        imported
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) fn counted_bytes(key: &Key, size_bytes: u64) -> u64 {
 
 /// The version of the index. Version 1, of older larders, has no names; version 2 has no times of version lists; version 3
 /// has no first-seen records.
-const INDEX_VERSION: u32 = 4;
+const INDEX_VERSION: u32 = 5;
 
 /// The beginning of the mark of a clean close.
 fn mark_version() -> Vec<u8> {
@@ -206,6 +206,9 @@ impl SizeLimit {
 }
 
 const NAME: u8 = b'n';
+/// The pinned names and the imported ones once more, so that they are found among all.
+pub(super) const PINNED_NAME: u8 = b'P';
+pub(super) const IMPORTED_NAME: u8 = b'I';
 const LISTED: u8 = b'l';
 const DIGEST_BYTES: usize = 32;
 const PINNED: u8 = 1;
@@ -265,7 +268,12 @@ impl IndexedName {
 }
 
 pub(super) fn name_key(artifact: &Artifact) -> Vec<u8> {
-    [&[NAME], Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
+    key_of_name(NAME, artifact)
+}
+
+/// The key of a name in a list of names.
+pub(super) fn key_of_name(list: u8, artifact: &Artifact) -> Vec<u8> {
+    [&[list], Key::Name(artifact.clone()).path().as_os_str().as_encoded_bytes()].concat()
 }
 
 /// The beginning of the keys of the names below a folder.
