@@ -4,20 +4,24 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
+use futures_util::poll;
 use parking_lot::Mutex;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
 };
 
 use super::{
+    idle::Activity,
     listener::Limits,
     requests::{ConnectionRefusal, RequestMetrics},
 };
@@ -36,7 +40,8 @@ pub enum PeerClass {
 /// The connection slots of one listener, shared by all copies.
 ///
 /// Beside the slots for clients there are a few spare ones. A connection without a slot of its own gets one, so that it can
-/// ask for the health of larder, and read why it gets nothing else.
+/// ask for the health of larder, and read why it gets nothing else. Its first request for more gets the slot of the connection
+/// that is idle for the longest time: clients keep connections that they no longer need.
 #[derive(Debug, Clone)]
 pub struct ConnectionSlots(Arc<SlotTable>);
 
@@ -46,6 +51,8 @@ struct SlotTable {
     spare: Arc<Semaphore>,
     /// True while the accept loop waits for a free slot.
     is_full: AtomicBool,
+    /// Tells the requests that wait for a slot of their address.
+    released: Notify,
     taken: Mutex<TakenSlots>,
     limits: SlotLimits,
     requests: RequestMetrics,
@@ -66,6 +73,9 @@ struct SlotLimits {
 struct TakenSlots {
     by_address: HashMap<IpAddr, TakenByAddress>,
     outsiders: usize,
+    /// The open connections, by their numbers.
+    connections: HashMap<u64, (IpAddr, Arc<Activity>)>,
+    last_number: u64,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +100,7 @@ impl ConnectionSlots {
             all: semaphore(limits.connections),
             spare: semaphore(limits.spare),
             is_full: AtomicBool::new(false),
+            released: Notify::new(),
             taken: Mutex::default(),
             limits: SlotLimits {
                 all: limits.connections,
@@ -165,8 +176,10 @@ impl ConnectionSlots {
             },
         };
         taken.take(address, peer_class, lack.is_some());
+        taken.last_number += 1;
+        let number = taken.last_number;
         let state = Mutex::new(SlotState { lack, _permit: permit });
-        Ok(ConnectionSlot { slots: self.clone(), address, peer_class, state })
+        Ok(ConnectionSlot { slots: self.clone(), number, address, peer_class, state })
     }
 
     fn refuse(&self, place: Reservation, refusal: ConnectionRefusal) -> (Reservation, ConnectionRefusal) {
@@ -206,6 +219,21 @@ impl SlotTable {
                 Arc::clone(&self.spare).try_acquire_owned().map_err(|_| Reservation::Slot(permit))
             }
         }
+    }
+
+    /// Closes the connection that is idle for the longest time, for another one: of all, or of this address. Returns false if
+    /// none is idle. No connection gives way to an outsider.
+    fn close_an_idle_one(&self, address: Option<IpAddr>, peer_class: PeerClass) -> bool {
+        if peer_class == PeerClass::Outsider {
+            return false;
+        }
+        let taken = self.taken.lock();
+        let candidates = taken.connections.values().filter(|(of, _)| address.is_none_or(|address| *of == address));
+        let mut idle: Vec<_> =
+            candidates.filter_map(|(_, activity)| activity.idle_since().map(|since| (since, activity))).collect();
+        idle.sort_unstable_by_key(|(since, _)| *since);
+        // One may have begun a request meanwhile.
+        idle.into_iter().any(|(_, activity)| activity.give_way())
     }
 
     fn refusal(&self, taken: &TakenSlots, address: IpAddr, peer_class: PeerClass) -> Option<ConnectionRefusal> {
@@ -253,6 +281,7 @@ enum SlotLack {
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     slots: ConnectionSlots,
+    number: u64,
     address: IpAddr,
     pub(super) peer_class: PeerClass,
     state: Mutex<SlotState>,
@@ -272,22 +301,71 @@ impl ConnectionSlot {
         self.state.lock().lack.is_some()
     }
 
-    /// Exchanges a spare slot for one of the clients, before a request is answered. Waits for a moment where all are taken,
-    /// and not where the address has reached its limit.
+    /// Names what is known of the activity of the connection, so that it gives way once it is idle.
+    pub(super) fn watch(&self, activity: &Arc<Activity>) {
+        let watched = (self.address, Arc::clone(activity));
+        self.slots.0.taken.lock().connections.insert(self.number, watched);
+    }
+
+    /// Exchanges a spare slot for one of the clients, before a request is answered. Waits for a moment: where all are taken, for
+    /// one that ends, and where the address has reached its limit, for an idle connection of its own.
     ///
     /// # Errors
     /// The reason for the client, with the remedy.
     pub(super) async fn require_own(&self) -> Result<(), String> {
         let table = &self.slots.0;
-        let Some(lack) = self.state.lock().lack else { return Ok(()) };
         let limits = &table.limits;
-        let permit = match lack {
-            SlotLack::Address => Arc::clone(&table.all).try_acquire_owned().ok(),
-            SlotLack::All => {
-                let waited = timeout(limits.wait, Arc::clone(&table.all).acquire_owned()).await;
-                waited.ok().and_then(Result::ok)
+        let deadline = Instant::now() + limits.wait;
+        loop {
+            let mut released = pin!(table.released.notified());
+            released.as_mut().enable();
+            let Some(lack) = self.state.lock().lack else { return Ok(()) };
+            let refusal = match self.exchange(self.permit(lack, deadline).await) {
+                Ok(()) => return Ok(()),
+                Err(refusal) => refusal,
+            };
+            // Once more after each release: a new connection may have been faster.
+            let is_room_coming =
+                refusal == ConnectionRefusal::Address && table.close_an_idle_one(Some(self.address), self.peer_class);
+            if !is_room_coming || timeout_at(deadline, released).await.is_err() {
+                table.requests.record_connection_refusal(refusal);
+                return Err(match refusal {
+                    ConnectionRefusal::Full => format!(
+                        "all {} connections are taken: try again, or raise the limit of open files (larder doctor)",
+                        limits.all
+                    ),
+                    _ => format!(
+                        "{} has {} connections, which is as many as one address may have: close some, or name a proxy \
+                         in trusted_proxies",
+                        self.address, limits.each_address
+                    ),
+                });
             }
-        };
+        }
+    }
+
+    /// A permit for a slot of the clients. Where all are taken, it is that of the connection that is idle for the longest time,
+    /// or else of one that ends before the deadline.
+    async fn permit(&self, lack: SlotLack, deadline: Instant) -> Option<OwnedSemaphorePermit> {
+        let table = &self.slots.0;
+        let mut wait = pin!(Arc::clone(&table.all).acquire_owned());
+        // Before an idle connection ends, or a new one could take its slot.
+        if let Poll::Ready(free) = poll!(wait.as_mut()) {
+            return free.ok();
+        }
+        if lack == SlotLack::Address {
+            return None;
+        }
+        table.close_an_idle_one(None, self.peer_class);
+        timeout_at(deadline, wait).await.ok()?.ok()
+    }
+
+    /// Exchanges the spare slot for one with this permit.
+    ///
+    /// # Errors
+    /// The limit that does not allow it.
+    fn exchange(&self, permit: Option<OwnedSemaphorePermit>) -> Result<(), ConnectionRefusal> {
+        let table = &self.slots.0;
         let mut taken = table.taken.lock();
         // Another request of the connection may have been faster.
         if self.state.lock().lack.is_none() {
@@ -296,33 +374,21 @@ impl ConnectionSlot {
         // The connection itself is none of those that it is held against.
         taken.release(self.address, self.peer_class, true);
         let refusal = table.refusal(&taken, self.address, self.peer_class);
-        let stays_spare = permit.is_none() || refusal.is_some();
-        taken.take(self.address, self.peer_class, stays_spare);
-        if stays_spare {
-            table.requests.record_connection_refusal(refusal.unwrap_or(ConnectionRefusal::Full));
-        }
-        match (permit, refusal) {
-            (Some(permit), None) => {
-                *self.state.lock() = SlotState { lack: None, _permit: permit };
-                Ok(())
-            }
-            (_, Some(_)) => Err(format!(
-                "{} has {} connections, which is as many as one address may have: close some, or name a proxy in \
-                 trusted_proxies",
-                self.address, limits.each_address
-            )),
-            (None, None) => Err(format!(
-                "all {} connections are taken: try again, or raise the limit of open files (larder doctor)",
-                limits.all
-            )),
-        }
+        let own = refusal.map_or(permit.ok_or(ConnectionRefusal::Full), Err);
+        taken.take(self.address, self.peer_class, own.is_err());
+        *self.state.lock() = SlotState { lack: None, _permit: own? };
+        Ok(())
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let is_spare = self.state.get_mut().lack.is_some();
-        self.slots.0.taken.lock().release(self.address, self.peer_class, is_spare);
+        let mut taken = self.slots.0.taken.lock();
+        taken.connections.remove(&self.number);
+        taken.release(self.address, self.peer_class, is_spare);
+        drop(taken);
+        self.slots.0.released.notify_waiters();
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::{
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
-    outsider_request: Notify,
+    close_is_due: Notify,
     idle_timeout: Duration,
     head_timeout: Duration,
 }
@@ -30,6 +30,8 @@ pub(super) struct Activity {
 pub(super) enum CloseReason {
     /// No request was in flight for too long.
     Idle,
+    /// No request is in flight, and another connection needs the slot.
+    GivesWay,
     /// A request head took too long.
     SlowHead,
     /// The client read nothing of an answer for too long.
@@ -47,6 +49,8 @@ struct State {
     head_since: Option<Instant>,
     /// Set while the client takes no more bytes.
     write_waits_since: Option<Instant>,
+    /// True once another connection was given its slot.
+    gives_way: bool,
     /// Deadline for the one request of an outsider (a peer outside `clients`); `None` once it came.
     outsider_deadline: Option<Instant>,
 }
@@ -56,8 +60,15 @@ impl Activity {
     /// `outsider_deadline` the connection is an outsider's, which must send its only request by then.
     pub(super) fn new(idle_timeout: Duration, head_timeout: Duration, outsider_deadline: Option<Instant>) -> Arc<Self> {
         let idle_since = Instant::now();
-        let state = State { in_flight: 0, idle_since, head_since: None, write_waits_since: None, outsider_deadline };
-        Arc::new(Self { state: Mutex::new(state), outsider_request: Notify::new(), idle_timeout, head_timeout })
+        let state = State {
+            in_flight: 0,
+            idle_since,
+            head_since: None,
+            write_waits_since: None,
+            gives_way: false,
+            outsider_deadline,
+        };
+        Arc::new(Self { state: Mutex::new(state), close_is_due: Notify::new(), idle_timeout, head_timeout })
     }
 
     /// Starts HTTP: the first request head is expected now.
@@ -74,9 +85,26 @@ impl Activity {
         state.head_since = None;
         let is_outsider_request = state.outsider_deadline.take().is_some();
         if is_outsider_request {
-            self.outsider_request.notify_one();
+            self.close_is_due.notify_one();
         }
         InFlight { activity: Arc::clone(self), is_outsider_request }
+    }
+
+    /// The time since which its client waits for nothing and has begun no request; `None` if it does, or before the first
+    /// request.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let state = self.state.lock();
+        state.is_idle().then_some(state.idle_since)
+    }
+
+    /// Closes the connection, if it is still idle. Returns true if it closes.
+    pub(super) fn give_way(&self) -> bool {
+        let mut state = self.state.lock();
+        state.gives_way = state.is_idle();
+        if state.gives_way {
+            self.close_is_due.notify_one();
+        }
+        state.gives_way
     }
 
     /// Waits until the connection should close.
@@ -93,7 +121,10 @@ impl Activity {
             };
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
-                () = self.outsider_request.notified() => return CloseReason::OutsiderServed,
+                () = self.close_is_due.notified() => {
+                    let gives_way = self.state.lock().gives_way;
+                    return if gives_way { CloseReason::GivesWay } else { CloseReason::OutsiderServed };
+                }
             }
         }
     }
@@ -129,6 +160,12 @@ impl Activity {
 
     fn write_waits(&self) {
         self.state.lock().write_waits_since.get_or_insert_with(Instant::now);
+    }
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.head_since.is_none() && self.write_waits_since.is_none() && !self.gives_way
     }
 }
 

@@ -331,6 +331,7 @@ impl ListenerState {
         let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
         let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
         let activity = Activity::new(idle, header_time, outsider_deadline);
+        slot.watch(&activity);
         let tls = match &self.transport {
             Transport::Tls(tls) => Some(Arc::clone(tls)),
             _ => None,
@@ -400,7 +401,7 @@ impl ListenerState {
         let limit = match close_reason {
             // `serve` bounds the drain from outside.
             None => return log_end(address, connection.await),
-            Some(CloseReason::Idle) => self.limits.header_time,
+            Some(CloseReason::Idle | CloseReason::GivesWay) => self.limits.header_time,
             Some(CloseReason::OutsiderServed) => self.limits.outsider_time,
             Some(CloseReason::SlowOutsider) => return self.slots.record_slow_outsider(),
             Some(CloseReason::SlowHead | CloseReason::SlowReader) => return,

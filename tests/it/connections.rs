@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::support::larder::{Builder, Folder, HOST, Larder};
 use crate::support::larder_commands::run_larder_in;
 use crate::support::process::Process;
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::{TEST_TIMEOUT, until};
 
 /// Longer than any test.
@@ -175,6 +175,60 @@ async fn connections_of_one_address_are_limited_unless_it_is_a_trusted_proxy() {
             proxy_connections.push(stream);
         }
     }
+}
+
+/// Promise 11: clients keep connections that they no longer need. Where all are taken, or all of an address, the one that is
+/// idle for the longest time gives way, and none that is in use.
+#[tokio::test]
+async fn an_idle_connection_gives_way_to_a_request() {
+    for is_limit_of_address in [false, true] {
+        let upstream = FakeUpstream::start().await;
+        upstream.publish(Provider::new("acme", "null"));
+        let larder = larder_without_idle_limit(&upstream).connections(|limits| match is_limit_of_address {
+            true => limits.each_address = 4,
+            false => limits.connections = 4,
+        });
+        let larder = larder.start().await;
+        let new = || connect_from("127.0.0.9", larder.address());
+        let mut kept = [new().await, new().await, new().await, new().await];
+        // In use since before the others, or never used: that is not idle.
+        let gate = upstream.hold_headers(Target::Versions);
+        let list = format!("GET /registry/{HOST}/v1/providers/acme/null/versions HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        kept[2].write_all(list.as_bytes()).await.unwrap();
+        upstream.wait_for(Target::Versions, 1).await;
+        for number in [1, 0] {
+            assert!(request_once(&mut kept[number], "/nowhere", "").await.starts_with("HTTP/1.1 404 "));
+        }
+        for longest_idle in [1, 0] {
+            let mut another = new().await;
+            let answer = request_once(&mut another, "/nowhere", "").await;
+            assert!(answer.starts_with("HTTP/1.1 404 ") && !answer.contains("connection: close"), "{answer}");
+            assert!(is_closed(&mut kept[longest_idle]).await);
+            kept[longest_idle] = another;
+        }
+        gate.open();
+        let mut start = [0; 12];
+        kept[2].read_exact(&mut start).await.unwrap();
+        assert_eq!(&start, b"HTTP/1.1 200");
+        for number in [0, 1, 3] {
+            assert!(request_once(&mut kept[number], "/nowhere", "").await.starts_with("HTTP/1.1 404 "));
+        }
+    }
+}
+
+/// Promise 11: an address that is no client takes no connection from one.
+#[tokio::test]
+async fn no_connection_gives_way_to_an_outsider() {
+    let upstream = FakeUpstream::start().await;
+    let larder = larder_without_idle_limit(&upstream).connections(|limits| {
+        (limits.connections, limits.slot_wait) = (1, SHORT);
+    });
+    let larder = larder.start().await;
+    let mut client = connect_from("127.0.0.9", larder.address()).await;
+    assert!(request_once(&mut client, "/nowhere", "").await.starts_with("HTTP/1.1 404 "));
+    let refused = request_once(&mut connect_from("127.0.1.1", larder.address()).await, "/nowhere", "").await;
+    assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+    assert!(request_once(&mut client, "/nowhere", "").await.starts_with("HTTP/1.1 404 "));
 }
 
 /// Promise 8: a refused client behind a trusted proxy does not close the proxy's connection.
