@@ -13,6 +13,7 @@ mod cold;
 mod compared_server;
 mod growth;
 mod hyper_server;
+mod idle;
 mod init;
 mod instructions;
 mod interrupt;
@@ -169,11 +170,12 @@ impl Bench {
 type Measure = fn(&Bench) -> anyhow::Result<Vec<ResultTable>>;
 
 /// All parts with their names.
-const PARTS: [(&str, Measure); 11] = [
+const PARTS: [(&str, Measure); 12] = [
     ("cached content", cached::tables),
     ("tokens and rules", |bench| Ok(access::table(bench)?.into_iter().collect())),
     ("cold archives", |bench| Ok(cold::table(bench)?.into_iter().collect())),
     ("memory", |bench| Ok(memory::table(bench)?.into_iter().collect())),
+    ("idle connections", |bench| Ok(idle::table(bench)?.into_iter().collect())),
     ("an outage", |bench| Ok(outage::table(bench)?.into_iter().collect())),
     ("many archives", |bench| Ok(scale::table(bench)?.into_iter().collect())),
     ("growth", |bench| Ok(growth::table(bench)?.into_iter().collect())),

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
@@ -16,7 +15,7 @@ use crate::Bench;
 use crate::compared_server::warm;
 use crate::interrupt;
 use crate::larder::{Home, Log, larder_path};
-use crate::process::{anonymous_memory, processor_time};
+use crate::process::{anonymous_memory, processor_time, raise_file_limit};
 use crate::report::{ResultTable, Target};
 use crate::upstream::{ServedFile, Upstream};
 
@@ -51,7 +50,7 @@ pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
     if !bench.wants(&row) {
         return Ok(None);
     }
-    raise_file_limit()?;
+    raise_file_limit(CLIENTS)?;
     let span = Duration::from_secs(if bench.options.quick { 2 } else { bench.options.outage_seconds });
     let fresh = measure(bench, Registry::Up, span)?;
     let down = measure(bench, Registry::Down, span)?;
@@ -73,15 +72,6 @@ pub(crate) fn table(bench: &Bench) -> anyhow::Result<Option<ResultTable>> {
         .map(|(name, ratio)| Target { met: ratio <= MAX_RATIO, text: format!("{name} {MAX_RATIO} x fresh") });
     table.add_row(&row, cells.into(), targets.into());
     Ok(Some(table))
-}
-
-/// All clients of this process and their connections need a file descriptor each.
-fn raise_file_limit() -> anyhow::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    let needed = CLIENTS as u64 + 500;
-    ensure!(limit.maximum.is_none_or(|hard| hard >= needed), "the hard limit of open files is below {needed}");
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum.or(limit.current), ..limit })?;
-    Ok(())
 }
 
 fn version_list() -> anyhow::Result<ServedFile> {

@@ -6,7 +6,8 @@ use std::process::{Child, Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use anyhow::ensure;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, kill_process_group, setrlimit};
 
 /// Time for a process to end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,6 +71,15 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Lets this process have so many connections: each needs a file descriptor.
+pub(crate) fn raise_file_limit(connections: usize) -> anyhow::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let needed = connections as u64 + 500;
+    ensure!(limit.maximum.is_none_or(|hard| hard >= needed), "the hard limit of open files is below {needed}");
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum.or(limit.current), ..limit })?;
+    Ok(())
 }
 
 /// The processor time these processes have taken, in user and in kernel mode.

@@ -50,7 +50,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// The size limit of a store, compared with the space that its archives use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limit {
+pub(crate) enum Limit {
     /// No fill needs an eviction.
     Distant,
     /// Each fill needs an eviction.
@@ -183,25 +183,31 @@ fn measure_fills(bench: &Bench, home: Home) -> anyhow::Result<[f64; 2]> {
     let mut round = 0;
     let seconds = rounds(&[Limit::Distant, Limit::Reached], bench.options.rounds(), |limit| {
         round += 1;
-        let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("round{round}x{number}")).collect();
         let previous = home.take().context("an earlier round failed")?;
-        // Only archives are measured: their documents are cached beforehand, and the limit is the space used then.
-        let (larder, _) = start(bench, previous.store("max_size = \"1TiB\"")?)?;
-        let paths = bench.block_on(archive_paths(bench, &larder, publish(bench, &names)?))?;
-        let stored = metric(bench, &larder, "larder_store_bytes")?;
-        let with_documents = larder.stop()?;
-        let max_size = if *limit == Limit::Distant { stored * 10.0 } else { stored };
-        let (larder, _) = start(bench, with_documents.store(&format!("max_size = \"{max_size:.0}B\""))?)?;
-        let began = Instant::now();
-        bench.block_on(download_sequentially(bench, &larder, &paths))?;
-        let took = began.elapsed();
-        let evicted = metric(bench, &larder, "larder_evictions_total")?;
-        ensure!((evicted > 0.0) == (*limit == Limit::Reached), "{limit:?}: {evicted} evicted");
-        home = Some(larder.stop()?);
-        Ok(took.as_secs_f64() / paths.len() as f64)
+        let (next, took) = measure_fill(bench, previous, *limit, &format!("round{round}"))?;
+        home = Some(next);
+        Ok(took.as_secs_f64())
     })?;
     let medians: Vec<f64> = seconds.into_iter().map(median).collect();
     medians.try_into().ok().context("two were measured")
+}
+
+/// The time of one fill, of many new archives whose names begin with `name`.
+pub(crate) fn measure_fill(bench: &Bench, home: Home, limit: Limit, name: &str) -> anyhow::Result<(Home, Duration)> {
+    let names: Vec<String> = (0..PROVIDERS_IN_A_ROUND).map(|number| format!("{name}x{number}")).collect();
+    // Only archives are measured: their documents are cached beforehand, and the limit is the space used then.
+    let (larder, _) = start(bench, home.store("max_size = \"1TiB\"")?)?;
+    let paths = bench.block_on(archive_paths(bench, &larder, publish(bench, &names)?))?;
+    let stored = metric(bench, &larder, "larder_store_bytes")?;
+    let with_documents = larder.stop()?;
+    let max_size = if limit == Limit::Distant { stored * 10.0 } else { stored };
+    let (larder, _) = start(bench, with_documents.store(&format!("max_size = \"{max_size:.0}B\""))?)?;
+    let began = Instant::now();
+    bench.block_on(download_sequentially(bench, &larder, &paths))?;
+    let took = began.elapsed();
+    let evicted = metric(bench, &larder, "larder_evictions_total")?;
+    ensure!((evicted > 0.0) == (limit == Limit::Reached), "{limit:?}: {evicted} evicted");
+    Ok((larder.stop()?, took / u32::try_from(paths.len())?))
 }
 
 /// The paths at larder of the archives of these documents.
