@@ -4,6 +4,8 @@ use std::io::{Cursor, Write};
 
 use ::tar::{EntryType, Header};
 use ::zip::write::{SimpleFileOptions, ZipWriter};
+use liblzma::stream::{Check, Stream};
+use liblzma::write::XzEncoder;
 use proptest::prelude::*;
 
 use super::*;
@@ -102,12 +104,18 @@ fn bz2(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn xz(bytes: &[u8], check: lzma_rust2::CheckType, block: Option<u64>) -> Vec<u8> {
-    let mut options = lzma_rust2::XzOptions::with_preset(1);
-    options.set_check_sum_type(check);
-    options.set_block_size(block.and_then(std::num::NonZeroU64::new));
-    let mut encoder = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
-    encoder.write_all(bytes).unwrap();
+fn xz(bytes: &[u8], check: Check) -> Vec<u8> {
+    xz_of_blocks(bytes, check, bytes.len())
+}
+
+/// The same in blocks of so many bytes.
+fn xz_of_blocks(bytes: &[u8], check: Check, block_bytes: usize) -> Vec<u8> {
+    let stream = Stream::new_easy_encoder(1, check).unwrap();
+    let mut encoder = XzEncoder::new_stream(Vec::new(), stream);
+    for block in bytes.chunks(block_bytes) {
+        encoder.write_all(block).unwrap();
+        encoder.flush().unwrap();
+    }
     encoder.finish().unwrap()
 }
 
@@ -137,14 +145,9 @@ fn a_tar_is_unpacked_from_every_compression() {
     let tar = sample().tar();
     assert_is_sample(&unpacked(ArchiveFormat::TarGz, &gz(&tar)).unwrap());
     assert_is_sample(&unpacked(ArchiveFormat::TarBz2, &bz2(&tar)).unwrap());
-    for check in [
-        lzma_rust2::CheckType::None,
-        lzma_rust2::CheckType::Crc32,
-        lzma_rust2::CheckType::Crc64,
-        lzma_rust2::CheckType::Sha256,
-    ] {
-        assert_is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, None)).unwrap());
-        assert_is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check, Some(1000))).unwrap());
+    for check in [Check::None, Check::Crc32, Check::Crc64, Check::Sha256] {
+        assert_is_sample(&unpacked(ArchiveFormat::TarXz, &xz(&tar, check)).unwrap());
+        assert_is_sample(&unpacked(ArchiveFormat::TarXz, &xz_of_blocks(&tar, check, 1000)).unwrap());
     }
 }
 
@@ -154,19 +157,17 @@ fn concatenated_streams_are_read_as_one() {
     let (first, second) = tar.split_at(700);
     assert_is_sample(&unpacked(ArchiveFormat::TarGz, &[gz(first), gz(b""), gz(second)].concat()).unwrap());
     assert_is_sample(&unpacked(ArchiveFormat::TarBz2, &[bz2(first), bz2(b""), bz2(second)].concat()).unwrap());
-    let check = lzma_rust2::CheckType::Crc64;
-    let streams = [xz(first, check, None), vec![0; 8], xz(second, check, None), vec![0; 4]].concat();
+    let streams = [xz(first, Check::Crc64), vec![0; 8], xz(second, Check::Crc64), vec![0; 4]].concat();
     assert_is_sample(&unpacked(ArchiveFormat::TarXz, &streams).unwrap());
 }
 
 #[test]
 fn a_truncated_archive_is_refused_at_every_length() {
     let tar = sample().tar();
-    let check = lzma_rust2::CheckType::Crc32;
     for (format, bytes) in [
         (ArchiveFormat::TarGz, gz(&tar)),
         (ArchiveFormat::TarBz2, bz2(&tar)),
-        (ArchiveFormat::TarXz, xz(&tar, check, Some(1000))),
+        (ArchiveFormat::TarXz, xz_of_blocks(&tar, Check::Crc32, 1000)),
         (ArchiveFormat::Zip, zip(&[("a/b", b"content")])),
     ] {
         assert!(unpacked(format, &bytes).is_ok());
@@ -182,7 +183,7 @@ fn damage_is_detected_by_the_checksums() {
     for (format, bytes) in [
         (ArchiveFormat::TarGz, gz(&tar)),
         (ArchiveFormat::TarBz2, bz2(&tar)),
-        (ArchiveFormat::TarXz, xz(&tar, lzma_rust2::CheckType::Crc64, None)),
+        (ArchiveFormat::TarXz, xz(&tar, Check::Crc64)),
     ] {
         let mut refused = 0;
         for index in 12..bytes.len() {
@@ -204,10 +205,10 @@ fn a_wrong_xz_checksum_is_detected() {
     let mut crc = flate2::Crc::new();
     crc.update(&tar);
     for (check, sum) in [
-        (lzma_rust2::CheckType::Crc32, crc.sum().to_le_bytes().to_vec()),
-        (lzma_rust2::CheckType::Sha256, crate::digest::Digest::of(&tar).as_bytes().to_vec()),
+        (Check::Crc32, crc.sum().to_le_bytes().to_vec()),
+        (Check::Sha256, crate::digest::Digest::of(&tar).as_bytes().to_vec()),
     ] {
-        let mut stream = xz(&tar, check, None);
+        let mut stream = xz(&tar, check);
         let offset = stream.windows(sum.len()).position(|window| window == sum).unwrap();
         stream[offset] ^= 1;
         let refused = unpacked(ArchiveFormat::TarXz, &stream).unwrap_err().to_string();
@@ -432,20 +433,24 @@ fn decompression_bombs_are_limited_by_output_size() {
     assert!(unpacked(ArchiveFormat::TarGz, &false_size.gz()).is_err());
 }
 
+/// Sets the size of the dictionary in the header of the first block; 28 is 64 MiB.
+fn with_dictionary(mut stream: Vec<u8>, encoded: u8) -> Vec<u8> {
+    // The header: size, flags, filter id, size of the filter's properties, properties, and its CRC-32.
+    let header = &mut stream[12..];
+    let header_size = (usize::from(header[0]) + 1) * 4;
+    let (header, sum) = header[..header_size].split_at_mut(header_size - 4);
+    let offset = header.windows(2).position(|two| two == [0x21, 1]).unwrap() + 2;
+    header[offset] = encoded;
+    let mut crc = flate2::Crc::new();
+    crc.update(header);
+    sum.copy_from_slice(&crc.sum().to_le_bytes());
+    stream
+}
+
 #[test]
 fn an_xz_that_needs_too_much_memory_is_refused() {
-    let stream = xz(&sample().tar(), lzma_rust2::CheckType::Crc32, None);
-    // The first block's header: size, flags, filter id, size of the filter's properties, properties.
-    let header_size = (usize::from(stream[12]) + 1) * 4;
-    let offset = 12 + stream[12..12 + header_size].windows(2).position(|two| two == [0x21, 1]).unwrap() + 2;
-    let with_dictionary = |encoded: u8| {
-        let mut changed = stream.clone();
-        changed[offset] = encoded;
-        let mut crc = flate2::Crc::new();
-        crc.update(&changed[12..12 + header_size - 4]);
-        changed[12 + header_size - 4..12 + header_size].copy_from_slice(&crc.sum().to_le_bytes());
-        unpacked(ArchiveFormat::TarXz, &changed)
-    };
+    let stream = xz(&sample().tar(), Check::Crc32);
+    let with_dictionary = |encoded| unpacked(ArchiveFormat::TarXz, &with_dictionary(stream.clone(), encoded));
     assert_is_sample(&with_dictionary(28).unwrap());
     for encoded in [29, 30, 40] {
         assert!(with_dictionary(encoded).unwrap_err().to_string().contains("more memory"), "{encoded}");
@@ -456,13 +461,7 @@ fn an_xz_that_needs_too_much_memory_is_refused() {
 #[test]
 fn xz_streams_share_the_memory_of_one_dictionary() {
     // 60 streams of a few bytes, each with a dictionary of 64 MiB.
-    let mut options = lzma_rust2::XzOptions::with_preset(1);
-    options.lzma_options.dict_size = 64 << 20;
-    let stream = |bytes: &[u8]| {
-        let mut encoder = lzma_rust2::XzWriter::new(Vec::new(), options.clone()).unwrap();
-        encoder.write_all(bytes).unwrap();
-        encoder.finish().unwrap()
-    };
+    let stream = |bytes: &[u8]| with_dictionary(xz(bytes, Check::Crc64), 28);
     let streams: Vec<u8> = sample().tar().chunks(100).flat_map(stream).collect();
     assert_is_sample(&unpacked(ArchiveFormat::TarXz, &streams).unwrap());
 }
@@ -662,7 +661,7 @@ proptest! {
             changed
         };
         let _ = unpacked(ArchiveFormat::TarGz, &gz(&change(&tar)));
-        let _ = unpacked(ArchiveFormat::TarXz, &change(&xz(&tar, lzma_rust2::CheckType::None, Some(1000))));
+        let _ = unpacked(ArchiveFormat::TarXz, &change(&xz_of_blocks(&tar, Check::None, 1000)));
         let _ = unpacked(ArchiveFormat::TarBz2, &change(&bz2(&tar)));
         let _ = unpacked(ArchiveFormat::Zip, &change(&zip(&[("a/b", b"content"), ("c", &[7; 500])])));
     }

@@ -34,7 +34,7 @@ pub(crate) fn pack(format: Format, folder: &Path, wrapper: &str) -> Vec<u8> {
             out.finish().unwrap()
         }
         Format::TarXz => {
-            let mut out = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1)).unwrap();
+            let mut out = liblzma::write::XzEncoder::new(Vec::new(), 1);
             out.write_all(&tar(files)).unwrap();
             out.finish().unwrap()
         }
