@@ -331,7 +331,6 @@ impl ListenerState {
         let outsider_time = (peer_class == PeerClass::Outsider).then_some(outsider_time);
         let outsider_deadline = outsider_time.map(|time| Instant::now() + time);
         let activity = Activity::new(idle, header_time, outsider_deadline);
-        slot.watch(&activity);
         let tls = match &self.transport {
             Transport::Tls(tls) => Some(Arc::clone(tls)),
             _ => None,
@@ -376,6 +375,8 @@ impl ListenerState {
         activity: &Arc<Activity>,
     ) {
         activity.begin();
+        // Not before: a handshake is no idle connection.
+        slot.watch(activity);
         let (address, peer) = (peer.address, Arc::new(peer));
         let service = service_fn(|request: Request<Incoming>| {
             Answering::begin(&self.handler, request, &peer, &slot, activity.request())

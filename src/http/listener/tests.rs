@@ -111,7 +111,7 @@ async fn read_to_end(socket: &mut TcpStream) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
-async fn read_until(socket: &mut TcpStream, end: &str) -> String {
+async fn read_until(socket: &mut (impl AsyncRead + Unpin), end: &str) -> String {
     let mut read = Vec::new();
     while !String::from_utf8_lossy(&read).contains(end) {
         read.push(within_test_timeout(socket.read_u8()).await.unwrap());
@@ -119,7 +119,7 @@ async fn read_until(socket: &mut TcpStream, end: &str) -> String {
     String::from_utf8(read).unwrap()
 }
 
-async fn send_http1(socket: &mut TcpStream, method_and_path: &str) {
+async fn send_http1(socket: &mut (impl AsyncWrite + Unpin), method_and_path: &str) {
     socket.write_all(format!("{method_and_path} HTTP/1.1\r\nhost: larder\r\n\r\n").as_bytes()).await.unwrap();
 }
 
@@ -157,6 +157,10 @@ impl Pki {
     }
 
     async fn connect(&self, listener: &TestListener, protocols: &[&str]) -> TlsStream<TcpStream> {
+        self.shake_hands(listener.connect().await, protocols).await
+    }
+
+    async fn shake_hands(&self, socket: TcpStream, protocols: &[&str]) -> TlsStream<TcpStream> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.der.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -167,7 +171,7 @@ impl Pki {
             .with_no_client_auth();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
         let name = ServerName::try_from("localhost").unwrap();
-        TlsConnector::from(Arc::new(config)).connect(name, listener.connect().await).await.unwrap()
+        TlsConnector::from(Arc::new(config)).connect(name, socket).await.unwrap()
     }
 }
 
@@ -332,6 +336,21 @@ async fn a_head_response_has_the_content_length_of_its_handler_or_none() {
         let announced = head.lines().find_map(|line| line.strip_prefix("content-length: "));
         assert_eq!(announced, length, "{path}");
     }
+}
+
+/// A handshake that takes its time is no idle connection.
+#[tokio::test]
+async fn a_connection_does_not_give_way_during_its_handshake() {
+    let pki = Pki::new();
+    let limits = Limits { connections: 1, slot_wait: Duration::from_millis(200), ..Limits::default() };
+    let listener = TestListener::start_with(limits, Some(pki.tls())).await;
+    let first = listener.connect().await;
+    let mut second = pki.connect(&listener, &[]).await;
+    send_http1(&mut second, "GET /").await;
+    read_until(&mut second, "HTTP/1.1 503 ").await;
+    let mut first = pki.shake_hands(first, &[]).await;
+    send_http1(&mut first, "GET /").await;
+    read_until(&mut first, "secure=true").await;
 }
 
 #[tokio::test]
