@@ -96,6 +96,10 @@ pub struct Archives {
     pass_through_permits: Arc<Semaphore>,
 }
 
+/// The fills that one request waits for, where the archive is evicted again before it comes to open it: in a store that is too
+/// small, others need the space.
+const MAX_FILLS_OF_A_REQUEST: usize = 3;
+
 impl Archives {
     pub(in crate::mirror) fn new(
         proof_sets: Arc<ProofSets>,
@@ -177,9 +181,13 @@ impl Archives {
             return Err(Error::WouldAsk(subject));
         }
         let _place = self.runtime.take_waiting_place(&subject, call)?;
-        let progress = self.join_fill(package, stored_set, set, call)?;
-        let (value, outcome) = self.wait_for_fill(package, set, progress, call).await?;
-        Ok(Answer::of_now(value, outcome, call))
+        for _ in 0..MAX_FILLS_OF_A_REQUEST {
+            let progress = self.join_fill(package, stored_set, set, call)?;
+            if let Some((value, outcome)) = self.wait_for_fill(package, set, progress, call).await? {
+                return Ok(Answer::of_now(value, outcome, call));
+            }
+        }
+        Err(Error::Interrupted(subject))
     }
 
     /// Joins the fill of an archive, or starts one.
@@ -215,14 +223,15 @@ impl Archives {
     }
 
     /// Waits until a response can begin: the archive is verified and committed, or large and streaming (promise 3). Where
-    /// the disk cannot take it, a client gets it all the same, and a job an error.
+    /// the disk cannot take it, a client gets it all the same, and a job an error. `None` if it was evicted again before this
+    /// request came to open it.
     async fn wait_for_fill(
         self: &Arc<Self>,
         package: &Package,
         set: &Arc<ProofSet>,
         mut progress: watch::Receiver<FillProgress>,
         call: &RequestContext,
-    ) -> Result<(Archive, Outcome), Error> {
+    ) -> Result<Option<(Archive, Outcome)>, Error> {
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
@@ -230,20 +239,18 @@ impl Archives {
                 FillProgress::Streaming { written, length, .. } => {
                     let is_large = length.unwrap_or(written) > SMALL_ARCHIVE_BYTES;
                     if is_large && (length.is_some() || call.takes_unknown_length) {
-                        return Ok((Archive::Arriving { progress, length }, Outcome::Miss));
+                        return Ok(Some((Archive::Arriving { progress, length }, Outcome::Miss)));
                     }
                 }
                 FillProgress::Committed { archive, bytes } => {
                     let length = Some(archive.size_bytes);
                     return match (self.reader.open_stored(package, &archive, call).await?, bytes) {
-                        (Ok(archive), _) => Ok((archive, Outcome::Miss)),
+                        (Ok(archive), _) => Ok(Some((archive, Outcome::Miss))),
                         // Already evicted again, but the file of the download is still open.
                         (Err(DamageFinding::Missing), Some(_)) => {
-                            Ok((Archive::Arriving { progress, length }, Outcome::Miss))
+                            Ok(Some((Archive::Arriving { progress, length }, Outcome::Miss)))
                         }
-                        (Err(DamageFinding::Missing | DamageFinding::Damaged), _) => {
-                            Err(Error::Interrupted(format!("the archive of {package}")))
-                        }
+                        (Err(DamageFinding::Missing | DamageFinding::Damaged), _) => Ok(None),
                     };
                 }
                 FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason)
@@ -254,10 +261,10 @@ impl Archives {
                 FillProgress::NotStored { size_bytes, .. } => {
                     self.runtime.counters.passed_through.inc();
                     let length = Some(size_bytes);
-                    return Ok((Archive::Arriving { progress, length }, Outcome::PassedThrough));
+                    return Ok(Some((Archive::Arriving { progress, length }, Outcome::PassedThrough)));
                 }
                 FillProgress::NoSpace(reason) => {
-                    return Ok((self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough));
+                    return Ok(Some((self.pass_through(package, set, reason, call).await?, Outcome::PassedThrough)));
                 }
                 FillProgress::Failed(error) => return Err(error),
             }
