@@ -125,11 +125,13 @@ fn measure(bench: &Bench, archives: usize) -> anyhow::Result<Figures> {
     let (home, times) = scale::measure_restarts(bench, home, PreviousStop::Clean)?;
     let middle = |times: &[Duration]| Duration::from_secs_f64(median(times.iter().map(Duration::as_secs_f64)));
     let (larder, _) = scale::start(bench, home)?;
+    // All of them different: of each provider one, then of each another one.
     let document = |number: usize| {
-        let provider = format!("many{}", number * 7919 % providers);
-        catalog::document_path(&provider, "1.0.0", PLATFORMS[number % PLATFORMS.len()])
+        let (provider, of_it) = (number % providers, number / providers);
+        let (version, platform) = (of_it / PLATFORMS.len(), PLATFORMS[of_it % PLATFORMS.len()]);
+        catalog::document_path(&format!("many{provider}"), &format!("1.{version}.0"), platform)
     };
-    let documents: Vec<String> = (0..HITS).map(document).collect();
+    let documents: Vec<String> = (0..HITS.min(providers * ARCHIVES_OF_A_PROVIDER)).map(document).collect();
     let at_larder: Vec<String> = documents.iter().map(|document| larder::larder_path(document)).collect();
     let first_hit = percentiles(&larder, &at_larder)?;
     let hit = percentiles(&larder, &at_larder)?;
