@@ -2,8 +2,7 @@
 
 use derive_more::Display;
 
-use super::selector::Selection;
-use super::selector::split_host;
+use super::selector::{Selection, split_host};
 use super::{Artifact, BadSelector, Hostname, ModuleName, PackageSelector};
 
 /// The packages that a list shows.

@@ -301,7 +301,7 @@ impl ConnectionSlot {
         self.state.lock().lack.is_some()
     }
 
-    /// Names what is known of the activity of the connection, so that it gives way once it is idle.
+    /// Lists the connection among those that give way to others while they are idle.
     pub(super) fn watch(&self, activity: &Arc<Activity>) {
         let watched = (self.address, Arc::clone(activity));
         self.slots.0.taken.lock().connections.insert(self.number, watched);

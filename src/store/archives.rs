@@ -157,14 +157,12 @@ impl LocalArchives {
 
     /// Visits every archive, with its size in bytes, until `visit` breaks.
     pub fn each(&self, mut visit: impl FnMut(Digest, u64) -> ControlFlow<()>) -> Result<(), StoreError> {
-        disk::each_file_after(&self.folder, None, &mut |path, size_bytes| match path
-            .file_name()
-            .and_then(|name| Digest::parse(name.to_str()?).ok())
-        {
+        let digest = |path: &Path| Digest::parse(path.file_name()?.to_str()?).ok();
+        let visit_file = &mut |path: PathBuf, size_bytes| match digest(&path) {
             Some(digest) => visit(digest, size_bytes),
             None => ControlFlow::Continue(()),
-        })
-        .map(drop)
+        };
+        disk::each_file_after(&self.folder, None, visit_file).map(drop)
     }
 }
 
