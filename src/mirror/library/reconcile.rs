@@ -59,7 +59,11 @@ impl Library {
         let (mut files, mut checked) = (0, Ok(()));
         archives.each(|digest, _| {
             files += 1;
-            checked = check(&digest);
+            // What has an entry by now was checked above, or was just stored.
+            checked = match index.archive(&digest) {
+                Ok(Some(_)) => self.require_running(),
+                _ => check(&digest),
+            };
             if checked.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         checked.map(|()| files)
@@ -88,7 +92,10 @@ impl Library {
                         return Ok(());
                     }
                     counted += 1;
-                    check(key)
+                    match index.document_bytes(&key) {
+                        Ok(0) | Err(_) => check(key),
+                        Ok(_) => self.require_running(),
+                    }
                 },
             )?;
         }
@@ -108,13 +115,7 @@ impl Library {
         };
         by_page(indexed, |artifact| {
             self.require_running()?;
-            let key = Key::Name(artifact);
-            records.change(&key, |step| {
-                if matches!(records.stat(&key), Ok(None)) {
-                    step.change(&key, RecordAction::Keep, IndexEntry::Name(IndexedName::default()));
-                }
-                Ok(())
-            })
+            self.index_name(&artifact)
         })?;
         let mut names = 0;
         by_page(
@@ -123,14 +124,18 @@ impl Library {
                 self.require_running()?;
                 let Key::Name(artifact) = key else { return Ok(()) };
                 names += 1;
-                self.index_name(&artifact)
+                match records.name(&artifact) {
+                    Ok(Some(_)) => Ok(()),
+                    _ => self.index_name(&artifact),
+                }
             },
         )?;
         Ok(names)
     }
 
-    /// Indexes a name. For an unreadable name, an existing entry stays. Without one, the archive of its proof set stands in.
-    /// Failing that, the name is marked unreadable, because it may list any archive.
+    /// Indexes a name, or removes the entry of one that is gone. For an unreadable name, an existing entry stays. Without
+    /// one, the archive of its proof set stands in. Failing that, the name is marked unreadable, because it may list any
+    /// archive.
     fn index_name(&self, artifact: &Artifact) -> Result<(), StoreError> {
         let (records, key) = (&self.store.records, Key::Name(artifact.clone()));
         let ((), written) = records.try_change(&key, |step| {
@@ -139,7 +144,10 @@ impl Library {
                     step.change(&key, RecordAction::Keep, IndexEntry::Name(name.indexed()));
                     return Ok(());
                 }
-                Ok(ReadOutcome::Absent) => return Ok(()),
+                Ok(ReadOutcome::Absent) => {
+                    step.change(&key, RecordAction::Keep, IndexEntry::Name(IndexedName::default()));
+                    return Ok(());
+                }
                 _ if matches!(self.store.records.name(artifact), Ok(Some(_))) => return Ok(()),
                 Ok(ReadOutcome::Damaged) => named_by_set(step, artifact),
                 Err(unreadable) => Err(unreadable),
