@@ -162,7 +162,10 @@ impl<'a> StepRunner<'a> {
         loop {
             // The semaphores are never closed.
             let permit = Mutex::new(PermitKind::Regular(permits.acquire().await.ok()));
-            let result = Box::pin(step(Arc::new(ArchivePermit { limits: self.limits, permit }))).await;
+            let permit = Arc::new(ArchivePermit { limits: self.limits, permit });
+            let result = Box::pin(step(Arc::clone(&permit))).await;
+            // Held until here, also by a step that has no use for it; a delay holds none.
+            drop(permit);
             let held_back_until = match result.as_ref().err().and_then(AsError::as_error) {
                 Some(Error::HeldBack { subject, until }) if !is_plan => {
                     tracing::debug!(what = subject, until = until.0, "a job waits: its upstream has asked for a pause");

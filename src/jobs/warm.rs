@@ -279,7 +279,8 @@ impl WarmUpRun<'_> {
         let listed: Vec<&Version> = listed.iter().collect();
         let version = match target.selector.choose(&listed) {
             Ok(version) => version.clone(),
-            Err(reason) => return Err(self.no_match(&target.selector, reason).await),
+            // In a box: an order has thousands of these futures, and few need it.
+            Err(reason) => return Err(Box::pin(self.no_match(&target.selector, reason)).await),
         };
         match &target.selector {
             PackageSelector::Provider(selection) => {

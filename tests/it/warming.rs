@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::http::client;
 use crate::support::larder::{HOST, Larder};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::reports::{JobItemReport, JobReport};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms, items};
@@ -179,6 +180,48 @@ async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time()
     assert_eq!((job.states(), &*job.state), (vec!["fetched"; 6], "done"));
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
     assert_eq!((&listed["jobs"][0]["state"], &listed["jobs"][0]["items"]["fetched"]), (&json!("done"), &json!(6)));
+}
+
+/// Promise 11: a job of any size leaves an upstream's documents and archives to clients, too.
+#[tokio::test]
+async fn a_job_asks_for_sixteen_lists_at_a_time() {
+    let upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..20).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        upstream.publish(Provider::new("acme", name));
+    }
+    let gate = upstream.hold_headers(Target::Versions);
+    let larder = Larder::mirroring(&upstream).start().await;
+    let fixture = WarmFixture::for_larder(&larder);
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}")).collect();
+    let path = fixture.start_job(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
+    upstream.wait_for(Target::Versions, 16).await;
+    let job = fixture.job(&path).await;
+    assert_eq!(job.states().iter().filter(|state| **state == "waiting").count(), 4, "{job}");
+    gate.open();
+    assert_eq!(fixture.finished_job(&path).await.states(), vec!["fetched"; 20]);
+}
+
+/// Promise 11: modules take the places of archives.
+#[tokio::test]
+async fn a_job_fetches_four_modules_at_a_time() {
+    let modules = ModuleFixture::start().await;
+    let names: Vec<String> = (0..6).map(|number| format!("m{number}")).collect();
+    for name in &names {
+        modules.publish_archive(name, &tar_gz(&[("main.tf", name.as_bytes())]));
+    }
+    let gate = modules.archives.hold_headers(Target::ModuleArchive);
+    let larder = modules.larder().start().await;
+    let fixture = WarmFixture::for_larder(&larder);
+    let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}/test")).collect();
+    let path = fixture.start_job(&json!({ "what": addresses })).await;
+    modules.archives.wait_for(Target::ModuleArchive, 4).await;
+    // Each list is read by now, or its item waits for its turn.
+    let is_settled = |job: &JobReport| job.states().iter().all(|state| matches!(*state, "waiting" | "fetching"));
+    let job = fixture.wait_for_job(&path, is_settled).await;
+    assert_eq!(job.states().iter().filter(|state| **state == "fetching").count(), 4, "{job}");
+    gate.open();
+    assert_eq!(fixture.finished_job(&path).await.states(), vec!["fetched"; 6]);
 }
 
 #[tokio::test]
