@@ -21,7 +21,7 @@ const MAX_RATE_LIMIT_PAUSE: Duration = Duration::from_secs(30);
 const LOCAL_LIMIT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Archives fetched at a time, over all jobs.
-const MAX_ARCHIVES: usize = 4;
+const MAX_ARCHIVES: usize = 8;
 /// Additional permits for small archives, whose wait would take longer than their fetch.
 const MAX_SMALL_ARCHIVES: usize = 16;
 /// Other concurrent steps: document fetches and syncs.

@@ -152,10 +152,10 @@ async fn a_failing_archive_is_reported_and_stops_no_other() {
 }
 
 #[tokio::test]
-async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time() {
+async fn a_job_reports_the_progress_of_each_archive_and_fetches_eight_at_a_time() {
     const HALF_BYTES: usize = 1_500_000;
     let upstream = FakeUpstream::start().await;
-    let names: Vec<String> = (0..6).map(|number| format!("p{number}")).collect();
+    let names: Vec<String> = (0..10).map(|number| format!("p{number}")).collect();
     for name in &names {
         upstream.publish(Provider::new("acme", name).size(2 * HALF_BYTES));
     }
@@ -168,18 +168,18 @@ async fn a_job_reports_the_progress_of_each_archive_and_fetches_four_at_a_time()
     let is_half_fetched = |item: &&JobItemReport| {
         item.state == "fetching" && item.bytes == HALF_BYTES as u64 && item.size_bytes == Some(size)
     };
-    let four_are_half_fetched = |job: &JobReport| job.items.iter().filter(is_half_fetched).count() == 4;
-    let job = fixture.wait_for_job(&path, four_are_half_fetched).await;
+    let eight_are_half_fetched = |job: &JobReport| job.items.iter().filter(is_half_fetched).count() == 8;
+    let job = fixture.wait_for_job(&path, eight_are_half_fetched).await;
     assert_eq!((job.states().iter().filter(|state| **state == "waiting").count(), &*job.state), (2, "running"));
-    assert_eq!(upstream.count_of(Target::Archive), 4);
+    assert_eq!(upstream.count_of(Target::Archive), 8);
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
-    assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&json!(job.id), &json!(6)), "{listed}");
+    assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&json!(job.id), &json!(10)), "{listed}");
 
     gate.open();
     let job = fixture.finished_job(&path).await;
-    assert_eq!((job.states(), &*job.state), (vec!["fetched"; 6], "done"));
+    assert_eq!((job.states(), &*job.state), (vec!["fetched"; 10], "done"));
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
-    assert_eq!((&listed["jobs"][0]["state"], &listed["jobs"][0]["items"]["fetched"]), (&json!("done"), &json!(6)));
+    assert_eq!((&listed["jobs"][0]["state"], &listed["jobs"][0]["items"]["fetched"]), (&json!("done"), &json!(10)));
 }
 
 /// Promise 11: a job of any size leaves an upstream's documents and archives to clients, too.
@@ -204,9 +204,9 @@ async fn a_job_asks_for_sixteen_lists_at_a_time() {
 
 /// Promise 11: modules take the places of archives.
 #[tokio::test]
-async fn a_job_fetches_four_modules_at_a_time() {
+async fn a_job_fetches_eight_modules_at_a_time() {
     let modules = ModuleFixture::start().await;
-    let names: Vec<String> = (0..6).map(|number| format!("m{number}")).collect();
+    let names: Vec<String> = (0..10).map(|number| format!("m{number}")).collect();
     for name in &names {
         modules.publish_archive(name, &tar_gz(&[("main.tf", name.as_bytes())]));
     }
@@ -215,13 +215,13 @@ async fn a_job_fetches_four_modules_at_a_time() {
     let fixture = WarmFixture::for_larder(&larder);
     let addresses: Vec<String> = names.iter().map(|name| format!("acme/{name}/test")).collect();
     let path = fixture.start_job(&json!({ "what": addresses })).await;
-    modules.archives.wait_for(Target::ModuleArchive, 4).await;
+    modules.archives.wait_for(Target::ModuleArchive, 8).await;
     // Each list is read by now, or its item waits for its turn.
     let is_settled = |job: &JobReport| job.states().iter().all(|state| matches!(*state, "waiting" | "fetching"));
     let job = fixture.wait_for_job(&path, is_settled).await;
-    assert_eq!(job.states().iter().filter(|state| **state == "fetching").count(), 4, "{job}");
+    assert_eq!(job.states().iter().filter(|state| **state == "fetching").count(), 8, "{job}");
     gate.open();
-    assert_eq!(fixture.finished_job(&path).await.states(), vec!["fetched"; 6]);
+    assert_eq!(fixture.finished_job(&path).await.states(), vec!["fetched"; 10]);
 }
 
 #[tokio::test]
