@@ -23,7 +23,7 @@ const LATENCY: Duration = Duration::from_millis(50);
 const FILES: usize = 40;
 const COMMITS: usize = 60;
 
-const MAX_COLD_RATIO: f64 = 1.2;
+const MAX_COLD_RATIO: f64 = 0.6;
 const MAX_WARM_RATIO: f64 = 0.3;
 
 /// The source of the modules of an `init`: none, the git server itself, or larder with an empty or a filled store.

@@ -22,7 +22,7 @@ const LATENCY: Duration = Duration::from_millis(20);
 /// Parallel providers of the downloader.
 const PARALLEL_PROVIDERS: usize = 16;
 /// The target ratio of warm-up throughput to the downloader's.
-const MIN_THROUGHPUT_RATIO: f64 = 0.7;
+const MIN_THROUGHPUT_RATIO: f64 = 1.0;
 /// The sizes of archives, in turn.
 const ARCHIVE_SIZES: [usize; 5] = [20_000, 40_000, 60_000, 80_000, 100_000];
 

@@ -173,7 +173,11 @@ async fn a_job_reports_the_progress_of_each_archive_and_fetches_eight_at_a_time(
     assert_eq!((job.states().iter().filter(|state| **state == "waiting").count(), &*job.state), (2, "running"));
     assert_eq!(upstream.count_of(Target::Archive), 8);
     let listed = fixture.get("/admin/v1/jobs").await.expect(200).json();
-    assert_eq!((&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]), (&json!(job.id), &json!(10)), "{listed}");
+    assert_eq!(
+        (&listed["jobs"][0]["id"], &listed["jobs"][0]["items"]["all"]),
+        (&json!(job.id), &json!(10)),
+        "{listed}"
+    );
 
     gate.open();
     let job = fixture.finished_job(&path).await;
