@@ -20,7 +20,6 @@ use super::backoff::{Origin, RequestObserver, UpstreamBackoff};
 use super::clients::{Clients, ConnectorError};
 use super::egress_policy::{EgressPolicy, EgressRefusal, HttpClientKind};
 use super::error::{Fault, UpstreamError, sanitized};
-use super::git::Greetings;
 use super::limits::{ConcurrencyLimits, DocumentMemory, MemoryGrant, Permit, UpstreamLimits};
 use super::request::{
     AcceptedCoding, Document, Fetched, IncomingFile, RequestPriority, UpstreamRequest, Validators, content_range,
@@ -60,8 +59,6 @@ pub struct Outbound {
     pub(super) git_memory: Arc<DocumentMemory>,
     /// Permits for git fetches.
     pub(super) git_permits: ConcurrencyLimits,
-    /// The greetings of git servers.
-    pub(super) git_greetings: Arc<Greetings>,
     /// Permits for git requests that only resolve a ref to a commit.
     pub(super) resolve_permits: ConcurrencyLimits,
     pub(super) limits: UpstreamLimits,
@@ -91,7 +88,6 @@ impl Outbound {
             document_memory: DocumentMemory::new(limits.document_memory),
             git_memory: DocumentMemory::new(limits.document_memory),
             git_permits: ConcurrencyLimits::new(limits.git_fetches),
-            git_greetings: Arc::default(),
             resolve_permits: ConcurrencyLimits::new(limits.git_resolves),
             limits,
         })

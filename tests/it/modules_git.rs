@@ -7,7 +7,7 @@ use crate::support::git_module_fixture::{
 };
 use crate::support::http::get;
 use crate::support::larder::HOST;
-use crate::support::upstream::{Fault, LocationReply, Module, Target};
+use crate::support::upstream::{Fault, LocationReply, Target};
 
 /// The stall timeout of these tests: longer than a busy machine needs to begin a session.
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -125,58 +125,4 @@ async fn a_git_server_gets_the_credential_that_is_configured_for_it() {
         assert!(!answer.text().contains("hunter2") && !answer.text().contains("bGFyZGVy"));
         assert_eq!(answer.status, if upstreams == "[]" { 502 } else { 204 }, "{}", answer.text());
     }
-}
-
-/// Publishes modules at one git server, each in a repository without submodules.
-fn publish_plain(fixture: &GitModuleFixture, names: &[&str]) {
-    let plain = fixture.repositories.repository("acme/plain");
-    plain.file("main.tf", "# plain\n");
-    plain.commit("one");
-    plain.tag("v1.0.0");
-    for name in names {
-        fixture.repositories.alias("acme/plain", &format!("acme/{name}"));
-        let location = format!("git::{}/acme/{name}.git?ref=v1.0.0", fixture.git.origin());
-        fixture.registry.publish_module(Module::new("acme", name, "test").at(&location));
-    }
-}
-
-/// A greeting says what the server can do, so that of one repository counts for the others.
-#[tokio::test]
-async fn the_second_module_of_a_git_server_takes_one_request_less() {
-    let Some(fixture) = GitModuleFixture::start(None).await else { return };
-    publish_plain(&fixture, &["one", "two"]);
-    let larder = fixture.larder().start().await;
-    let (_, first) = download_module(larder.base(), "one").await;
-    assert_eq!(fixture.git.count_of(Target::Git), 3);
-    let (_, second) = download_module(larder.base(), "two").await;
-    assert_eq!(fixture.git.count_of(Target::Git), 5);
-    assert!(first == second);
-}
-
-/// A repository that moved, or has another server, is fetched by its own greeting, with its own error where there is one.
-#[tokio::test]
-async fn a_git_server_that_answers_otherwise_than_it_greeted_is_asked_for_its_greeting() {
-    let Some(fixture) = GitModuleFixture::start(None).await else { return };
-    let faults = [
-        Fault::Status(404),
-        Fault::Status(503),
-        Fault::Html,
-        Fault::WrongFirstByte,
-        Fault::RedirectTo(302, format!("{}/acme/plain.git/git-upload-pack", fixture.git.origin())),
-    ];
-    let names = ["one", "two", "three", "four", "five", "six"];
-    publish_plain(&fixture, &names);
-    let larder = fixture.larder().start().await;
-    download_module(larder.base(), "one").await;
-    for (name, fault) in names.into_iter().skip(1).zip(faults) {
-        let requests = fixture.git.count_of(Target::Git);
-        fixture.git.fault_once(Target::Git.with_path_part("git-upload-pack"), fault.clone());
-        let answer = larder.get(&download_path(name)).await;
-        assert_eq!(answer.status, 204, "{fault:?}: {}", answer.text());
-        assert_eq!(fixture.git.count_of(Target::Git), requests + 4, "{fault:?}");
-    }
-    let location = format!("git::{}/acme/gone.git?ref=v1.0.0", fixture.git.origin());
-    fixture.registry.publish_module(Module::new("acme", "gone", "test").at(&location));
-    let answer = larder.get(&download_path("gone")).await;
-    assert!(answer.status == 502 && answer.text().contains("there is no such repository"), "{}", answer.text());
 }

@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use url::Url;
 
-use super::greetings::{Greetings, Heard};
 use super::repository::SshRepository;
 use crate::upstream::error::Fault;
 use crate::upstream::limits::GitLimits;
@@ -48,8 +47,6 @@ pub(super) struct HttpRequest {
     pub(super) headers: HeaderMap,
     /// The body of a POST; `None` for a GET.
     pub(super) post: Option<Bytes>,
-    /// True where the repository did not greet: a refusal is no failure of the fetch, which then asks for the greeting.
-    pub(super) is_ungreeted: bool,
     pub(super) head: oneshot::Sender<Head>,
     pub(super) body: mpsc::Sender<BridgeChunk>,
 }
@@ -66,14 +63,13 @@ pub(super) struct Head {
 pub(super) struct GitBridge {
     requests: mpsc::Sender<BridgeRequest>,
     pub(super) throughput: Arc<ThroughputGuard>,
-    pub(super) greetings: Arc<Greetings>,
 }
 
 impl GitBridge {
     /// Makes a bridge, and the receiver of its requests.
-    pub(super) fn new(limits: GitLimits, greetings: Arc<Greetings>) -> (Self, mpsc::Receiver<BridgeRequest>) {
+    pub(super) fn new(limits: GitLimits) -> (Self, mpsc::Receiver<BridgeRequest>) {
         let (requests, receiver) = mpsc::channel(1);
-        (Self { requests, throughput: Arc::new(ThroughputGuard::new(limits)), greetings }, receiver)
+        (Self { requests, throughput: Arc::new(ThroughputGuard::new(limits)) }, receiver)
     }
 
     /// Makes an HTTP request that is not sent yet, and the receivers of its answer.
@@ -81,7 +77,7 @@ impl GitBridge {
         let url = Url::parse(url).map_err(|_| gix_io_error(io::Error::other("an invalid URL")))?;
         let (head, head_receiver) = oneshot::channel();
         let (body, reader) = self.chunk_channel();
-        Ok((HttpRequest { url, headers, post: None, is_ungreeted: false, head, body }, head_receiver, reader))
+        Ok((HttpRequest { url, headers, post: None, head, body }, head_receiver, reader))
     }
 
     fn send(&self, request: BridgeRequest) -> io::Result<()> {
@@ -101,8 +97,7 @@ impl GitBridge {
     fn chunk_channel(&self) -> (mpsc::Sender<BridgeChunk>, BridgeReader) {
         let (sender, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
         let (reader_waits, throughput) = (Arc::default(), Arc::clone(&self.throughput));
-        let (current, has_ended, heard) = (Bytes::new(), false, None);
-        (sender, BridgeReader { chunks, current, has_ended, heard, reader_waits, throughput })
+        (sender, BridgeReader { chunks, current: Bytes::new(), has_ended: false, reader_waits, throughput })
     }
 }
 
@@ -123,8 +118,6 @@ pub(super) struct BridgeReader {
     chunks: mpsc::Receiver<BridgeChunk>,
     current: Bytes,
     has_ended: bool,
-    /// Keeps a greeting that is being read.
-    heard: Option<Heard>,
     reader_waits: Arc<AtomicBool>,
     throughput: Arc<ThroughputGuard>,
 }
@@ -139,9 +132,6 @@ impl BufRead for BridgeReader {
             match chunk {
                 Some(Some(chunk)) => {
                     self.throughput.record(chunk.len(), started.elapsed()).map_err(io::Error::other)?;
-                    if let Some(heard) = &self.heard {
-                        heard.record(&chunk);
-                    }
                     self.current = chunk;
                 }
                 Some(None) => self.has_ended = true,
@@ -259,34 +249,13 @@ impl ThroughputGuard {
 /// gix's HTTP client for one repository.
 pub(super) struct HttpTransport {
     bridge: GitBridge,
-    greeting: Greeting,
     /// URL of the repository after a redirect.
     redirected_url: Option<String>,
 }
 
-/// The greeting of a connection, which says what the server can do.
-pub(super) enum Greeting {
-    /// Asked for, and kept as it is read.
-    Asked(Heard),
-    /// That of another repository at the same origin: no request is made for it.
-    Remembered(Bytes),
-    /// A remembered one was read, and nothing was asked since.
-    Assumed,
-}
-
 impl HttpTransport {
-    pub(super) fn new(bridge: GitBridge, greeting: Greeting) -> Self {
-        Self { bridge, greeting, redirected_url: None }
-    }
-
-    /// The answer to a request for the greeting, where one is remembered.
-    fn remembered_greeting(&mut self) -> Option<GetResponse<HeadReader, BridgeReader>> {
-        let Greeting::Remembered(greeting) = &mut self.greeting else { return None };
-        let (_, body) = self.bridge.chunk_channel();
-        let body = BridgeReader { current: std::mem::take(greeting), has_ended: true, ..body };
-        self.greeting = Greeting::Assumed;
-        let lines = Cursor::new(b"Content-Type: application/x-git-upload-pack-advertisement\n".to_vec());
-        Some(GetResponse { headers: HeadReader { head: None, lines }, body })
+    pub(super) fn new(bridge: GitBridge) -> Self {
+        Self { bridge, redirected_url: None }
     }
 }
 
@@ -301,10 +270,7 @@ impl Http for HttpTransport {
         base_url: &str,
         headers: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> gix_error::Result<GetResponse<HeadReader, BridgeReader>> {
-        if let Some(remembered) = self.remembered_greeting() {
-            return Ok(remembered);
-        }
-        let (request, head, mut body) = self.bridge.http_request(url, header_map(headers))?;
+        let (request, head, body) = self.bridge.http_request(url, header_map(headers))?;
         let requested_url = request.url.clone();
         self.bridge.send(BridgeRequest::Http(request)).map_err(gix_io_error)?;
         let head = head.blocking_recv().map_err(|_| gix_io_error(bridge_broken()))?;
@@ -314,8 +280,6 @@ impl Http for HttpTransport {
             let base =
                 base.ok_or_else(|| gix_io_error(io::Error::other("a redirect to a URL that is not a git repository")))?;
             self.redirected_url = Some(base.to_owned());
-        } else if let Greeting::Asked(heard) = &self.greeting {
-            body.heard = Some(heard.clone());
         }
         Ok(GetResponse { headers: HeadReader { head: None, lines: header_lines(&head) }, body })
     }
@@ -327,10 +291,7 @@ impl Http for HttpTransport {
         headers: impl IntoIterator<Item = impl AsRef<str>>,
         _body: PostBodyDataKind,
     ) -> gix_error::Result<PostResponse<HeadReader, BridgeReader, PostBody>> {
-        let (mut request, head, body) = self.bridge.http_request(url, header_map(headers))?;
-        if let Greeting::Assumed = self.greeting {
-            (request.is_ungreeted, self.greeting) = (true, Greeting::Asked(Heard::default()));
-        }
+        let (request, head, body) = self.bridge.http_request(url, header_map(headers))?;
         let post_body = PostBody { bridge: self.bridge.clone(), request: Some(request), bytes: Vec::new() };
         Ok(PostResponse { post_body, headers: HeadReader { head: Some(head), lines: Cursor::default() }, body })
     }

@@ -20,11 +20,9 @@ use gix_transport::client::git::ConnectMode;
 use gix_transport::client::git::blocking_io::Connection;
 use gix_transport::{Protocol, Service};
 use gix_utils::progress::Discard;
-use url::Url;
 
-use super::blocking_bridge::{GitBridge, Greeting, HttpTransport, ThroughputGuard};
+use super::blocking_bridge::{GitBridge, HttpTransport, ThroughputGuard};
 use super::error::RepositoryFailure;
-use super::greetings::Heard;
 use super::pack_scanner::{COPIES_IN_MEMORY, PackLimits, PackScanner};
 use super::refs::OfferedRef;
 use super::repository::Repository;
@@ -95,9 +93,12 @@ impl RepositoryConnection {
         repository: &Repository,
         limits: GitLimits,
     ) -> Result<Self, RepositoryFailure> {
-        let heard = Heard::default();
-        let transport: Box<dyn Transport> = match repository {
-            Repository::Http(url) => http_transport(bridge, url, Greeting::Asked(heard.clone()))?,
+        bridge.throughput.expect_answer();
+        let mut transport: Box<dyn Transport> = match repository {
+            Repository::Http(url) => {
+                let url = gix_url::parse(url.as_str().trim_end_matches('/'))?;
+                Box::new(connect_http(HttpTransport::new(bridge.clone()), url, Protocol::V2, false))
+            }
             Repository::Ssh(ssh) => {
                 let (output, input) = bridge.connect_ssh(ssh.clone()).map_err(|_| RepositoryFailure::BridgeClosed)?;
                 let (path, mode) = (ssh.path.as_str(), ConnectMode::Process);
@@ -105,33 +106,6 @@ impl RepositoryConnection {
                 Box::new(Connection::new(output, input, Protocol::V2, path, no_virtual_host, mode, false))
             }
         };
-        let connection = Self::greet(bridge, transport, limits)?;
-        if let Repository::Http(url) = repository {
-            match connection.handshake.server_protocol_version {
-                Protocol::V2 => bridge.greetings.keep(url, &heard),
-                _ => bridge.greetings.forget(url),
-            }
-        }
-        Ok(connection)
-    }
-
-    /// Begins a connection with the greeting that the origin gave for another repository; `None` without one.
-    pub(super) fn open_as_before(
-        bridge: &GitBridge,
-        repository: &Repository,
-        limits: GitLimits,
-    ) -> Option<Result<Self, RepositoryFailure>> {
-        let Repository::Http(url) = repository else { return None };
-        let greeting = Greeting::Remembered(bridge.greetings.get(url)?);
-        Some(http_transport(bridge, url, greeting).and_then(|transport| Self::greet(bridge, transport, limits)))
-    }
-
-    fn greet(
-        bridge: &GitBridge,
-        mut transport: Box<dyn Transport>,
-        limits: GitLimits,
-    ) -> Result<Self, RepositoryFailure> {
-        bridge.throughput.expect_answer();
         let handshake =
             gix_protocol::handshake(&mut transport, Service::UploadPack, |_| Ok(None), Vec::new(), &mut Discard)?;
         let format = handshake.capabilities.capability("object-format").and_then(|format| format.value());
@@ -235,12 +209,6 @@ impl RepositoryConnection {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// The transport of one repository over http.
-fn http_transport(bridge: &GitBridge, url: &Url, greeting: Greeting) -> Result<Box<dyn Transport>, RepositoryFailure> {
-    let url = gix_url::parse(url.as_str().trim_end_matches('/'))?;
-    Ok(Box::new(connect_http(HttpTransport::new(bridge.clone(), greeting), url, Protocol::V2, false)))
 }
 
 /// Opens a received pack.

@@ -106,26 +106,10 @@ impl GitFetch {
         bridge: &GitBridge,
     ) -> Result<(RepositoryConnection, Vec<OfferedRef>, ResolvedRef), RepositoryFailure> {
         let reference = self.parse_reference()?;
-        if let Some(resolved) = self.resolve_as_before(bridge, &reference) {
-            return Ok(resolved);
-        }
         let mut connection = RepositoryConnection::open(bridge, &self.repository, self.limits)?;
         let offered = connection.list_refs(&reference.prefixes())?;
         let resolved = reference.resolve(&offered);
         Ok((connection, offered, resolved))
-    }
-
-    /// Resolves the reference without the greeting of the repository, by that of another one at the same origin. `None` where
-    /// that does not find it: the repository moved, its server is another one, or no ref has the id.
-    fn resolve_as_before(
-        &self,
-        bridge: &GitBridge,
-        reference: &Reference,
-    ) -> Option<(RepositoryConnection, Vec<OfferedRef>, ResolvedRef)> {
-        let mut connection = RepositoryConnection::open_as_before(bridge, &self.repository, self.limits)?.ok()?;
-        let offered = connection.list_refs(&reference.prefixes()).ok()?;
-        let resolved = reference.resolve(&offered);
-        matches!(resolved, ResolvedRef::Offered(_)).then_some((connection, offered, resolved))
     }
 
     /// Resolves the reference among the server's refs, without a pack. `None` for an abbreviated id.

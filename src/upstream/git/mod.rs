@@ -7,7 +7,6 @@ mod checkout;
 mod connection;
 mod error;
 mod fetch;
-mod greetings;
 mod pack_scanner;
 mod refs;
 mod repository;
@@ -31,7 +30,6 @@ use self::blocking_bridge::{BridgeChunk, BridgeRequest, GitBridge, Head, HttpReq
 pub use self::error::GitError;
 use self::error::RepositoryError;
 use self::fetch::GitFetch;
-pub(super) use self::greetings::Greetings;
 use self::pack_scanner::{COPIES_IN_MEMORY, MAX_HISTORY_BLOB_BYTES};
 use super::error::{Fault, UpstreamError};
 use super::limits::Permit;
@@ -39,9 +37,6 @@ use super::outbound::{Outbound, origin};
 use super::request::{AcceptedCoding, UpstreamRequest, fault_of_client_error};
 use super::source::GitSource;
 use crate::packaging::Tree;
-
-/// The longest wait for an answer to a request without a greeting, before the greeting is asked for.
-const UNGREETED_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A fetched tree.
 #[derive(Debug)]
@@ -114,7 +109,7 @@ impl Outbound {
     ) -> Result<T, GitError> {
         let stop = CancelOnDrop(Arc::default());
         let stop_flag = Arc::clone(&stop.0);
-        let (bridge, bridge_requests) = GitBridge::new(self.limits.git, Arc::clone(&self.git_greetings));
+        let (bridge, bridge_requests) = GitBridge::new(self.limits.git);
         let mut worker = tokio::task::spawn_blocking(move || work(bridge, &stop_flag));
         let executed = timeout(limit, self.execute_git(request, bridge_requests)).await;
         let connector_error = match executed {
@@ -180,21 +175,13 @@ impl Outbound {
     }
 
     async fn execute_http(&self, request: UpstreamRequest<'_>, http_request: HttpRequest) -> Result<(), UpstreamError> {
-        let HttpRequest { url, headers, post, is_ungreeted, head, body } = http_request;
-        let patience = if is_ungreeted { UNGREETED_PATIENCE } else { Duration::MAX };
-        let (first_byte_timeout, idle_timeout) = (self.first_byte_timeout().min(patience), self.limits.git.idle);
+        let HttpRequest { url, headers, post, head, body } = http_request;
+        let (first_byte_timeout, idle_timeout) = (self.first_byte_timeout(), self.limits.git.idle);
         let slow = |limit: Duration| Fault::Slow(format!("no byte within {} s", limit.as_secs()));
         let answer =
             timeout(first_byte_timeout, self.git_answer(UpstreamRequest { url: &url, ..request }, &headers, post));
-        let answer = answer.await.map_err(|_| request.failed_at(&url, slow(first_byte_timeout)));
-        let (mut response, url) = match answer.and_then(|answer| answer.map_err(as_repository_fault)) {
-            Ok(answer) => answer,
-            Err(error) if is_ungreeted => {
-                tracing::debug!(%error, "a git server refuses a request without its greeting; it is asked for it");
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        };
+        let answer = answer.await.map_err(|_| request.failed_at(&url, slow(first_byte_timeout)))?;
+        let (mut response, url) = answer.map_err(as_repository_fault)?;
         let content_type = response.headers().get(header::CONTENT_TYPE);
         let content_type = content_type.map(|value| value.as_bytes().to_vec()).unwrap_or_default();
         if head.send(Head { url: url.clone(), content_type }).is_err() {
