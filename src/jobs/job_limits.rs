@@ -24,8 +24,13 @@ const LOCAL_LIMIT_PAUSE: Duration = Duration::from_secs(1);
 const MAX_ARCHIVES: usize = 8;
 /// Additional permits for small archives, whose wait would take longer than their fetch.
 const MAX_SMALL_ARCHIVES: usize = 16;
-/// Other concurrent steps: document fetches and syncs.
+/// Modules fetched at a time: apart, so that a slow git server holds up no archive.
+const MAX_MODULES: usize = 8;
+/// Documents fetched at a time.
 const MAX_STEPS: usize = 16;
+/// Archives checked, pinned and synced at a time: apart, so that none waits behind the documents of a large order, where it
+/// may be evicted before it is pinned.
+const MAX_LAST_STEPS: usize = 16;
 
 /// Plans that run at a time.
 const MAX_RUNNING_PLANS: usize = 4;
@@ -38,8 +43,10 @@ const MAX_PLAN_RETRIES: u32 = 30;
 #[derive(Debug)]
 pub(super) struct JobLimits {
     steps: Semaphore,
+    last_steps: Semaphore,
     archives: Semaphore,
     small: Semaphore,
+    modules: Semaphore,
     pub(super) running_plans: Semaphore,
     pub(super) admitted_plans: Semaphore,
 }
@@ -64,9 +71,15 @@ impl JobLimits {
 
 impl Default for JobLimits {
     fn default() -> Self {
-        let limits = [MAX_STEPS, MAX_ARCHIVES, MAX_SMALL_ARCHIVES, MAX_RUNNING_PLANS, MAX_ADMITTED_PLANS];
-        let [steps, archives, small, running_plans, admitted_plans] = limits.map(Semaphore::new);
-        Self { steps, archives, small, running_plans, admitted_plans }
+        Self {
+            steps: Semaphore::new(MAX_STEPS),
+            last_steps: Semaphore::new(MAX_LAST_STEPS),
+            archives: Semaphore::new(MAX_ARCHIVES),
+            small: Semaphore::new(MAX_SMALL_ARCHIVES),
+            modules: Semaphore::new(MAX_MODULES),
+            running_plans: Semaphore::new(MAX_RUNNING_PLANS),
+            admitted_plans: Semaphore::new(MAX_ADMITTED_PLANS),
+        }
     }
 }
 
@@ -140,6 +153,23 @@ impl<'a> StepRunner<'a> {
         on_wait: impl Fn(),
     ) -> Result<T, E> {
         self.retry_until_done(&self.limits.steps, |_| step(), on_wait).await
+    }
+
+    /// Runs the last step of an archive.
+    pub(super) async fn run_last_step<T, E: AsError, F: Future<Output = Result<T, E>> + Send>(
+        &self,
+        step: impl Fn() -> F,
+    ) -> Result<T, E> {
+        self.retry_until_done(&self.limits.last_steps, |_| step(), || {}).await
+    }
+
+    /// Runs a step that fetches a module.
+    pub(super) async fn run_module_step<T, E: AsError, F: Future<Output = Result<T, E>> + Send>(
+        &self,
+        step: impl Fn() -> F,
+        on_wait: impl Fn(),
+    ) -> Result<T, E> {
+        self.retry_until_done(&self.limits.modules, |_| step(), on_wait).await
     }
 
     /// Runs a step that fetches an archive; the step receives its permit.

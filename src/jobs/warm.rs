@@ -324,7 +324,7 @@ impl WarmUpRun<'_> {
     pub(super) async fn warm_module(&self, item: usize, package: &ModulePackage) -> Result<(), Error> {
         self.job.set_subject(item, &Artifact::from(package));
         let set_waiting = || self.job.set_item_state(item, ItemState::Waiting);
-        let warmed = self.steps.run_archive_step(|_| self.try_warm_module(item, package), set_waiting).await?;
+        let warmed = self.steps.run_module_step(|| self.try_warm_module(item, package), set_waiting).await?;
         self.job.mark_stored(item, warmed);
         Ok(())
     }
@@ -393,7 +393,7 @@ impl WarmUpRun<'_> {
             }
         };
         let warmed = self.steps.run_archive_step(fetch, set_waiting).await?;
-        self.steps.run_step(|| self.finish_package(package, warmed.1, locked), || {}).await?;
+        self.steps.run_last_step(|| self.finish_package(package, warmed.1, locked)).await?;
         Ok(warmed)
     }
 

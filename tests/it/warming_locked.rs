@@ -19,8 +19,8 @@ use crate::support::warm_fixture::{PLATFORMS, WarmFixture, both_platforms, items
 /// The base of a modules service that these tests do not use: nothing listens there.
 const NO_MODULES: &str = "http://127.0.0.1:9/v1/modules/";
 const BOTH_PLATFORMS: &str = "platform=linux_amd64&platform=darwin_arm64";
-/// A job fetches four archives above 1 MiB at a time.
-const ARCHIVES_AT_A_TIME: usize = 4;
+/// A job fetches eight archives above 1 MiB at a time.
+const ARCHIVES_AT_A_TIME: usize = 8;
 const ARCHIVE_BYTES: usize = 1_500_000;
 const HALF_BYTES: usize = ARCHIVE_BYTES / 2;
 
@@ -122,25 +122,29 @@ async fn a_killed_warm_up_continues_and_fetches_no_archive_twice() {
     let lock = lock_file(&upstream);
     let folder = Folder::new();
     let builder = || Larder::mirroring(&upstream).always_revalidate().store_at(&folder);
-    let hold_archive =
-        |name: &String| upstream.hold_after(Target::Archive.with_path_part(&format!("-{name}_")), HALF_BYTES);
-    let gates: BTreeMap<String, _> = provider_names().iter().map(|name| (name.clone(), hold_archive(name))).collect();
+    let archives = provider_names().into_iter().flat_map(|name| PLATFORMS.map(|platform| (name.clone(), platform)));
+    let hold_archive = |(name, platform): &(String, &str)| {
+        upstream.hold_after(Target::Archive.with_path_part(&format!("-{name}_1.2.0_{platform}")), HALF_BYTES)
+    };
+    let gates: BTreeMap<_, _> = archives.map(|archive| (archive.clone(), hold_archive(&archive))).collect();
+    let is_of =
+        |item: &str, (name, platform): &(String, &str)| item.contains(&format!("/{name}@")) && item.contains(platform);
     let larder = Process::start(&builder(), folder.path());
     let fixture = WarmFixture::for_process(&larder, token(&folder));
     let path = fixture.start_lock_file_job(&lock, BOTH_PLATFORMS).await;
     let half_fetched = |job: &JobReport| {
         let is_half_fetched = |item: &&JobItemReport| item.state == "fetching" && item.bytes == HALF_BYTES as u64;
-        job.items.iter().filter(is_half_fetched).map(JobItemReport::name).collect::<Vec<_>>()
+        let archive = |item: &JobItemReport| format!("{} {}", item.name(), item.package.platform.as_deref().unwrap());
+        job.items.iter().filter(is_half_fetched).map(archive).collect::<Vec<_>>()
     };
-    // The four archives of the first turn arrive completely, those of the second stop in the middle.
+    // The archives of the first turn arrive completely, those of the second stop in the middle.
     let first_turn = fixture.wait_for_job(&path, |job| half_fetched(job).len() == ARCHIVES_AT_A_TIME).await;
-    let (opened, closed): (Vec<_>, Vec<_>) = gates
-        .iter()
-        .partition(|(name, _)| half_fetched(&first_turn).iter().any(|item| item.contains(&format!("/{name}@"))));
+    let (opened, closed): (Vec<_>, Vec<_>) =
+        gates.iter().partition(|(archive, _)| half_fetched(&first_turn).iter().any(|item| is_of(item, archive)));
     opened.iter().for_each(|(_, gate)| gate.open());
     let fetched_count = |job: &JobReport| job.states().iter().filter(|state| **state == "fetched").count();
     // An archive behind an open gate is half fetched, too, for a moment: only those behind a closed one stay so.
-    let stays_half_fetched = |item: &String| closed.iter().any(|(name, _)| item.contains(&format!("/{name}@")));
+    let stays_half_fetched = |item: &String| closed.iter().any(|(archive, _)| is_of(item, archive));
     let second_turn = fixture
         .wait_for_job(&path, |job| {
             let held = half_fetched(job).into_iter().filter(stays_half_fetched).count();
