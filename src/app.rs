@@ -702,6 +702,9 @@ pub fn mirror(
     config: &Config,
     settings: &StartSettings,
 ) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
+    if let Some(refusal) = config.refusal_of_fleet() {
+        return Err(StartError::Refused(refusal));
+    }
     let store = Arc::new((settings.open_store)(&config.store.path, settings.clock.now())?);
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);

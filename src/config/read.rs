@@ -16,7 +16,7 @@ use crate::store::SizeLimit;
 
 use super::section::{ConfigReader, Section};
 use super::{
-    Admin, AuditTarget, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, client, credential, os,
+    Admin, AuditTarget, Config, Network, Server, Store, StoreNaming, TlsFiles, Upstream, client, credential, fleet, os,
     policy, upstream, values, warm,
 };
 
@@ -58,6 +58,8 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
     let bundle = root.table_or_defaults("bundle", read_bundle);
     let audit = root.optional_table("audit", AUDIT_EXAMPLE, read_audit).flatten();
     let lock_platforms = root.table_or_defaults("lock", read_lock);
+    let read_fleet = |section: &mut Section<'_, '_, '_>| fleet::read(section, admin.token.as_ref());
+    let fleet = root.optional_table("fleet", fleet::EXAMPLE, read_fleet).flatten();
     let upstreams = root.tables("upstream", |section| (section.line_of("host"), upstream::read(section)));
     let credentials = root.tables("credential", |section| (section.line_of("upstreams"), credential::read(section)));
     let credentials = credentials.unwrap_or_default();
@@ -106,6 +108,7 @@ fn read_root(root: &mut Section<'_, '_, '_>) -> Config {
         audit,
         lock_platforms,
         warm,
+        fleet,
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod mistakes;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -386,13 +386,22 @@ fn the_sample_file_as_it_is_gives_the_defaults() {
 #[test]
 fn the_sample_file_shows_every_option() {
     let folder = tempfile::tempdir().unwrap();
-    for name in
-        ["cert.pem", "key.pem", "corporate-ca.pem", "registry-token", "archive-key", "id_ed25519", "known_hosts"]
-    {
+    for name in [
+        "cert.pem",
+        "key.pem",
+        "corporate-ca.pem",
+        "database-ca.pem",
+        "registry-token",
+        "archive-key",
+        "id_ed25519",
+        "known_hosts",
+    ] {
         std::fs::write(folder.path().join(name), "x").unwrap();
     }
     std::fs::write(folder.path().join("ci.token"), "a-token-that-is-long-enough\n").unwrap();
     std::fs::write(folder.path().join("cluster.jwks"), ISSUER_KEYS).unwrap();
+    std::fs::write(folder.path().join("database-url"), "postgresql://larder:hunter2@db.example/larder\n").unwrap();
+    std::fs::write(folder.path().join("fleet-secret"), "0123456789abcdef0123456789abcdef\n").unwrap();
     let key = crate::bundle::SigningKey::generate().unwrap().text();
     std::fs::write(folder.path().join("bundle.key"), key.expose_secret()).unwrap();
     let text = uncommented();
@@ -448,4 +457,67 @@ fn the_working_directory_is_never_searched() {
     );
     let relative = |_: &str| Some(".".to_owned());
     assert_eq!(os::default_locations(&relative), [Path::new("/etc/larder/mirror.toml")]);
+}
+
+/// The environment of a replica.
+fn replica_env(name: &str) -> Option<String> {
+    let value = match name {
+        "DATABASE" => "postgresql://larder:hunter2@db.example:5432/larder",
+        "OVER_SOCKET" => "postgresql:///larder?host=/var/run/postgresql&sslmode=disable",
+        "MYSQL" => "mysql://larder:hunter2@db.example/larder",
+        "IN_THE_CLEAR" => "postgresql://larder:hunter2@db.example/larder?sslmode=disable",
+        "NOWHERE" => "postgresql:///larder",
+        "NO_URL" => "hunter2",
+        "SECRET" => "hunter2-0123456789abcdef-0123456789",
+        "OLD_SECRET" => "hunter2-abcdef0123456789-0123456789",
+        "SHORT" => "hunter2-0123456789abcdef",
+        "POD_IP" => "10.1.2.3",
+        "POD_IP6" => "fd00::7",
+        "LOOPBACK" => "127.0.0.1",
+        _ => return None,
+    };
+    Some(value.to_owned())
+}
+
+/// A fleet with some lines in place of others: those with the same key.
+fn fleet_with(lines: &[&str]) -> Result<Config, Problems> {
+    let mut all = BTreeMap::from(
+        [
+            r#"database = { env = "DATABASE" }"#,
+            r#"bucket = "s3://larder""#,
+            r#"secret = [{ env = "SECRET" }]"#,
+            r#"listen = "0.0.0.0:8082""#,
+            r#"advertise = { env = "POD_IP" }"#,
+        ]
+        .map(|line| (line.split(" = ").next().unwrap(), line)),
+    );
+    all.extend(lines.iter().map(|line| (line.split(" = ").next().unwrap(), *line)));
+    let lines = all.into_values().filter(|line| line.contains(" = ")).map(|line| format!("{line}\n"));
+    let text = format!("[fleet]\n{}", lines.collect::<String>());
+    Config::parse(&text, Path::new("mirror.toml"), &replica_env).map(|(config, _)| config)
+}
+
+#[test]
+fn a_fleet_is_read_and_no_larder_starts_with_it_yet() {
+    let config = fleet_with(&[]).unwrap();
+    let refusal = config.refusal().unwrap();
+    assert!(refusal.contains("cannot be a replica yet (s3://larder/)"), "{refusal}");
+    let Some(fleet) = config.fleet else { panic!("no fleet") };
+    assert_eq!((fleet.bucket.service, &*fleet.bucket.name, &*fleet.bucket.prefix), (BucketService::S3, "larder", ""));
+    assert_eq!((fleet.advertise.as_str(), fleet.secrets.len()), ("http://10.1.2.3:8082/", 1));
+    assert_eq!(fleet.serve_behind, Some(Duration::from_secs(24 * 3600)));
+    assert!(!format!("{fleet:?}").contains("hunter2"));
+
+    let other = fleet_with(&[
+        r#"database = { env = "OVER_SOCKET" }"#,
+        r#"bucket = "gs://larder/team-a/mirror/""#,
+        r#"secret = [{ env = "SECRET" }, { env = "OLD_SECRET" }]"#,
+        r#"advertise = { env = "POD_IP6" }"#,
+        r#"serve_behind = "unlimited""#,
+    ]);
+    let Some(fleet) = other.unwrap().fleet else { panic!("no fleet") };
+    assert_eq!((fleet.bucket.to_string(), fleet.secrets.len()), ("gs://larder/team-a/mirror/".to_owned(), 2));
+    assert_eq!((fleet.advertise.as_str(), fleet.serve_behind), ("http://[fd00::7]:8082/", None));
+    // On one machine, as for a test.
+    fleet_with(&[r#"listen = "127.0.0.1:8082""#, r#"advertise = "http://127.0.0.1:8082""#]).unwrap();
 }

@@ -35,7 +35,7 @@ token = { env = "UNSET1" }
             "mirror.toml:4: server.open: this is of type string, not boolean; write for example open = true",
             "mirror.toml:5: server.default_upstream: registry.terraform.io is not one of the upstreams (a.example)",
             r#"mirror.toml:7: server.clients: "10.0.0.0/99" is neither a network nor an address; write for example clients = ["10.0.0.0/8"]"#,
-            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, audit, lock, upstream, credential, policy, client, warm",
+            "mirror.toml:8: stor: unknown; did you mean store? known here: server, admin, store, network, bundle, audit, lock, fleet, upstream, credential, policy, client, warm",
             r#"mirror.toml:11: upstream.patience: this is of type integer, not string; write for example patience = "2s""#,
             "mirror.toml:13: upstream.host: a.example is an upstream already, on line 10",
             r#"mirror.toml:14: upstream.verification: "none" is none of signature, signature-if-keys, checksum; write for example verification = "signature""#,
@@ -334,5 +334,69 @@ fn a_removed_key_names_the_remedy() {
             "{problem}"
         );
         assert!(problem.contains("a proxy in front of larder") && !problem.contains("unknown"), "{problem}");
+    }
+}
+
+#[test]
+fn each_mistake_in_a_fleet_is_reported_with_its_line() {
+    for (lines, expected) in [
+        (&["bucket"][..], "mirror.toml:1: fleet.bucket: missing; write for example bucket = \"s3://larder/mirror\""),
+        (
+            &["database"],
+            "mirror.toml:1: fleet.database: missing; write for example database = { env = \"LARDER_DATABASE\" }",
+        ),
+        (
+            &["database = \"postgresql://larder:hunter2@db.example/larder\""],
+            "mirror.toml:4: fleet.database: a secret is named here, never written",
+        ),
+        (
+            &["database = { env = \"MYSQL\" }"],
+            "mirror.toml:4: fleet.database: the URL of the database begins with another scheme than postgresql://",
+        ),
+        (
+            &["database = { env = \"IN_THE_CLEAR\" }"],
+            "mirror.toml:4: fleet.database: sslmode=disable would send the password",
+        ),
+        (&["database = { env = \"NOWHERE\" }"], "mirror.toml:4: fleet.database: the URL of the database names no host"),
+        (&["database = { env = \"NO_URL\" }"], "mirror.toml:4: fleet.database: the URL of the database is not a URL"),
+        (&["bucket = \"larder\""], "mirror.toml:3: fleet.bucket: \"larder\" is not the URL of a bucket"),
+        (
+            &["bucket = \"ftp://larder\""],
+            "mirror.toml:3: fleet.bucket: \"ftp://larder\" begins with none of s3://, gs:// and az://",
+        ),
+        (&["bucket = \"s3:///mirror\""], "mirror.toml:3: fleet.bucket: \"s3:///mirror\" names no bucket"),
+        (&["bucket = \"s3://Larder\""], "mirror.toml:3: fleet.bucket: \"s3://Larder\" has a name that no bucket has"),
+        (&["bucket = \"s3://larder/a/../b\""], "mirror.toml:3: fleet.bucket: \"s3://larder/a/../b\" has a prefix"),
+        (&["secret = []"], "mirror.toml:6: fleet.secret: an empty list proves nothing"),
+        (
+            &["secret = \"hunter2-0123456789abcdef-0123456789\""],
+            "mirror.toml:6: fleet.secret: a secret is named here, never written",
+        ),
+        (&["secret = [{ env = \"SHORT\" }]"], "mirror.toml:6: fleet.secret: the secret has fewer than 32 bytes"),
+        (
+            &["secret = [{ env = \"SECRET\" }, { env = \"SECRET\" }]"],
+            "mirror.toml:6: fleet.secret: this secret is in the list already",
+        ),
+        (
+            &["bucket_key = { access_key = { env = \"POD_IP\" }, secret = { env = \"SECRET\" } }"],
+            "mirror.toml:7: fleet.secret: this secret is that of [fleet] bucket_key, too",
+        ),
+        (
+            &["advertise = { env = \"DATABASE\" }"],
+            "mirror.toml:2: fleet.advertise: the variable does not have the address of this replica",
+        ),
+        (
+            &["advertise = { env = \"LOOPBACK\" }"],
+            "mirror.toml:2: fleet.advertise: http://127.0.0.1:8082/ is this machine for every replica",
+        ),
+        (
+            &["advertise = \"http://localhost:8082\""],
+            "mirror.toml:2: fleet.advertise: http://localhost:8082/ is this machine for every replica",
+        ),
+        (&["serve_behind = \"30s\""], "mirror.toml:7: fleet.serve_behind: \"30s\" is less than a minute"),
+    ] {
+        let problems = fleet_with(lines).unwrap_err().to_string();
+        assert!(problems.contains(expected), "{expected}\n{problems}");
+        assert!(!problems.contains("hunter2") && problems.starts_with("1 problem"), "{problems}");
     }
 }
