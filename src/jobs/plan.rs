@@ -23,7 +23,7 @@ use crate::policy::Policy;
 use crate::requirements::{self, Order, OrderEntry, RequiredArchive, ResolvedRequirements, UnavailableItem};
 
 /// Concurrent steps of one plan, each with at most one upstream request.
-pub(super) const CONCURRENT_STEPS: usize = 8;
+pub(super) const CONCURRENT_STEPS: usize = 16;
 /// Note for an item that an offline larder does not have.
 const NEEDS_BUNDLE_NOTE: &str = "this mirror is offline: a bundle must bring it";
 /// Note for a plan made offline: its versions were chosen from stored lists.
