@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use derive_more::Display;
 use secrecy::{ExposeSecret as _, SecretString};
-use url::{Host, Url};
+use url::Url;
 
 use super::section::Section;
 use super::values;
@@ -107,7 +107,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>, admin_token: Option<&Secre
     let advertise = read_advertise(section, listen);
     let serve_behind = section.text("serve_behind", "24h", serve_behind).unwrap_or(Some(DEFAULT_SERVE_BEHIND));
     if let Some((listen, advertise)) = listen.zip(advertise.as_ref())
-        && is_loopback(advertise)
+        && values::is_loopback(advertise)
         && !listen.ip().to_canonical().is_loopback()
     {
         let text = format!(
@@ -236,15 +236,6 @@ fn read_advertise(section: &mut Section<'_, '_, '_>, listen: Option<SocketAddr>)
         return None;
     };
     Url::parse(&format!("http://{}/", SocketAddr::new(address, listen.port()))).ok()
-}
-
-fn is_loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => IpAddr::V6(address).to_canonical().is_loopback(),
-        None => false,
-    }
 }
 
 /// Parses the time that a replica serves without the database; `unlimited` is any time.

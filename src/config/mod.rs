@@ -200,13 +200,7 @@ impl Config {
             return None;
         }
         let remedy = "set [server] tls, or let a proxy end TLS and list it in [server] trusted_proxies";
-        let is_loopback = |url: &Url| match url.host() {
-            Some(url::Host::Domain(name)) => name == "localhost",
-            Some(url::Host::Ipv4(address)) => address.is_loopback(),
-            Some(url::Host::Ipv6(address)) => address.is_loopback(),
-            None => false,
-        };
-        if let Some(url) = public_url.as_ref().filter(|url| url.scheme() == "http" && !is_loopback(url)) {
+        if let Some(url) = public_url.as_ref().filter(|url| url.scheme() == "http" && !values::is_loopback(url)) {
             return Some(format!(
                 "[[client]] has tokens, and [server] public_url is {url}, where everybody on the way could read them; {remedy}, and \
                  write https"

@@ -498,6 +498,13 @@ fn fleet_with(lines: &[&str]) -> Result<Config, Problems> {
 }
 
 #[test]
+fn a_secret_of_the_fleet_is_not_the_admin_token() {
+    let text = "[admin]\ntoken = { env = \"SECRET\" }\n[fleet]\nsecret = [{ env = \"SECRET\" }]\n";
+    let problems = Config::parse(text, Path::new("mirror.toml"), &replica_env).unwrap_err().to_string();
+    assert!(problems.contains("mirror.toml:4: fleet.secret: this secret is that of [admin] token, too"), "{problems}");
+}
+
+#[test]
 fn a_fleet_is_read_and_no_larder_starts_with_it_yet() {
     let config = fleet_with(&[]).unwrap();
     let refusal = config.refusal().unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use ipnet::IpNet;
-use url::Url;
+use url::{Host, Url};
 
 use super::os;
 use crate::address::{Hostname, Platform};
@@ -120,6 +120,16 @@ pub(super) fn base_url(value: &str) -> Result<Url, String> {
         url.set_path(&path);
     }
     Ok(url)
+}
+
+/// Returns true if a URL leads to the machine that it is used on.
+pub(super) fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => IpAddr::V6(address).to_canonical().is_loopback(),
+        None => false,
+    }
 }
 
 /// Parses one entry of `network.allow_private`.
