@@ -37,7 +37,7 @@ pub use fleet::{Bucket, BucketKey, BucketService, Fleet};
 pub(crate) use os::{environment, text};
 pub use section::{Diagnostic, Problems};
 pub use upstream::{Dates, FirstList, FreshnessLifetimes, Upstream};
-pub(crate) use values::listening;
+pub(crate) use values::{is_loopback, listening};
 pub use warm::{RecurringWarmTarget, RecurringWarmUp};
 
 /// Size limit of a `mirror.toml`.

@@ -123,7 +123,7 @@ pub(super) fn base_url(value: &str) -> Result<Url, String> {
 }
 
 /// Returns true if a URL leads to the machine that it is used on.
-pub(super) fn is_loopback(url: &Url) -> bool {
+pub(crate) fn is_loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
         Some(Host::Ipv4(address)) => address.is_loopback(),

@@ -5,14 +5,14 @@
 use http::StatusCode;
 use secrecy::SecretString;
 use serde::Deserialize;
-use url::{Host, Url};
+use url::Url;
 
 use super::machine::{AnnouncedTimes, RunningLarder};
 use super::{Check, PROBE_TIMEOUT};
 use crate::address::Hostname;
 use crate::app;
 use crate::clock::Timestamp;
-use crate::config::Config;
+use crate::config::{Config, is_loopback};
 use crate::error::Error;
 use crate::http::client_tokens::COUNTS_NOT_FROM;
 use crate::http::clients::NOT_AMONG_CLIENTS;
@@ -39,16 +39,6 @@ pub(crate) fn is_own_listener(url: &Url, config: &Config) -> bool {
     }
     let is_reached = url.domain().is_some() || listening.ip().is_loopback() || listening.ip().is_unspecified();
     is_loopback(url) && is_reached && url.port_or_known_default() == Some(listening.port())
-}
-
-/// True for URLs of this machine, which no request leaves.
-pub(super) fn is_loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(ip)) => ip.is_loopback(),
-        Some(Host::Ipv6(ip)) => ip.is_loopback(),
-        None => false,
-    }
 }
 
 /// Requests the base URL as a client would.

@@ -13,11 +13,11 @@ use tokio::time::timeout;
 use url::{Host, Url};
 
 use self::sources::url_of;
-use super::listener::{ProbedService, ServerKind, base, identify_server, is_loopback};
+use super::listener::{ProbedService, ServerKind, base, identify_server};
 use super::machine::{LarderState, RunningLarder};
 use super::{Check, PROBE_TIMEOUT, in_time};
 use crate::address::Hostname;
-use crate::config::{Config, text};
+use crate::config::{Config, is_loopback, text};
 use crate::http::probe_client::ClientRoots;
 use crate::protocol::admin::CLIENT_CONFIG;
 use crate::protocol::client_config::{ClientConfig, ClientRoute, credentials_block};
