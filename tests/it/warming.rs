@@ -228,6 +228,38 @@ async fn a_job_fetches_eight_modules_at_a_time() {
     assert_eq!(fixture.finished_job(&path).await.states(), vec!["fetched"; 10]);
 }
 
+/// Promise 11: an archive that has arrived waits behind no document and no module of another job.
+#[tokio::test]
+async fn an_archive_ends_while_lists_and_modules_take_all_their_places() {
+    let modules = ModuleFixture::start().await;
+    let upstream = &modules.registry;
+    let providers: Vec<String> = (0..17).map(|number| format!("p{number}")).collect();
+    providers.iter().for_each(|name| upstream.publish(Provider::new("acme", name).size(3_000_000)));
+    for number in 0..8 {
+        modules.publish_archive(&format!("m{number}"), &tar_gz(&[("main.tf", b"# one\n")]));
+    }
+    let larder = modules.larder().start().await;
+    let fixture = WarmFixture::for_larder(&larder);
+    let module_gate = modules.archives.hold_headers(Target::ModuleArchive);
+    let module_addresses: Vec<String> = (0..8).map(|number| format!("acme/m{number}/test")).collect();
+    let of_modules = fixture.start_job(&json!({ "what": module_addresses })).await;
+    modules.archives.wait_for(Target::ModuleArchive, 8).await;
+    let archive_gate = upstream.hold_after(Target::Archive, 1_000_000);
+    let of_archive = fixture.start_job(&warm_up_request("acme/p0")).await;
+    upstream.wait_for(Target::Archive, 1).await;
+    let list_gate = upstream.hold_headers(Target::Versions);
+    let addresses: Vec<String> = providers[1..].iter().map(|name| format!("acme/{name}")).collect();
+    let of_lists = fixture.start_job(&json!({ "what": addresses, "platforms": ["linux_amd64"] })).await;
+    upstream.wait_for(Target::Versions, 17).await;
+
+    archive_gate.open();
+    assert_eq!(fixture.finished_job(&of_archive).await.states(), ["fetched"]);
+    list_gate.open();
+    module_gate.open();
+    assert_eq!(fixture.finished_job(&of_lists).await.states(), vec!["fetched"; 16]);
+    assert_eq!(fixture.finished_job(&of_modules).await.states(), vec!["fetched"; 8]);
+}
+
 #[tokio::test]
 async fn a_cancelled_job_fetches_no_more_and_keeps_stored_archives() {
     let upstream = FakeUpstream::start().await;
