@@ -131,7 +131,7 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>, admin_token: Option<&Secre
 /// Checks the URL of the database, as far as its text goes. It has a password, so no message shows it.
 fn check_database(text: &str) -> Result<(), String> {
     let url =
-        Url::parse(text).map_err(|_| "the URL of the database is not a URL (not shown: it may hold a password)")?;
+        Url::parse(text).map_err(|_| "this is no URL of one database (not shown: it may hold a password); its form is postgresql://USER:PASSWORD@HOST:PORT/NAME")?;
     if !matches!(url.scheme(), "postgresql" | "postgres") {
         return Err("the URL of the database begins with another scheme than postgresql://".to_owned());
     }
@@ -232,7 +232,8 @@ fn read_advertise(section: &mut Section<'_, '_, '_>, listen: Option<SocketAddr>)
         section.optional_table(KEY, ADVERTISE_EXAMPLE, |section| section.secret_source(ADVERTISE_EXAMPLE, KEY));
     let (address, listen) = address.flatten().zip(listen)?;
     let Ok(address) = address.expose_secret().parse::<IpAddr>() else {
-        section.problem(KEY, "the variable does not have the address of this replica".to_owned());
+        section
+            .problem(KEY, format!("this holds no IP address; write for example {KEY} = {ADVERTISE_EXAMPLE}, or a URL"));
         return None;
     };
     Url::parse(&format!("http://{}/", SocketAddr::new(address, listen.port()))).ok()

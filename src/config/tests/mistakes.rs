@@ -358,7 +358,7 @@ fn each_mistake_in_a_fleet_is_reported_with_its_line() {
             "mirror.toml:4: fleet.database: sslmode=disable would send the password",
         ),
         (&["database = { env = \"NOWHERE\" }"], "mirror.toml:4: fleet.database: the URL of the database names no host"),
-        (&["database = { env = \"NO_URL\" }"], "mirror.toml:4: fleet.database: the URL of the database is not a URL"),
+        (&["database = { env = \"NO_URL\" }"], "mirror.toml:4: fleet.database: this is no URL of one database"),
         (&["bucket = \"larder\""], "mirror.toml:3: fleet.bucket: \"larder\" is not the URL of a bucket"),
         (
             &["bucket = \"ftp://larder\""],
@@ -383,7 +383,7 @@ fn each_mistake_in_a_fleet_is_reported_with_its_line() {
         ),
         (
             &["advertise = { env = \"DATABASE\" }"],
-            "mirror.toml:2: fleet.advertise: the variable does not have the address of this replica",
+            "mirror.toml:2: fleet.advertise: this holds no IP address; write for example",
         ),
         (
             &["advertise = { env = \"LOOPBACK\" }"],
