@@ -253,9 +253,9 @@ impl Error {
             | Self::NotStored(_)
             | Self::Interrupted(_)
             | Self::WouldAsk(_)
-            | Self::Store(StoreError::NoRoom { .. } | StoreError::Unavailable | StoreError::Busy(_)) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            | Self::Store(
+                StoreError::NoRoom { .. } | StoreError::Unavailable | StoreError::Busy(_) | StoreError::Unreachable(_),
+            ) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Looped => StatusCode::LOOP_DETECTED,
             Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Upstream(error) => match &error.fault {

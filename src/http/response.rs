@@ -625,6 +625,7 @@ mod tests {
             Just(StoreError::Locked(path())),
             Just(StoreError::Newer { path: path(), found: 9 }),
             Just(StoreError::Unavailable),
+            Just(StoreError::Unreachable("connection refused".to_owned())),
             Just(StoreError::Index(format!("{PRIVATE_PATH}/index is damaged"))),
             any::<[u64; 3]>().prop_map(|[needed, limit, unevictable]| StoreError::NoRoom {
                 needed,

@@ -131,6 +131,7 @@ impl Protocols {
         let of_client = |view, call| ExplainContext { protocols: self, call, base, view, http };
         match &request.subject {
             ExplainSubject::Address(selector) => {
+                self.mirror.library.refresh((&selector.address()).into()).await?;
                 let explanation = of_client(None, &call);
                 let subject = explanation.subject_of(selector, platform).await;
                 // Boxed: the compiler takes minutes over the nested futures.
@@ -141,6 +142,9 @@ impl Protocols {
                 Ok((route, view)) => {
                     let call = call.limited_to(View::limits_of(view));
                     let explanation = of_client(view, &call);
+                    if let Some(subject) = route.subject() {
+                        self.mirror.library.refresh(subject.group()).await?;
+                    }
                     let subject = explanation.subject_of_route(route, platform).await?;
                     explanation.report(subject, None).await
                 }

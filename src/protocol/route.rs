@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::explanation::Explanation;
 use crate::labels::labelled_enum;
 use crate::mirror::{ArchiveRef, ModuleArchiveRef, ProofFile, ProofFileRef};
+use crate::store::RecordGroup;
 use crate::upstream::discovery::Service;
 use crate::upstream::pages::{PagePath, PageQuery, PageRef, SpelledVersion};
 
@@ -444,6 +445,15 @@ impl RouteSubject<'_> {
             Self::Provider(provider) => Some(provider.into()),
             Self::Module(module) => Some(module.into()),
             Self::Pages(_) => None,
+        }
+    }
+
+    /// The records that the answer is made of.
+    pub fn group(self) -> RecordGroup {
+        match self {
+            Self::Provider(provider) => RecordGroup::Provider(provider.clone()),
+            Self::Module(module) => RecordGroup::Module(module.folded()),
+            Self::Pages(host) => RecordGroup::Registry(host.clone()),
         }
     }
 }

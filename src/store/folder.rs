@@ -13,8 +13,8 @@ use super::key::{GroupRef, RecordGroup};
 use super::locks::StoreLock;
 use super::records::KINDS;
 use super::{
-    Change, Durability, FORMAT, Generation, Index, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, Records,
-    Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
+    Change, Durability, FORMAT, Generation, Index, IndexedName, Key, NameCursor, ReadOutcome, RecordAction,
+    RecordScope, Records, Staging, StoreError, Striped, Turns, WriteOutcome, to_json,
 };
 use crate::address::Artifact;
 use crate::clock::Timestamp;
@@ -183,6 +183,11 @@ impl Records for FolderRecords {
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
         self.listed(|| disk::file_metadata(&self.path(key)))
+    }
+
+    fn refresh(&self, _: RecordScope<'_>) -> Result<(), StoreError> {
+        // Nobody else writes to a folder that is locked.
+        Ok(())
     }
 
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {

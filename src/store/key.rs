@@ -132,7 +132,66 @@ pub enum GroupRef<'a> {
     Alone(&'a Key),
 }
 
+impl From<&Address> for RecordGroup {
+    fn from(address: &Address) -> Self {
+        match address {
+            Address::Provider(provider) => Self::Provider(provider.clone()),
+            Address::Module(module) => Self::Module(module.folded()),
+        }
+    }
+}
+
+/// The kinds of groups in their names.
+const PROVIDER: &str = "provider";
+const MODULE: &str = "module";
+const REGISTRY: &str = "registry";
+const ALONE: &str = "record";
+
 impl RecordGroup {
+    /// The name of the group, for a store that several larders share: `provider HOST/NAMESPACE/TYPE`. No other group has it.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Provider(provider) => format!("{PROVIDER} {provider}"),
+            Self::Module(module) => format!("{MODULE} {module}"),
+            Self::Registry(host) => format!("{REGISTRY} {host}"),
+            Self::Alone(key) => format!("{ALONE} {}", key.path().display()),
+        }
+    }
+
+    /// The group of a name; `None` for a name of a newer larder.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let (kind, rest) = name.split_once(' ')?;
+        let parts: Vec<&str> = rest.split('/').collect();
+        let group = match (kind, parts.as_slice()) {
+            (PROVIDER, [host, names @ ..]) => Self::of_address_in(host, "providers", names)?,
+            (MODULE, [host, names @ ..]) => Self::of_address_in(host, "modules", names)?,
+            (REGISTRY, [host]) => Self::Registry(Hostname::parse(host).ok()?),
+            (ALONE, _) => Self::Alone(Key::from_path(Path::new(rest))?),
+            _ => return None,
+        };
+        (group.name() == name).then_some(group)
+    }
+
+    /// The group that has all records below a folder; `None` where several may have some.
+    pub fn of_folder(folder: &Path) -> Option<Self> {
+        let parts: Vec<&str> = folder.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
+        match parts.as_slice() {
+            [_, host, service @ ("providers" | "modules"), names @ ..] => {
+                let of_address = if *service == "providers" { 2 } else { 3 };
+                Self::of_address_in(host, service, names.get(..of_address)?)
+            }
+            ["documents", host, "pages", ..] => Some(Self::Registry(Hostname::parse(host).ok()?)),
+            _ => None,
+        }
+    }
+
+    /// The group of an address, by the names of its folder.
+    fn of_address_in(host: &str, service: &str, names: &[&str]) -> Option<Self> {
+        // With a name after them, the last one is that of a folder.
+        let (address, _) = address_of(host, service, &[names, &[""]].concat())?;
+        Some(Self::from(&address))
+    }
+
     /// The group by reference.
     pub fn as_ref(&self) -> GroupRef<'_> {
         match self {
@@ -140,6 +199,18 @@ impl RecordGroup {
             Self::Module(module) => GroupRef::Module(module),
             Self::Registry(host) => GroupRef::Registry(host),
             Self::Alone(key) => GroupRef::Alone(key),
+        }
+    }
+}
+
+impl GroupRef<'_> {
+    /// The group by value.
+    pub fn to_owned(self) -> RecordGroup {
+        match self {
+            Self::Provider(provider) => RecordGroup::Provider(provider.clone()),
+            Self::Module(module) => RecordGroup::Module(module.clone()),
+            Self::Registry(host) => RecordGroup::Registry(host.clone()),
+            Self::Alone(key) => RecordGroup::Alone(key.clone()),
         }
     }
 }
@@ -209,8 +280,7 @@ impl Key {
     /// The group that the record belongs to.
     pub fn group(&self) -> RecordGroup {
         match (self.address(), self) {
-            (Some(Address::Provider(provider)), _) => RecordGroup::Provider(provider),
-            (Some(Address::Module(module)), _) => RecordGroup::Module(module.folded()),
+            (Some(address), _) => (&address).into(),
             (None, Self::Document(DocumentKey::Discovery(host) | DocumentKey::Page(host, _))) => {
                 RecordGroup::Registry(host.clone())
             }
@@ -242,6 +312,12 @@ impl Key {
     /// Returns true for the first-seen record of a version, or of a whole provider as older larders wrote it.
     pub(super) fn is_first_seen(&self) -> bool {
         matches!(self, Self::FirstSeen(..) | Self::ModuleFirstSeen(_) | Self::FirstSeenV0(_))
+    }
+
+    /// Returns true for a record of what must never be forgotten: what was seen first, the keys of providers, the times of
+    /// lists.
+    pub fn is_history(&self) -> bool {
+        self.is_first_seen() || matches!(self, Self::SigningKeyLog(_) | Self::FirstListed(_))
     }
 
     /// Returns true for a record that the index counts: a document, a proof set, the times of a version list, or a
@@ -488,6 +564,10 @@ mod tests {
         ] {
             assert_eq!(Key::from_path(&key.path()), Some(key.clone()));
             assert!(key.path().is_relative());
+            assert_eq!(RecordGroup::of_name(&key.group().name()), Some(key.group()));
+            assert_eq!(key.group().as_ref().to_owned(), key.group());
+            let group_of_folder = key.path().parent().and_then(RecordGroup::of_folder);
+            assert!(group_of_folder.is_none_or(|group| group == key.group()), "{key}");
         }
         assert_eq!(Key::from_path(Path::new("documents/REGISTRY.example/discovery")), None);
         assert_eq!(Key::from_path(Path::new("documents/../discovery")), None);

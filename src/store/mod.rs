@@ -50,8 +50,8 @@ pub use self::local::Local;
 pub(crate) use self::locks::Striped;
 pub use self::locks::{ListenerNote, OwnerNote, StoreOwner, StoreUse};
 pub use self::records::{
-    Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordStep, Records, Turns, WriteOutcome,
-    to_json,
+    Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordScope, RecordStep, Records, Turns,
+    WriteOutcome, to_json,
 };
 pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
 use self::unpacked::UNPACKED;
@@ -173,6 +173,9 @@ pub enum StoreError {
     /// Other changes of the same records came first, again and again.
     #[error("{0} are changed so often at this moment that another change finds no gap")]
     Busy(String),
+    /// The records that all replicas share cannot be read or written.
+    #[error("the records of the fleet cannot be reached: {0}")]
+    Unreachable(String),
     /// A pass of eviction did not end as it should.
     #[error("no room could be made in the store: {0}")]
     NotEvicted(&'static str),
@@ -248,6 +251,7 @@ impl StoreError {
                 _ => "check the disk of the store",
             },
             Self::Busy(_) => "try again in a moment",
+            Self::Unreachable(_) => "check the database of the fleet; larder continues by itself",
             Self::Locked(_) => "stop the other larder, or give this one a [store] path of its own",
             Self::Newer { .. } => "run the larder that wrote the store, or a newer one",
             Self::NotEvicted(_) => "check whether the disk of the store is very slow; the log of larder may say more",
@@ -258,7 +262,9 @@ impl StoreError {
     /// A short form without paths of this machine.
     pub fn without_paths(&self) -> String {
         match self {
-            Self::NoRoom { .. } | Self::NotEvicted(_) | Self::Unavailable | Self::Busy(_) => self.to_string(),
+            Self::NoRoom { .. } | Self::NotEvicted(_) | Self::Unavailable | Self::Busy(_) | Self::Unreachable(_) => {
+                self.to_string()
+            }
             Self::Io { source, .. } => source.kind().to_string(),
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),
         }

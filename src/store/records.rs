@@ -95,6 +95,15 @@ pub enum WriteOutcome {
     Conflict,
 }
 
+/// The records to bring up to date.
+#[derive(Debug, Clone, Copy)]
+pub enum RecordScope<'a> {
+    /// Those of one group.
+    Group(&'a RecordGroup),
+    /// Those of all groups.
+    All,
+}
+
 /// A change to one record, and to its entry in the index.
 #[derive(Debug, Clone)]
 pub struct Change {
@@ -145,6 +154,13 @@ pub trait Records: fmt::Debug + Send + Sync {
 
     /// A record's stored size in bytes and the time it was written; `None` if it does not exist.
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError>;
+
+    /// Brings records up to date with what other replicas wrote. Does nothing where no replica has a copy of its own. Called
+    /// before anything is said to be absent, and before upstream is asked. What changed has another [`Self::generation_now`].
+    ///
+    /// # Errors
+    /// The shared records cannot be read: nothing may be said to be absent.
+    fn refresh(&self, scope: RecordScope<'_>) -> Result<(), StoreError>;
 
     /// The generation of a group, to be read before its records. Waits for a write in progress.
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError>;
@@ -541,7 +557,8 @@ impl dyn Records + '_ {
     /// result.
     ///
     /// # Errors
-    /// `decide` failed, or the group is busy.
+    /// `decide` failed, the group is busy, or the records that replicas share cannot be reached: then the decision may not
+    /// hold.
     pub fn try_change<T>(
         &self,
         key: &Key,
@@ -556,6 +573,8 @@ impl dyn Records + '_ {
             let decided = decide(&mut step)?;
             match self.write(&group, generation, &step.into_changes()) {
                 Ok(WriteOutcome::Conflict) => {}
+                // Nobody knows whether the decision still holds.
+                Err(unreachable @ StoreError::Unreachable(_)) => return Err(unreachable),
                 written => return Ok((decided, written.map(drop))),
             }
             match &turn {

@@ -98,6 +98,7 @@ mod providers;
 mod real_client;
 mod rehash;
 mod reload;
+mod replicas;
 mod request_variety;
 mod requirements_client;
 mod restore;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::support::lagging_records::LaggingRecords;
 use crate::support::memory_records::MemoryRecords;
 use larder::address::{
     Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
@@ -452,6 +453,13 @@ const RECORD_TESTS: [fn(&dyn Records); 11] = [
 fn the_store_in_memory_conforms() {
     for test in RECORD_TESTS {
         test(&MemoryRecords::default());
+    }
+}
+
+#[test]
+fn a_copy_that_lags_behind_shared_records_conforms() {
+    for test in RECORD_TESTS {
+        test(&LaggingRecords::default());
     }
 }
 

@@ -97,6 +97,7 @@ impl Fill {
     async fn fill(&mut self) -> Result<FillProgress, Error> {
         let library = Arc::clone(&self.request.archives.library);
         let ArchiveRequest { package, set, file, .. } = &self.request;
+        library.refresh(Key::Name(package.into()).group()).await?;
         if let Some(adopted) = library.adopt(package, &self.stored_set, set, file.call.now).await? {
             return Ok(adopted);
         }

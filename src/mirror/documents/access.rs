@@ -56,8 +56,18 @@ impl Documents {
         let of = of.into();
         // Before upstream is asked about it.
         call.access().permit_any(&of)?;
-        let access = self.access_to(&of, call).await?;
-        let permitted = access.permit(version);
+        let canonical = call.config.canonical(&of);
+        let seen = self.library.generation_of_address(&canonical);
+        let mut access = self.access_to(&of, call).await?;
+        let mut permitted = access.permit(version);
+        if permitted.is_err() && !access.denies(version) {
+            // Another replica may have recorded an approval, or when the version was listed.
+            self.library.refresh((&canonical).into()).await?;
+            if self.library.generation_of_address(&canonical) != seen {
+                access = self.access_to(&of, call).await?;
+                permitted = access.permit(version);
+            }
+        }
         // Where the list is missing because upstream failed, that is the reason to tell: clients ask again after it.
         if permitted.is_err()
             && !access.denies(version)

@@ -262,7 +262,7 @@ impl Documents {
         self.join_flight(kind, &DocumentRequest::of(kind, call)?, seen, FetchReason::NotStored, call).await
     }
 
-    /// Reads the stored copy.
+    /// Reads the stored copy, of any replica.
     ///
     /// # Errors
     /// [`Error::NotFound`] where nothing is stored and a 404 is cached.
@@ -273,8 +273,9 @@ impl Documents {
         call: &RequestContext,
     ) -> Result<Option<Confirmed<Arc<StoredDocument>>>, Error> {
         let is_offline = self.runtime.connectivity() == Connectivity::Offline;
-        let stored = self.library.stored_document(&request.key).await?;
-        let stored = stored.filter(|stored| is_offline || kind.is_usable(&stored.value, &request.upstream));
+        let (kind, upstream) = (kind.clone(), Arc::clone(&request.upstream));
+        let is_usable = move |stored: &StoredDocument| is_offline || kind.is_usable(stored, &upstream);
+        let stored = self.library.find_document(&request.key, is_usable).await?;
         if stored.is_none() {
             call.refuse_if_absent(&request.key)?;
         }
@@ -316,7 +317,8 @@ impl Documents {
         call: &RequestContext,
     ) -> DocumentFlightResult {
         let DocumentRequest { upstream, rule, .. } = request;
-        // Another flight may have stored a newer copy since the caller read the store.
+        // Another flight, or another replica, may have stored a newer copy since the caller read the store.
+        self.library.refresh(request.key.group()).await?;
         let stored = self.usable_copy(kind, request, call).await?;
         // Larder may have gone offline since the caller read the store.
         let stored = stored.filter(|stored| kind.is_usable(&stored.value, upstream));

@@ -19,19 +19,41 @@ use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocume
 use crate::store::{Durability, Generation, IndexEntry, Key, Store, StoreError, Striped};
 use crate::upstream::providers::LateVersion;
 
+/// The stored copy of a document, with its confirmation; `None` if it is absent.
+type StoredCopy = Option<Confirmed<Arc<StoredDocument>>>;
+
 impl Library {
-    pub(in crate::mirror) async fn stored_document(
+    /// The stored copy of a document, as far as this replica knows.
+    pub(in crate::mirror) async fn stored_document(self: &Arc<Self>, key: &Key) -> Result<StoredCopy, Error> {
+        self.document(key, |library, key| library.confirmed_document(key)).await
+    }
+
+    /// The stored copy of a document that is usable, of any replica.
+    pub(in crate::mirror) async fn find_document(
         self: &Arc<Self>,
         key: &Key,
-    ) -> Result<Option<Confirmed<Arc<StoredDocument>>>, Error> {
+        is_usable: impl Fn(&StoredDocument) -> bool + Send + 'static,
+    ) -> Result<StoredCopy, Error> {
+        let look = move |library: &Self, key: &Key| {
+            Ok(library.confirmed_document(key)?.filter(|stored| is_usable(&stored.value)))
+        };
+        self.document(key, move |library, key| library.find(&key.group(), || look(library, key))).await
+    }
+
+    async fn document(
+        self: &Arc<Self>,
+        key: &Key,
+        look: impl FnOnce(&Self, &Key) -> Result<StoredCopy, StoreError> + Send + 'static,
+    ) -> Result<StoredCopy, Error> {
         let wanted = key.clone();
         // Held while a document is read. A request that waits for it takes no thread.
         let _reading = self.work.documents_in_use.reading.of(key).lock().await;
-        self.on_disk(move |library| {
-            let document = default_if_store_unavailable(library.work.documents_in_use.read(&library.store, &wanted))?;
-            Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: document }))
-        })
-        .await
+        self.on_disk(move |library| look(library, &wanted)).await
+    }
+
+    fn confirmed_document(&self, key: &Key) -> Result<StoredCopy, StoreError> {
+        let document = default_if_store_unavailable(self.work.documents_in_use.read(&self.store, key))?;
+        Ok(document.map(|document| Confirmed { confirmed: document.confirmation(), value: document }))
     }
 }
 

@@ -109,14 +109,24 @@ impl Library {
 
     /// Looks up the stored archive that one of our URLs names.
     pub async fn stored_archive_of_url(self: &Arc<Self>, wanted: &ArchiveRef) -> Result<Option<StoredArchive>, Error> {
-        let name = self.name_of(&wanted.package).await?;
-        Ok(name.find(&wanted.digest).filter(|archive| archive.filename == wanted.filename).cloned())
+        let ArchiveRef { digest, filename, .. } = wanted.clone();
+        let find = move |name: &NameRecord| name.find(&digest).filter(|archive| archive.filename == filename).cloned();
+        self.archive_in_name(&wanted.package, find).await
     }
 
-    /// Reads the name of a package; an empty one while the store is unavailable.
-    async fn name_of(self: &Arc<Self>, package: &Package) -> Result<NameRecord, Error> {
-        let package = package.clone();
-        self.on_disk(move |library| default_if_store_unavailable(library.catalog.name_record(&package))).await
+    /// Finds an archive in the name of a package: none while the store is unavailable.
+    pub async fn archive_in_name(
+        self: &Arc<Self>,
+        artifact: impl Into<Artifact>,
+        find: impl Fn(&NameRecord) -> Option<StoredArchive> + Send + 'static,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let artifact = artifact.into();
+        let group = Key::Name(artifact.clone()).group();
+        let look = move |library: &Self| {
+            let name = default_if_store_unavailable(library.catalog.name_record(artifact.clone()))?;
+            Ok(find(&name))
+        };
+        self.on_disk(move |library| library.find(&group, || look(library))).await
     }
 
     /// Returns the catalog entry of a stored archive.
@@ -125,7 +135,7 @@ impl Library {
         package: &Package,
         digest: Digest,
     ) -> Result<Option<StoredArchive>, Error> {
-        Ok(self.name_of(package).await?.get(&digest).cloned())
+        self.archive_in_name(package, move |name| name.get(&digest).cloned()).await
     }
 
     /// Syncs the documents that a warmed package needs, so that they survive a power cut. They were written without a
@@ -202,8 +212,9 @@ impl Library {
 
     /// The current archive of a version, if one with the first-seen tree is stored.
     pub async fn stored_module(self: &Arc<Self>, key: &ModulePackage) -> Result<Option<StoredArchive>, Error> {
-        let owned_key = key.clone();
-        self.on_disk(move |library| library.current_module_archive(&owned_key)).await
+        let key = key.clone();
+        let group = Key::Name(Artifact::Module(key.clone())).group();
+        self.on_disk(move |library| library.find(&group, || library.current_module_archive(&key))).await
     }
 
     /// Reads the current archive of a version. Blocks.
@@ -246,7 +257,10 @@ impl Library {
 
     /// True if an archive of the package was imported without signatures.
     pub async fn was_imported(self: &Arc<Self>, package: &Package) -> Result<bool, Error> {
-        Ok(self.name_of(package).await?.is_imported())
+        let package = package.clone();
+        let name =
+            self.on_disk(move |library| default_if_store_unavailable(library.catalog.name_record(&package))).await?;
+        Ok(name.is_imported())
     }
 
     /// Syncs the discovery document and the version list of a provider.

@@ -63,7 +63,7 @@ use crate::mirror::library::latest_time::LatestTime;
 use crate::mirror::library::missing::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
-use crate::store::{Store, StoreError};
+use crate::store::{RecordGroup, RecordScope, Store, StoreError};
 
 /// Everything stored, and the services that read and change it.
 #[derive(Debug)]
@@ -147,6 +147,43 @@ impl Library {
     /// The reason why it cannot be completed.
     pub async fn until_index_is_complete(&self) -> Result<(), StoreError> {
         self.store.local.index.until_complete().await
+    }
+
+    /// Brings the records of an address, a registry or a document up to date with what other replicas wrote. What changed has
+    /// another generation.
+    ///
+    /// # Errors
+    /// The shared records cannot be read.
+    pub async fn refresh(self: &Arc<Self>, group: RecordGroup) -> Result<(), Error> {
+        self.on_disk(move |library| library.store.records.refresh(RecordScope::Group(&group))).await
+    }
+
+    /// Brings all records up to date with what other replicas wrote.
+    ///
+    /// # Errors
+    /// The shared records cannot be read.
+    pub async fn refresh_all(self: &Arc<Self>) -> Result<(), Error> {
+        self.on_disk(|library| library.store.records.refresh(RecordScope::All)).await
+    }
+
+    /// Looks for something in the records of a group, and where it is absent, again in what other replicas have written
+    /// meanwhile: nothing that one replica lists is absent for another. Blocks.
+    ///
+    /// # Errors
+    /// The shared records cannot be read, so nobody knows that it is absent.
+    pub fn find<T>(
+        &self,
+        group: &RecordGroup,
+        look: impl Fn() -> Result<Option<T>, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let records = &self.store.records;
+        // Before the look: another request may bring the records up to date after it.
+        let seen = records.generation_now(group.as_ref());
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        records.refresh(RecordScope::Group(group))?;
+        if records.generation_now(group.as_ref()) == seen { Ok(None) } else { look() }
     }
 
     /// Returns true if an archive's file is on this machine.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::timeout_at;
 
-use crate::address::{Artifact, ModulePackage};
+use crate::address::ModulePackage;
 use crate::digest::{Digest, DigestPrefix};
 use crate::error::Error;
 use crate::mirror::archives::unattended::FillsByClient;
@@ -324,11 +324,8 @@ impl Modules {
         let stored_archive = match digest {
             None => self.library.stored_module(key).await?,
             Some(prefix) => {
-                let (artifact, prefix) = (Artifact::Module(key.clone()), *prefix);
-                let find = move |library: &Library| {
-                    Ok(default_if_store_unavailable(library.catalog.name_record(&artifact))?.find(&prefix).cloned())
-                };
-                self.library.on_disk(find).await?
+                let prefix = *prefix;
+                self.library.archive_in_name(key, move |name| name.find(&prefix).cloned()).await?
             }
         };
         let Some(stored_archive) = stored_archive else { return Ok(None) };

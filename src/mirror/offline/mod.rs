@@ -79,14 +79,24 @@ impl Offline {
             return Ok(document.map(|_| list));
         }
         let canonical = call.config.canonical(address);
-        let stored = self.stored_versions(&canonical, call).await?;
         let platforms = &call.config.required_platforms;
+        let mut looks = 0;
+        let (stored, upstream, access) = loop {
+            let seen = self.library.generation_of_address(&canonical);
+            let stored = self.stored_versions(&canonical, call).await?;
+            let upstream = self.library.stored_version_list(&canonical).await?;
+            let access = self.documents.access_to(address, call).await?;
+            if platforms.shown(&canonical, &stored).any(|(version, _)| access.allows(version)) {
+                break (stored, upstream, access);
+            }
+            looks += 1;
+            self.library.refresh((&canonical).into()).await?;
+            // Other addresses may share a generation, so that one look more is enough.
+            if looks > 1 || self.library.generation_of_address(&canonical) == seen {
+                return Err(self.empty_list_error(address, &stored, upstream.as_ref(), &access, call).await);
+            }
+        };
         let shown: BTreeMap<&Version, &BTreeSet<Platform>> = platforms.shown(&canonical, &stored).collect();
-        let upstream = self.library.stored_version_list(&canonical).await?;
-        let access = self.documents.access_to(address, call).await?;
-        if !shown.keys().any(|version| access.allows(version)) {
-            return Err(self.empty_list_error(address, &stored, upstream.as_ref(), &access, call).await);
-        }
         let document = self.stored_list(address, call).await?;
         let mut list = upstream.unwrap_or_else(|| VersionList::empty(service));
         list.versions.retain(|listed| shown.contains_key(&listed.version));
@@ -197,7 +207,12 @@ impl Offline {
         call: &RequestContext,
     ) -> Result<Answer<BTreeSet<Platform>>, Error> {
         let address = Address::from(provider);
-        let stored = self.stored_versions(&address, call).await?;
+        let mut stored = self.stored_versions(&address, call).await?;
+        if !stored.contains_key(version) {
+            self.library.refresh((&address).into()).await?;
+            // Of another generation, it is another lookup.
+            stored = self.stored_versions(&address, call).await?;
+        }
         let document = self.stored_list(&address, call).await?;
         if document.is_none() && stored.is_empty() {
             return Err(self.library.missing_error(&address, address.label(), call).await);

@@ -194,6 +194,7 @@ impl Operations {
     ) -> Result<Vec<AcceptResult>, Error> {
         self.runtime.must_be_online(&format!("accepting {selector}"))?;
         call.upstream(selector.host())?;
+        self.library.refresh((&selector.address()).into()).await?;
         // A separate task: a client that disconnects must not leave half a decision.
         let (operations, owned_selector, call) =
             (Arc::clone(self), selector.clone(), self.runtime.flight_context(call));

@@ -136,6 +136,7 @@ impl Operations {
         words: &ApprovalWords,
         call: &RequestContext,
     ) -> Result<ApprovalResult, Error> {
+        self.library.refresh((&version.selector.address()).into()).await?;
         let outcome = match decision {
             ApprovalDecision::Approved => self.approve(version, words, call).await?,
             ApprovalDecision::TakenBack => self.unapprove(version, words, call).await?,
@@ -230,6 +231,7 @@ impl Operations {
     pub async fn held(&self, after: Option<Address>, now: Timestamp) -> Result<HeldPage, Error> {
         // Each page reads the names of all addresses.
         let _one = self.held_lock.lock().await;
+        self.library.refresh_all().await?;
         self.library.on_disk(move |library| library.held_after(after.as_ref(), now)).await
     }
 }

@@ -124,6 +124,7 @@ impl Operations {
         after: Option<NameCursor>,
         max_archives: usize,
     ) -> Result<StoredPage, Error> {
+        self.library.refresh_all().await?;
         self.library.on_complete_index(move |library| page(library, &filter, after.as_ref(), max_archives)).await
     }
 }

@@ -54,6 +54,7 @@ impl Operations {
     /// # Errors
     /// The disk failed. Some packages may have been changed.
     pub async fn pin(self: &Arc<Self>, selector: &PackageSelector, pin: PinChange) -> Result<Vec<PinResult>, Error> {
+        self.library.refresh((&selector.address()).into()).await?;
         let owned_selector = selector.clone();
         let pinning = self.library.on_disk(move |library| {
             let mut selected = Vec::new();

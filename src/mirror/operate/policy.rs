@@ -33,6 +33,7 @@ impl Operations {
         call: &RequestContext,
     ) -> Result<PolicyVerdicts, Error> {
         let address = selector.address();
+        self.library.refresh((&address).into()).await?;
         let denied = call.access().permit_any(&address).err();
         let list = match denied {
             Some(_) => self.library.stored_version_list(&call.config.canonical(&address)).await,

@@ -62,6 +62,7 @@ impl Operations {
     /// # Errors
     /// The disk failed. Nothing was removed if a name cannot be read, or if first-seen records cannot be completed.
     pub async fn purge(&self, selector: &PackageSelector) -> Result<PurgeResult, Error> {
+        self.library.refresh((&selector.address()).into()).await?;
         let selector = selector.clone();
         // One task that is never cut short: the client may disconnect, and the result must be logged.
         let work = self.library.on_complete_index(move |library| {

@@ -92,6 +92,7 @@ impl Operations {
         self.runtime.must_be_online(&format!("asking for {selector} again"))?;
         call.upstream(selector.host())?;
         let (address, versions) = (selector.address(), selector.versions());
+        self.library.refresh((&address).into()).await?;
         call.access().permit_any(&address)?;
         let access = self.documents.access_to(&address, call).await?;
         // Of several versions those that no client gets are left out; one that is named says why.

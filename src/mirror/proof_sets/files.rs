@@ -107,7 +107,13 @@ impl ProofSets {
         seen: Option<Confirmation>,
         call: &RequestContext,
     ) -> Result<UsableProofSet, Error> {
-        let package = wanted.package;
+        let (package, key) = (wanted.package, Key::ProofSet(wanted.package.clone()));
+        self.library.refresh(key.group()).await?;
+        if let Some(usable) = self.usable_set(package, call).await?
+            && usable.find(wanted.digest, call.now).is_some()
+        {
+            return Ok(usable);
+        }
         if call.config.refetched_sets.get(package, call.now).is_some() {
             return Err(wanted.not_found_error());
         }
@@ -116,7 +122,7 @@ impl ProofSets {
         }
         let subject = describe_set(package);
         let _place = self.runtime.take_waiting_place(&subject, call)?;
-        call.refuse_if_absent(&Key::ProofSet(package.clone()))?;
+        call.refuse_if_absent(&key)?;
         let flight = self.join_set_flight(package, seen, FetchReason::NotStored, call);
         let fetched = timeout_at(call.deadline, flight).await.map_err(|_| Error::Slow(subject))??;
         let stored = UsableProofSet { stored_set: fetched.value, fallback: None };

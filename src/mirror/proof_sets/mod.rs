@@ -138,7 +138,7 @@ impl ProofSets {
         Ok(list.is_some_and(|list| list.get(&package.version).is_some()))
     }
 
-    /// Reads the stored set. A set that does not meet today's `verification` counts as not stored (promise 1).
+    /// Reads the stored set, of any replica. A set that does not meet today's `verification` counts as not stored (promise 1).
     pub async fn usable_set(
         self: &Arc<Self>,
         package: &Package,
@@ -146,9 +146,14 @@ impl ProofSets {
     ) -> Result<Option<UsableProofSet>, Error> {
         let policy = call.upstream(&package.provider.host)?.settings.verification;
         let package = package.clone();
-        let stored =
-            self.library.on_disk(move |library| default_if_store_unavailable(library.read_set(&package))).await?;
-        Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
+        let find = move |library: &Library| {
+            let group = Key::ProofSet(package.clone()).group();
+            library.find(&group, || {
+                let stored = default_if_store_unavailable(library.read_set(&package))?;
+                Ok(stored.and_then(|stored| stored.meeting_policy(policy)))
+            })
+        };
+        self.library.on_disk(find).await
     }
 
     /// Joins or starts the fetch of a package's set. `seen` is the confirmation of the copy that the caller read.
@@ -181,10 +186,11 @@ impl ProofSets {
         call: &RequestContext,
     ) -> SetFlightResult {
         let DocumentRequest { subject, key, rule, .. } = request;
+        self.library.refresh(key.group()).await?;
         let before = self.usable_set(package, call).await?.map(|stored| stored.stored_set);
         let is_expired = fetch_reason == FetchReason::ExpiredUrl;
         if let Some(before) = before.as_ref().filter(|before| !is_expired && seen != Some(before.confirmed)) {
-            // Another flight has stored a newer set since the caller read the store.
+            // Another flight, or another replica, has stored a newer set since the caller read the store.
             if decide(before.confirmed, rule, self.runtime.connectivity(), call.now) == FreshnessDecision::Serve {
                 return Ok(Confirmed { confirmed: before.confirmed, value: Arc::clone(before) });
             }

@@ -1,6 +1,6 @@
 //! Records in memory: another store, which has nothing of the folder's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Bound, ControlFlow};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use larder::address::Artifact;
 use larder::clock::Timestamp;
 use larder::store::{
     Change, Generation, GroupRef, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, RecordGroup,
-    Records, StoreError, Turns, WriteOutcome,
+    RecordScope, Records, StoreError, Turns, WriteOutcome,
 };
 use parking_lot::Mutex;
 
-/// Records in memory, with one generation for all. A clone has the same records.
+/// Records in memory. A clone has the same records.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MemoryRecords(Arc<Memory>);
 
@@ -30,7 +30,37 @@ struct RecordsNow {
     unreadable: BTreeMap<PathBuf, Unreadable>,
     /// The listed values of each name, by its cursor.
     names: BTreeMap<String, (Artifact, IndexedName)>,
-    generation: u64,
+    /// The generation of each group: that of the last change of any group, so that no group has an earlier one again.
+    generations: HashMap<RecordGroup, u64>,
+    last_generation: u64,
+    /// How often everything was forgotten.
+    forgotten: u64,
+}
+
+impl RecordsNow {
+    fn generation(&self, group: &RecordGroup) -> Generation {
+        let unknown = self.forgotten.checked_sub(1).map_or(0, |before| u64::MAX - before);
+        Generation(self.generations.get(group).copied().unwrap_or(unknown))
+    }
+
+    fn is_in(path: &Path, group: &RecordGroup) -> bool {
+        Key::from_path(path).is_some_and(|key| key.group() == *group)
+    }
+
+    /// Replaces the records of a group by those that `other` has.
+    fn copy_group(&mut self, group: &RecordGroup, other: &Self) {
+        self.records.retain(|path, _| !Self::is_in(path, group));
+        self.unreadable.retain(|path, _| !Self::is_in(path, group));
+        self.names.retain(|_, (artifact, _)| Key::Name(artifact.clone()).group() != *group);
+        let is_of_group = |path: &Path| Self::is_in(path, group);
+        self.records
+            .extend(other.records.iter().filter(|(path, _)| is_of_group(path)).map(|(p, r)| (p.clone(), r.clone())));
+        self.unreadable
+            .extend(other.unreadable.iter().filter(|(path, _)| is_of_group(path)).map(|(p, u)| (p.clone(), *u)));
+        let names = other.names.iter().filter(|(_, (artifact, _))| Key::Name(artifact.clone()).group() == *group);
+        self.names.extend(names.map(|(cursor, name)| (cursor.clone(), name.clone())));
+        self.generations.insert(group.clone(), other.generation(group).0);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +73,25 @@ impl MemoryRecords {
     /// The paths of all records, in their order; damaged ones that a step quarantined are below `aside`.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         self.0.now.lock().records.keys().cloned().collect()
+    }
+
+    /// Forgets all records. Their groups have generations that they never had.
+    pub(crate) fn forget_all(&self) {
+        let mut now = self.0.now.lock();
+        *now = RecordsNow { forgotten: now.forgotten + 1, ..RecordsNow::default() };
+    }
+
+    /// The groups that were ever written.
+    pub(crate) fn groups(&self) -> Vec<RecordGroup> {
+        self.0.now.lock().generations.keys().cloned().collect()
+    }
+
+    /// Replaces the records of a group by those that `other` has.
+    pub(crate) fn copy_group(&self, group: &RecordGroup, other: &Self) {
+        let (mut now, other) = (self.0.now.lock(), other.0.now.lock());
+        if now.generation(group) != other.generation(group) {
+            now.copy_group(group, &other);
+        }
     }
 
     /// The bytes of the record at a path.
@@ -89,21 +138,25 @@ impl Records for MemoryRecords {
         Ok(self.0.now.lock().records.get(&key.path()).map(|record| (record.len() as u64, Timestamp(0))))
     }
 
-    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
-        Ok(self.generation_now(group.as_ref()))
+    fn refresh(&self, _: RecordScope<'_>) -> Result<(), StoreError> {
+        Ok(())
     }
 
-    fn generation_now(&self, _: GroupRef<'_>) -> Generation {
-        Generation(self.0.now.lock().generation)
+    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
+        Ok(self.0.now.lock().generation(group))
+    }
+
+    fn generation_now(&self, group: GroupRef<'_>) -> Generation {
+        self.0.now.lock().generation(&group.to_owned())
     }
 
     fn turns(&self) -> &Turns {
         &self.0.turns
     }
 
-    fn write(&self, _: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+    fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
         let mut now = self.0.now.lock();
-        if now.generation != read_at.0 {
+        if now.generation(group) != read_at {
             return Ok(WriteOutcome::Conflict);
         }
         for Change { key, action, entry } in changes {
@@ -114,8 +167,10 @@ impl Records for MemoryRecords {
                     false => drop(now.names.insert(cursor, (artifact.clone(), name.clone()))),
                 }
             }
-            now.generation += u64::from(*action != RecordAction::Keep);
             if *action != RecordAction::Keep {
+                now.last_generation += 1;
+                let generation = now.last_generation;
+                now.generations.insert(group.clone(), generation);
                 now.unreadable.remove(&key.path());
             }
             match action {

@@ -13,6 +13,7 @@ pub(crate) mod git_module_fixture;
 pub(crate) mod handwritten_configurations;
 pub(crate) mod http;
 pub(crate) mod killed_downloads;
+pub(crate) mod lagging_records;
 pub(crate) mod larder;
 pub(crate) mod larder_commands;
 pub(crate) mod markdown;
