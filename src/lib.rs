@@ -25,6 +25,8 @@ pub mod doctor;
 pub mod error;
 pub mod explanation;
 pub mod filesystem_mirror;
+#[cfg(feature = "fleet")]
+pub mod fleet;
 pub mod http;
 pub mod jobs;
 mod json_members;

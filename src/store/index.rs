@@ -545,7 +545,7 @@ impl Index {
         for added in name.archives.iter().filter(|listed| !previous.lists(&listed.digest)) {
             changes.push((listed_key(&added.digest, artifact), Some(Vec::new())));
         }
-        changes.push((name_key(artifact), (!name.is_empty()).then(|| name.encode_entry())));
+        changes.push((name_key(artifact), (!name.is_empty()).then(|| name.encode())));
         let lists = [(PINNED_NAME, previous.pinned, name.pinned), (IMPORTED_NAME, previous.imported, name.imported)];
         for (list, _, is_listed) in lists.into_iter().filter(|(_, was_listed, is_listed)| *was_listed || *is_listed) {
             changes.push((key_of_name(list, artifact), is_listed.then(Vec::new)));
@@ -619,6 +619,11 @@ impl NameCursor {
     /// `None` if the text is too long.
     pub fn parse(text: &str) -> Option<Self> {
         (text.len() <= Self::MAX_BYTES).then(|| Self(text.to_owned()))
+    }
+
+    /// The path of a record at this place, as text.
+    pub fn path(&self) -> String {
+        format!("{NAMES}/{}", self.0)
     }
 
     /// The text that [`NameCursor::parse`] reads.

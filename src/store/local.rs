@@ -56,7 +56,10 @@ impl Local {
     }
 
     /// Marks a clean close, so that the next start trusts the index.
-    pub(super) fn close(&self) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn close(&self) -> Result<(), StoreError> {
         if self.lock.check().is_err() {
             // The folder was moved or replaced while larder ran. Its index may lack changes, so it is not marked as clean.
             return Ok(());

@@ -149,7 +149,7 @@ fn tls_config(authorities: Vec<CertificateDer<'static>>) -> Result<ClientConfig,
 
 #[expect(clippy::disallowed_methods, reason = "the outbound connector reads its own certificates")]
 /// Reads a file of certificates that an option names.
-pub(super) fn read_authorities(
+pub(crate) fn read_authorities(
     option: &'static str,
     path: &Path,
 ) -> Result<Vec<CertificateDer<'static>>, ConnectorError> {

@@ -5,17 +5,19 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use crate::support::lagging_records::LaggingRecords;
 use crate::support::memory_records::MemoryRecords;
+use crate::support::postgres::TestDatabase;
 use larder::address::{
     Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Name, Package, Platform,
     ProviderAddress, System, Version,
 };
 use larder::clock::Timestamp;
 use larder::digest::Digest;
+use larder::fleet::records::DatabaseRecords;
 use larder::store::{
     Change, Durability, IndexEntry, IndexedName, Key, ListedArchive, Local, NameCursor, ReadOutcome, RecordAction,
     RecordStep, Records, ResumeNote, Store, StoreError, WriteOutcome,
@@ -461,6 +463,23 @@ fn a_copy_that_lags_behind_shared_records_conforms() {
     for test in RECORD_TESTS {
         test(&LaggingRecords::default());
     }
+}
+
+#[test]
+fn the_store_in_postgresql_conforms() {
+    for test in RECORD_TESTS {
+        let Some(database) = database_with_archives() else { return };
+        test(&DatabaseRecords::of(Arc::new(database.connect())));
+    }
+}
+
+/// A database in which the archives that names list are secured.
+fn database_with_archives() -> Option<TestDatabase> {
+    let database = TestDatabase::new()?;
+    let secured = ["one", "other"].map(|bytes| Digest::of(bytes.as_bytes()));
+    let rows = secured.map(|digest| format!("('\\x{digest}', '{digest}', 1)")).join(",");
+    database.sql(&format!("insert into larder.blob (sha256, object, size) values {rows}"));
+    Some(database)
 }
 
 #[test]

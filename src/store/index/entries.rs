@@ -76,11 +76,11 @@ impl EvictableEntry {
     }
 }
 
-fn encode_numbers(numbers: &[u64]) -> Vec<u8> {
+pub(super) fn encode_numbers(numbers: &[u64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
 }
 
-fn decode_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
+pub(super) fn decode_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
     let (numbers, []) = bytes.as_chunks() else { return None };
     Some(numbers.iter().copied().map(u64::from_be_bytes).collect())
 }
@@ -245,7 +245,8 @@ impl IndexedName {
         self.archives.iter().any(|listed| listed.digest == *digest)
     }
 
-    pub(super) fn encode_entry(&self) -> Vec<u8> {
+    /// The bytes that [`IndexedName::decode`] reads.
+    pub fn encode(&self) -> Vec<u8> {
         let mut value = vec![if self.pinned { PINNED } else { 0 } | if self.imported { IMPORTED } else { 0 }];
         for listed in &self.archives {
             value.extend_from_slice(listed.digest.as_bytes());
@@ -254,7 +255,8 @@ impl IndexedName {
         value
     }
 
-    pub(super) fn decode(value: &[u8]) -> Option<Self> {
+    /// Reads the bytes of a name's entry; `None` for others.
+    pub fn decode(value: &[u8]) -> Option<Self> {
         let (flags, listed) = value.split_first()?;
         let mut name = Self { pinned: flags & PINNED > 0, imported: flags & IMPORTED > 0, archives: Vec::new() };
         let mut pieces = listed.chunks_exact(DIGEST_BYTES + 1);
@@ -358,7 +360,7 @@ mod tests {
         fn an_encoded_name_decodes_to_itself(pinned: bool, imported: bool, archives: Vec<([u8; 32], bool)>, other: Vec<u8>) {
             let listed = |(digest, lacks_hashes)| ListedArchive { digest: Digest::from_bytes(digest), lacks_hashes };
             let name = IndexedName { pinned, imported, archives: archives.into_iter().map(listed).collect() };
-            let encoded = name.encode_entry();
+            let encoded = name.encode();
             prop_assert_eq!(IndexedName::decode(&encoded), Some(name));
             prop_assert_eq!(IndexedName::decode(&encoded[..encoded.len() - 1]), None);
             if let Some(read) = IndexedName::decode(&other) {

@@ -26,6 +26,7 @@ pub(crate) mod openmetrics;
 pub(crate) mod package_fixture;
 pub(crate) mod pages;
 pub(crate) mod ports;
+pub(crate) mod postgres;
 pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod provider_trees;

@@ -1,0 +1,386 @@
+//! The connections to the database of a fleet. Callers block, for a bounded time: at most 128 wait, a step takes at most 1.5
+//! seconds, and while the database does not answer, all but one caller each second are told so at once.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr as _;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::{
+    Hook, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
+};
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Config};
+use url::form_urlencoded;
+
+use super::tls::DatabaseTls;
+use crate::store::StoreError;
+use crate::upstream::clients::ConnectorError;
+
+/// The most connections of a replica.
+pub const MAX_CONNECTIONS: usize = 8;
+/// The most callers that wait for the database; the next one is told that it is busy.
+const MAX_WAITING: usize = 128;
+/// The longest time to connect, TLS and the password included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest time for a step: a connection, its statements, their answers.
+const STEP_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The time after which an idle connection is probed, so that one that leads nowhere ends.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+/// The time for which a database that did not answer is left alone.
+const LEFT_ALONE: Duration = Duration::from_secs(1);
+
+/// A step at the database that did not succeed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DatabaseError {
+    /// Too many callers wait already.
+    #[error("{MAX_WAITING} requests wait for the database")]
+    Busy,
+    /// No connection was made.
+    #[error("{0}")]
+    Unreachable(String),
+    /// No answer came in time. A write may have happened.
+    #[error("the database gave no answer within {} ms", STEP_TIMEOUT.as_millis())]
+    Slow,
+    /// The connection broke. A write may have happened.
+    #[error("the connection to the database broke: {0}")]
+    Broken(String),
+    /// The database refused the statement.
+    #[error("the database refused: {message} (SQLSTATE {})", .state.code())]
+    Refused {
+        /// The reason, as a code.
+        state: SqlState,
+        /// The reason in words.
+        message: String,
+    },
+}
+
+impl DatabaseError {
+    /// True if the same step may succeed at once, judged again: others were faster, or the connection broke.
+    pub fn may_be_repeated(&self) -> bool {
+        match self {
+            Self::Broken(_) => true,
+            // A standby became the primary, or the other way round: the next connection is to the primary.
+            Self::Refused { state, .. } => [
+                SqlState::T_R_SERIALIZATION_FAILURE,
+                SqlState::T_R_DEADLOCK_DETECTED,
+                SqlState::READ_ONLY_SQL_TRANSACTION,
+            ]
+            .contains(state),
+            Self::Busy | Self::Unreachable(_) | Self::Slow => false,
+        }
+    }
+}
+
+impl From<DatabaseError> for StoreError {
+    fn from(error: DatabaseError) -> Self {
+        // Clients see the text of the store's error. The server's own words may name roles, hosts and tables.
+        let text = match &error {
+            DatabaseError::Refused { state, .. } => format!("the database refused (SQLSTATE {})", state.code()),
+            DatabaseError::Unreachable(_) => "no connection to the database".to_owned(),
+            DatabaseError::Broken(_) => "the connection to the database broke".to_owned(),
+            DatabaseError::Busy | DatabaseError::Slow => error.to_string(),
+        };
+        tracing::warn!(%error, "the records of the fleet cannot be reached");
+        Self::Unreachable(text)
+    }
+}
+
+/// The connections of one replica to the database.
+pub struct Database {
+    pool: Pool,
+    /// The thread that drives the connections. `None` only while it is dropped.
+    runtime: Option<Runtime>,
+    waiting: Semaphore,
+    health: Mutex<Health>,
+}
+
+/// Whether the database answers.
+#[derive(Debug)]
+struct Health {
+    answered: Instant,
+    /// While it does not: the time until which it is left alone, and the last failure.
+    trouble: Option<(Instant, DatabaseError)>,
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The settings of the pool have the password.
+        f.debug_struct("Database").field("pool", &self.pool.status()).finish_non_exhaustive()
+    }
+}
+
+/// The database cannot be used as it is configured.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The URL cannot be read. The message has no part of it.
+    #[error("the URL of the database cannot be used: {0}")]
+    Url(String),
+    /// TLS cannot be set up.
+    #[error(transparent)]
+    Tls(#[from] ConnectorError),
+    /// The system refused a thread.
+    #[error("no thread for the database: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The settings of the connections contradict each other.
+    #[error("the connections to the database cannot be set up: {0}")]
+    Pool(String),
+}
+
+impl Database {
+    /// Prepares connections to the database at `url`, as `psql` would take it. Connects to nothing yet. `authorities` is a
+    /// file of those that may sign its certificate; `None` for those of the system.
+    ///
+    /// # Errors
+    /// The settings cannot be used.
+    pub fn new(url: &str, authorities: Option<&Path>) -> Result<Self, SettingsError> {
+        let config = config_of(url)?;
+        let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+        let manager = Manager::from_config(config, DatabaseTls::trusting(authorities)?, manager);
+        let timeouts =
+            Timeouts { wait: Some(STEP_TIMEOUT), create: Some(CONNECT_TIMEOUT), recycle: Some(CONNECT_TIMEOUT) };
+        let pool = Pool::builder(manager)
+            .max_size(MAX_CONNECTIONS)
+            .timeouts(timeouts)
+            .runtime(PoolRuntime::Tokio1)
+            .post_create(Hook::sync_fn(|_, _| {
+                tracing::debug!("connected to the database");
+                Ok(())
+            }))
+            .build()
+            .map_err(|e| SettingsError::Pool(e.to_string()))?;
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).thread_name("larder-database").enable_all().build()?;
+        let health = Health { answered: Instant::now(), trouble: None };
+        Ok(Self { pool, runtime: Some(runtime), waiting: Semaphore::new(MAX_WAITING), health: Mutex::new(health) })
+    }
+
+    /// Runs `step` on a connection, and waits for its result: at most 1.5 seconds, after which the connection is closed.
+    ///
+    /// # Errors
+    /// The database did not answer, or refused.
+    pub fn run<T: Send + 'static>(
+        &self,
+        step: impl for<'a> FnOnce(&'a Client) -> BoxFuture<'a, Result<T, tokio_postgres::Error>> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
+        self.run_within(STEP_TIMEOUT, step)
+    }
+
+    /// Runs `step` like [`Database::run`], for at most `limit`: work of an operator may take longer.
+    ///
+    /// # Errors
+    /// The database did not answer, or refused.
+    pub fn run_within<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        step: impl for<'a> FnOnce(&'a Client) -> BoxFuture<'a, Result<T, tokio_postgres::Error>> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
+        let _place = self.waiting.try_acquire().map_err(|_| DatabaseError::Busy)?;
+        self.health.lock().admit(Instant::now())?;
+        let Some(runtime) = &self.runtime else { return Err(DatabaseError::Busy) };
+        let (pool, (sender, receiver)) = (self.pool.clone(), mpsc::sync_channel(1));
+        runtime.spawn(async move {
+            // The caller waits no longer than this.
+            let _ = sender.send(run_on(&pool, limit, step).await);
+        });
+        let done = receiver.recv_timeout(limit + STEP_TIMEOUT).unwrap_or(Err(DatabaseError::Slow));
+        if let Err(DatabaseError::Slow | DatabaseError::Broken(_)) = done {
+            // The idle ones may lead nowhere, too, and each would cost another step its time.
+            self.pool.retain(|_, _| false);
+        }
+        self.health.lock().record(done.as_ref().err(), Instant::now());
+        done
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Waits for nothing: a store may be closed from a thread that must not block.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn run_on<T>(
+    pool: &Pool,
+    limit: Duration,
+    step: impl for<'a> FnOnce(&'a Client) -> BoxFuture<'a, Result<T, tokio_postgres::Error>>,
+) -> Result<T, DatabaseError> {
+    let end = tokio::time::Instant::now() + limit;
+    let connection = match tokio::time::timeout_at(end, pool.get()).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(PoolError::Backend(error))) => return Err(not_connected(&error)),
+        Ok(Err(PoolError::Timeout(deadpool_postgres::TimeoutType::Create))) => {
+            let reason = format!("no connection within {} ms", CONNECT_TIMEOUT.as_millis());
+            return Err(DatabaseError::Unreachable(reason));
+        }
+        Ok(Err(_)) | Err(_) => return Err(DatabaseError::Slow),
+    };
+    match tokio::time::timeout_at(end, step(&connection)).await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => {
+            let error = failure(&error);
+            if matches!(&error, DatabaseError::Refused { state, .. } if *state == SqlState::READ_ONLY_SQL_TRANSACTION) {
+                // It leads to a standby.
+                drop(Object::take(connection));
+            }
+            Err(error)
+        }
+        Err(_) => {
+            // Its answer may still come, and must not be taken for that of the next step.
+            drop(Object::take(connection));
+            Err(DatabaseError::Slow)
+        }
+    }
+}
+
+/// A connection that was not made: the reason of the server, or of the system.
+fn not_connected(error: &tokio_postgres::Error) -> DatabaseError {
+    match error.as_db_error() {
+        Some(refused) => {
+            DatabaseError::Unreachable(format!("{} (SQLSTATE {})", refused.message(), refused.code().code()))
+        }
+        None => DatabaseError::Unreachable(with_causes(error)),
+    }
+}
+
+fn failure(error: &tokio_postgres::Error) -> DatabaseError {
+    match error.as_db_error() {
+        // The server ends the connection: it stops, or an operator stopped the session.
+        Some(ended) if ended.code().code().starts_with("57P") => DatabaseError::Broken(ended.message().to_owned()),
+        Some(refused) => {
+            DatabaseError::Refused { state: refused.code().clone(), message: refused.message().to_owned() }
+        }
+        None => DatabaseError::Broken(with_causes(error)),
+    }
+}
+
+/// An error and its causes, in one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(next) = cause {
+        let next_text = next.to_string();
+        if !text.contains(&next_text) {
+            text = format!("{text}: {next_text}");
+        }
+        cause = next.source();
+    }
+    text
+}
+
+impl Health {
+    /// Lets a caller through, unless the database did not answer a moment ago. Of all that come afterwards, one is let through
+    /// each second.
+    fn admit(&mut self, now: Instant) -> Result<(), DatabaseError> {
+        match &mut self.trouble {
+            Some((until, error)) if now < *until => Err(error.clone()),
+            Some((until, _)) => {
+                *until = now + LEFT_ALONE;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn record(&mut self, failed: Option<&DatabaseError>, now: Instant) {
+        match failed {
+            None | Some(DatabaseError::Refused { .. }) => {
+                (self.answered, self.trouble) = (now, None);
+            }
+            // A step may be slow for its own sake, while others are answered.
+            Some(DatabaseError::Slow) if now.duration_since(self.answered) < STEP_TIMEOUT => {}
+            Some(error @ (DatabaseError::Unreachable(_) | DatabaseError::Slow)) => {
+                self.trouble = Some((now + LEFT_ALONE, error.clone()));
+            }
+            Some(DatabaseError::Busy | DatabaseError::Broken(_)) => {}
+        }
+    }
+}
+
+/// The settings in a URL of `psql`. `sslmode` may ask for less than larder does: it counts on a Unix socket only.
+fn config_of(url: &str) -> Result<Config, SettingsError> {
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let is_ours = |name: &str| matches!(name, "sslmode" | "sslrootcert" | "channel_binding");
+    let rest = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| !is_ours(name));
+    let rest = form_urlencoded::Serializer::new(String::new()).extend_pairs(rest).finish().replace('+', "%20");
+    // The error of the library may quote the URL, and so the password.
+    let form = || SettingsError::Url("its form is postgresql://USER:PASSWORD@HOST:PORT/NAME".to_owned());
+    let mut config = Config::from_str(&format!("{base}?{rest}")).map_err(|_| form())?;
+    let hosts = config.get_hosts();
+    let is_local = !hosts.is_empty() && hosts.iter().all(|host| matches!(host, Host::Unix(_)));
+    if !config.get_hostaddrs().is_empty() && (hosts.is_empty() || is_local) {
+        let text = "hostaddr names no host whose certificate could be verified; name it with host";
+        return Err(SettingsError::Url(text.to_owned()));
+    }
+    config.ssl_mode(if is_local { SslMode::Disable } else { SslMode::Require });
+    config.connect_timeout(CONNECT_TIMEOUT).tcp_user_timeout(STEP_TIMEOUT * 2).application_name("larder");
+    config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE).keepalives_retries(1);
+    // A standby takes no writes, and may lag behind what was written.
+    config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_read_as_psql_reads_it_and_always_verified() {
+        let config = config_of(
+            "postgresql://larder_run:p%40ss@db-1:5433,db-2:5434/larder?sslmode=verify-full&sslrootcert=/ca.pem",
+        )
+        .unwrap();
+        assert_eq!(config.get_hosts(), [Host::Tcp("db-1".into()), Host::Tcp("db-2".into())]);
+        assert_eq!((config.get_ports(), config.get_password()), (&[5433, 5434][..], Some(&b"p@ss"[..])));
+        assert_eq!(
+            (config.get_ssl_mode(), config.get_target_session_attrs()),
+            (SslMode::Require, TargetSessionAttrs::ReadWrite)
+        );
+        for weaker in ["disable", "prefer", "allow", "require"] {
+            assert_eq!(
+                config_of(&format!("postgres://a@b/c?sslmode={weaker}")).unwrap().get_ssl_mode(),
+                SslMode::Require
+            );
+        }
+        let socket = config_of("postgresql:///larder?host=/run/postgresql&user=larder_run").unwrap();
+        assert_eq!(
+            (socket.get_hosts(), socket.get_ssl_mode()),
+            (&[Host::Unix("/run/postgresql".into())][..], SslMode::Disable)
+        );
+        for bad in [
+            "postgresql://larder_run:s3cret@db:port/larder",
+            "postgresql://a:s3cret@b/c?no_such_option=s3cret",
+            "postgresql://a:12?s3cret@b/c",
+            "postgresql://a:s3cret@/c?hostaddr=10.0.0.5",
+            "postgresql:///c?host=/run/postgresql&hostaddr=10.0.0.5",
+        ] {
+            let error = config_of(bad).unwrap_err().to_string();
+            assert!(!error.contains("s3cret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_database_that_does_not_answer_is_tried_once_a_second() {
+        let start = Instant::now();
+        let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
+        let mut health = Health { answered: start, trouble: None };
+        let unreachable = DatabaseError::Unreachable("connection refused".into());
+        health.record(Some(&unreachable), at(0));
+        assert!(matches!(health.admit(at(999)), Err(DatabaseError::Unreachable(_))));
+        assert!(health.admit(at(1000)).is_ok() && health.admit(at(1000)).is_err(), "two probes at once");
+        health.record(None, at(1001));
+        assert!(health.admit(at(1002)).is_ok() && health.admit(at(1002)).is_ok());
+        // Slow for its own sake, while others are answered.
+        health.record(Some(&DatabaseError::Slow), at(2000));
+        assert!(health.admit(at(2001)).is_ok());
+        health.record(Some(&DatabaseError::Slow), at(2502));
+        assert!(matches!(health.admit(at(2503)), Err(DatabaseError::Slow)));
+    }
+}

@@ -1,0 +1,279 @@
+//! The database of a fleet: races of many writers, a server that crashes, hangs or refuses, and the rights of each role.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use larder::address::{Address, Hostname, Name, ProviderAddress, Version};
+use larder::fleet::database::{Database, DatabaseError};
+use larder::fleet::records::DatabaseRecords;
+use larder::fleet::schema::{self, SchemaError};
+use larder::store::{
+    Change, Durability, IndexEntry, Key, ReadOutcome, RecordAction, Records, StoreError, WriteOutcome,
+};
+
+use crate::support::postgres::{RUN_ROLE, TestDatabase};
+
+fn provider(name: &str) -> ProviderAddress {
+    let [namespace, type_] = ["acme", name].map(|name| Name::parse(name).unwrap());
+    ProviderAddress { host: Hostname::parse("registry.example").unwrap(), namespace, type_ }
+}
+
+pub(crate) fn first_seen(name: &str) -> Key {
+    Key::FirstSeen(provider(name), Version::parse("1.0.0").unwrap())
+}
+
+pub(crate) fn alarms(name: &str) -> Key {
+    Key::Alarms(Address::Provider(provider(name)))
+}
+
+fn records(database: &TestDatabase) -> DatabaseRecords {
+    DatabaseRecords::of(Arc::new(database.connect()))
+}
+
+/// Repeats until the database answers.
+pub(crate) fn until_answered<T>(mut step: impl FnMut() -> Result<T, StoreError>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match step() {
+            Ok(done) => return done,
+            Err(StoreError::Unreachable(reason)) => assert!(Instant::now() < deadline, "{reason}"),
+            Err(StoreError::Busy(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The rounds of a race: fewer here than in the long run.
+fn rounds() -> usize {
+    std::env::var("LARDER_RACE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(120)
+}
+
+#[test]
+fn each_version_has_one_first_whatever_crashes() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    race(&database, &[(); 3].map(|()| records(&database)));
+}
+
+/// Many writers record the first of each version, with an alarm in the same step, while the server crashes three times.
+pub(crate) fn race(database: &TestDatabase, replicas: &[impl Records; 3]) {
+    const WRITERS: usize = 8;
+    let rounds = rounds();
+    let (start, round_now) = (Barrier::new(WRITERS), AtomicUsize::new(0));
+    let firsts: Mutex<BTreeMap<usize, Vec<usize>>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (records, start, round_now, firsts) = (&replicas[writer % 3], &start, &round_now, &firsts);
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    start.wait();
+                    round_now.store(round, Ordering::Release);
+                    let name = format!("p{round}");
+                    let mine = format!("writer {writer}").into_bytes();
+                    let record = || {
+                        let records: &dyn Records = records;
+                        records.change(&first_seen(&name), |step| match step.read(&first_seen(&name))? {
+                            ReadOutcome::Absent => {
+                                step.put(&first_seen(&name), mine.clone(), Durability::Synced, IndexEntry::Unindexed);
+                                step.put(&alarms(&name), mine.clone(), Durability::Synced, IndexEntry::Unindexed);
+                                Ok(true)
+                            }
+                            ReadOutcome::Intact(first) => Ok(first == mine),
+                            ReadOutcome::Damaged => panic!("damaged"),
+                        })
+                    };
+                    if until_answered(record) {
+                        firsts.lock().unwrap().entry(round).or_default().push(writer);
+                    }
+                }
+            });
+        }
+        for crash in 1..=3 {
+            while round_now.load(Ordering::Acquire) < rounds * crash / 4 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            database.crash();
+        }
+    });
+    let firsts = firsts.into_inner().unwrap();
+    assert_eq!(firsts.len(), rounds);
+    let records: &dyn Records = &replicas[0];
+    for (round, writers) in firsts {
+        let [writer] = writers[..] else { panic!("round {round} was acknowledged to {writers:?}") };
+        let name = format!("p{round}");
+        let read = |key: &Key| String::from_utf8(until_answered(|| records.get(key)).unwrap()).unwrap();
+        let expected = format!("writer {writer}");
+        assert_eq!((read(&first_seen(&name)), read(&alarms(&name))), (expected.clone(), expected), "round {round}");
+    }
+    assert_eq!(database.sql("select count(*) from larder.past"), "0", "a first was replaced");
+    assert_eq!(
+        database.sql("select count(*) from larder.history h join larder.record r using (grp) where h.gen <> r.gen"),
+        "0"
+    );
+}
+
+/// A server that does not answer costs each caller at most two seconds, and most of them nothing; when it goes on, so do they.
+#[test]
+fn a_server_that_hangs_is_told_in_time_and_left_alone() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let replica = records(&database);
+    let records: &dyn Records = &replica;
+    records.put(&first_seen("null"), b"first", Durability::Synced).unwrap();
+    database.freeze();
+    let begun = Instant::now();
+    let error = records.get(&first_seen("null")).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Unreachable(reason) if reason.contains("no answer within 1500 ms")),
+        "{error}"
+    );
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let again = Instant::now();
+    (0..100).for_each(|_| drop(records.get(&first_seen("null")).unwrap_err()));
+    assert!(again.elapsed() < Duration::from_secs(2), "{:?}", again.elapsed());
+    database.unfreeze();
+    let back = Instant::now();
+    assert_eq!(until_answered(|| records.get(&first_seen("null"))), Some(b"first".to_vec()));
+    assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
+}
+
+/// What cannot be written is not taken for a lost race.
+#[test]
+fn a_database_that_takes_no_writes_says_why() {
+    let Some(database) = TestDatabase::new() else { return };
+    let replica = records(&database);
+    let records: &dyn Records = &replica;
+    records.put(&first_seen("null"), b"first", Durability::Synced).unwrap();
+    let refused = |reason: &str| {
+        let error = records.put(&first_seen("other"), b"first", Durability::Synced).unwrap_err();
+        assert!(matches!(&error, StoreError::Unreachable(text) if text.contains(reason)), "{error}");
+    };
+    database.sql("update larder.fleet set settle_until = now() + interval '1 minute'");
+    refused("until that has settled");
+    // What is no history may change meanwhile.
+    records.put(&alarms("other"), b"alarm", Durability::Synced).unwrap();
+    database.sql("update larder.fleet set settle_until = now(), sealed = true");
+    refused("the fleet is sealed");
+    database.sql("update larder.fleet set sealed = false, epoch = epoch + 1");
+    records.put(&first_seen("other"), b"first", Durability::Synced).unwrap();
+    let name = database.sql("select current_database()");
+    database.sql(&format!("alter database {name} set default_transaction_read_only = on"));
+    database.sql("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'larder_run' and datname = current_database()");
+    let error = until_refused(|| records.put(&first_seen("third"), b"first", Durability::Synced));
+    assert!(error.to_string().contains("no connection to the database"), "{error}");
+}
+
+/// Repeats while broken connections are replaced.
+fn until_refused(mut step: impl FnMut() -> Result<(), StoreError>) -> StoreError {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match step() {
+            Err(error) if !error.to_string().contains("broke") => return error,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+    }
+}
+
+/// Every earlier body of a history, and every damaged record, stays.
+#[test]
+fn nothing_that_was_recorded_is_lost() {
+    let Some(database) = TestDatabase::new() else { return };
+    let replica = records(&database);
+    let records: &dyn Records = &replica;
+    for body in ["one", "two", "three"] {
+        records.put(&first_seen("null"), body.as_bytes(), Durability::Synced).unwrap();
+        records.put(&alarms("null"), body.as_bytes(), Durability::Synced).unwrap();
+    }
+    records.remove(&first_seen("null"), Durability::Synced).unwrap();
+    let quarantine = Change { key: alarms("null"), action: RecordAction::Quarantine, entry: IndexEntry::Gone };
+    let group = alarms("null").group();
+    let read_at = records.generation(&group).unwrap();
+    assert_eq!(records.write(&group, read_at, &[quarantine]).unwrap(), WriteOutcome::Written);
+    assert_eq!((records.get(&first_seen("null")).unwrap(), records.get(&alarms("null")).unwrap()), (None, None));
+    let past = "select path || ' ' || convert_from(body, 'utf8') from larder.past order by gen";
+    let [seen, alarm] =
+        ["seen/registry.example/providers/acme/null/1.0.0.json", "alarms/registry.example/providers/acme/null.json"];
+    assert_eq!(database.sql(past), format!("{seen} one\n{seen} two\n{seen} three\n{alarm} three"));
+}
+
+/// The role that serves can add to what must not be forgotten, and can take nothing of it away.
+#[test]
+fn the_role_that_serves_forgets_nothing() {
+    let Some(database) = TestDatabase::new() else { return };
+    let run = database.connect();
+    for statement in [
+        "delete from larder.history",
+        "delete from larder.past",
+        "update larder.past set body = null",
+        "delete from larder.grp",
+        "truncate larder.history",
+        "delete from larder.fleet",
+        "insert into larder.migration values (9, '', '')",
+        "drop table larder.record",
+        "create table larder.mine (a int)",
+    ] {
+        let refused = run.run(move |client| Box::pin(client.batch_execute(statement))).unwrap_err();
+        assert!(
+            matches!(&refused, DatabaseError::Refused { state, .. } if state.code() == "42501"),
+            "{statement}: {refused}"
+        );
+    }
+}
+
+#[test]
+fn a_schema_is_made_once_and_one_that_does_not_fit_is_refused() {
+    let Some(database) = TestDatabase::empty() else { return };
+    let (owner, run) = (database.connect_as_owner(), database.connect());
+    assert!(matches!(schema::check(&run), Err(SchemaError::Missing(1))));
+    // Two at once: one makes it.
+    let other = database.connect_as_owner();
+    let made: Vec<Vec<i32>> = std::thread::scope(|scope| {
+        let threads =
+            [&owner, &other].map(|database| scope.spawn(move || schema::migrate(database, RUN_ROLE).unwrap()));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(made.concat(), [1], "{made:?}");
+    schema::check(&run).unwrap();
+    assert_eq!(schema::migrate(&owner, RUN_ROLE).unwrap(), Vec::<i32>::new());
+    database.sql("insert into larder.migration (n, sha256, oldest_binary) values (2, 'x', '0.0.9')");
+    schema::check(&run).unwrap();
+    database.sql("update larder.migration set oldest_binary = '99.0.0' where n = 2");
+    let newer = schema::check(&run).unwrap_err().to_string();
+    assert_eq!(newer, "the database has migration 2, which needs larder 99.0.0 or newer");
+    database.sql("update larder.migration set sha256 = 'x' where n = 1");
+    assert!(matches!(schema::check(&run), Err(SchemaError::Other(1))));
+}
+
+/// A password or an authority that is not right is told as such, and the password is in no message.
+#[test]
+fn a_connection_that_is_refused_says_why() {
+    let Some(database) = TestDatabase::new() else { return };
+    let ask = |database: &Database| {
+        database.run(|client| Box::pin(client.query_typed("select 1", &[]))).unwrap_err().to_string()
+    };
+    let url = database.url(RUN_ROLE);
+    let wrong = Database::new(&url.replace("for-tests-only", "s3cret"), Some(&database.ca())).unwrap();
+    let error = ask(&wrong);
+    assert!(error.contains("password authentication failed") && !error.contains("s3cret"), "{error}");
+    let untrusted = ask(&Database::new(&url, None).unwrap());
+    assert!(untrusted.contains("certificate"), "{untrusted}");
+    let other_name = ask(&Database::new(&url.replace("127.0.0.1", "127.0.0.2"), Some(&database.ca())).unwrap());
+    assert!(other_name.contains("refused") || other_name.contains("not valid for name"), "{other_name}");
+    let missing = ask(&Database::new(&format!("{url}x"), Some(&database.ca())).unwrap());
+    assert!(missing.contains("does not exist"), "{missing}");
+}
+
+/// Only so many wait for the database; the next is told at once.
+#[test]
+fn a_crowd_at_the_database_is_told_that_it_is_busy() {
+    let Some(database) = TestDatabase::new() else { return };
+    let pool = database.connect();
+    let told: usize = std::thread::scope(|scope| {
+        let ask = || scope.spawn(|| pool.run(|client| Box::pin(client.query_typed("select pg_sleep(0.3)", &[]))));
+        let asked: Vec<_> = (0..200).map(|_| ask()).collect();
+        let answers = asked.into_iter().map(|thread| thread.join().unwrap());
+        answers.filter(|answer| matches!(answer, Err(DatabaseError::Busy))).count()
+    });
+    assert!((200 - 128..=200 - 8).contains(&told), "{told}");
+}

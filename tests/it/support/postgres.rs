@@ -1,0 +1,246 @@
+//! A real PostgreSQL: one server for each test process, with TLS by an authority made here, and one database for each test; a test
+//! that harms its server has one of its own. A server ends, and its folder goes, with the process that started it, however that
+//! ends.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use larder::fleet::database::Database;
+use larder::fleet::schema;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::ports::free_port;
+use super::programs;
+use super::tls::TestCa;
+
+/// The password of every role.
+const PASSWORD: &str = "for-tests-only";
+/// The role that serves, and the one that owns the schema.
+pub(crate) const RUN_ROLE: &str = "larder_run";
+const OWNER: &str = "larder_owner";
+/// The superuser.
+const SUPERUSER: &str = "super";
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A running server.
+pub(crate) struct Server {
+    folder: PathBuf,
+    programs: PathBuf,
+    port: u16,
+    /// The shell that ends the server when its input closes, at the latest with this process.
+    guard: Child,
+}
+
+/// A database of its own, with the schema of a fleet.
+pub(crate) struct TestDatabase {
+    name: String,
+    server: Arc<Server>,
+}
+
+/// The server of this process; `None`, with a note, where PostgreSQL is not installed.
+fn shared_server() -> Option<Arc<Server>> {
+    static SERVER: OnceLock<Option<Arc<Server>>> = OnceLock::new();
+    SERVER.get_or_init(|| Some(Arc::new(Server::start(&folder_of_programs()?)))).clone()
+}
+
+/// The newest of the versioned folders of the Debian package, which are not on PATH.
+fn folder_of_programs() -> Option<PathBuf> {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let newest = versions.map(|entry| entry.unwrap().path()).filter(|path| number(path).is_some()).max_by_key(number);
+    let folder = newest.map(|path| path.join("bin")).filter(|folder| folder.join("postgres").is_file());
+    if folder.is_none() {
+        programs::skip("PostgreSQL is not installed");
+    }
+    folder
+}
+
+impl Server {
+    fn start(programs: &Path) -> Self {
+        let folder = tempfile::Builder::new().prefix("larder-postgres-").tempdir().unwrap().keep();
+        let port = free_port();
+        let server_folder = folder.display();
+        let ca = TestCa::new();
+        let (certificate, key) = ca.issue(&["localhost", "127.0.0.1"]);
+        for (name, text) in
+            [("ca.pem", ca.pem()), ("server.pem", certificate), ("server.key", key), ("password", PASSWORD.to_owned())]
+        {
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        let settings = format!(
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{server_folder}'\nssl = on\n\
+             ssl_cert_file = '{server_folder}/server.pem'\nssl_key_file = '{server_folder}/server.key'\n\
+             max_connections = 200\nshared_buffers = 32MB\n"
+        );
+        // TLS only, and never a connection without the password.
+        let access = "local all all scram-sha-256\nhostssl all all 127.0.0.1/32 scram-sha-256\n";
+        std::fs::write(folder.join("settings"), settings).unwrap();
+        std::fs::write(folder.join("access"), access).unwrap();
+        let script = format!(
+            "set -e; cd {server_folder}; umask 077; chmod 600 server.key
+             {programs}/initdb -D data -U {SUPERUSER} -A scram-sha-256 --pwfile password -E UTF8 --locale C -k > log 2>&1
+             cat settings >> data/postgresql.conf; cp access data/pg_hba.conf",
+            programs = programs.display()
+        );
+        if rustix::process::geteuid().is_root() {
+            // PostgreSQL refuses to run as root.
+            let owned = Command::new("chown").args(["-R", "postgres"]).arg(&folder).status().unwrap();
+            assert!(owned.success());
+        }
+        let made = as_its_user("sh").args(["-c", &script]).output().unwrap();
+        assert!(made.status.success(), "{}", log_of(&folder));
+        let run = format!(
+            "cd {server_folder}; {}/postgres -D data >> log 2>&1 & server=$!; read _; kill -INT $server; wait $server; \
+             cd /; rm -rf {server_folder}",
+            programs.display()
+        );
+        let mut guard = as_its_user("sh");
+        // Its own group: a Ctrl-C for the tests must not reach it before the server has ended.
+        let guard = guard.args(["-c", &run]).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
+        let guard = guard.spawn().unwrap();
+        let server = Self { folder: folder.clone(), programs: programs.to_owned(), port, guard };
+        let deadline = Instant::now() + START_TIMEOUT;
+        let roles = format!(
+            "create role {OWNER} login password '{PASSWORD}'; create role {RUN_ROLE} login password '{PASSWORD}'"
+        );
+        while let failed @ Output { .. } = server.psql("postgres", &roles)
+            && !failed.status.success()
+        {
+            assert!(Instant::now() < deadline, "{}{}", String::from_utf8_lossy(&failed.stderr), log_of(&folder));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    fn psql(&self, database: &str, sql: &str) -> Output {
+        let mut command = Command::new(self.programs.join("psql"));
+        command.args(["-qXtA", "-v", "ON_ERROR_STOP=1", "-U", SUPERUSER, "-d", database, "-h"]).arg(&self.folder);
+        command.env("PGPASSWORD", PASSWORD).env("PGPORT", self.port.to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    }
+}
+
+impl Server {
+    /// The process that accepts connections, and all that it has started.
+    fn processes(&self) -> Vec<u32> {
+        let noted = std::fs::read_to_string(self.folder.join("data/postmaster.pid")).unwrap_or_default();
+        let Some(main) = noted.lines().next().and_then(|line| line.parse::<u32>().ok()) else { return Vec::new() };
+        let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
+        std::iter::once(main).chain(children.split_whitespace().map(|child| child.parse().unwrap())).collect()
+    }
+
+    fn signal(processes: impl IntoIterator<Item = u32>, signal: Signal) {
+        for process in processes {
+            // A process may have ended meanwhile.
+            let _ = kill_process(Pid::from_raw(process.cast_signed()).unwrap(), signal);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        Self::signal(self.processes(), Signal::CONT);
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
+    }
+}
+
+/// A command that runs as the user of the server.
+fn as_its_user(program: &str) -> Command {
+    if rustix::process::geteuid().is_root() {
+        let mut command = Command::new("runuser");
+        command.args(["-u", "postgres", "--", program]);
+        return command;
+    }
+    Command::new(program)
+}
+
+fn log_of(folder: &Path) -> String {
+    std::fs::read_to_string(folder.join("log")).unwrap_or_default()
+}
+
+impl TestDatabase {
+    /// A new database with the schema; `None`, with a note, where PostgreSQL is not installed.
+    pub(crate) fn new() -> Option<Self> {
+        let database = Self::empty()?;
+        schema::migrate(&database.connect_as(OWNER), RUN_ROLE).unwrap();
+        Some(database)
+    }
+
+    /// A new database without the schema.
+    pub(crate) fn empty() -> Option<Self> {
+        Some(Self::on(shared_server()?))
+    }
+
+    /// A new database with the schema, on a server that a test may harm.
+    pub(crate) fn on_its_own_server() -> Option<Self> {
+        let database = Self::on(Arc::new(Server::start(&folder_of_programs()?)));
+        schema::migrate(&database.connect_as(OWNER), RUN_ROLE).unwrap();
+        Some(database)
+    }
+
+    fn on(server: Arc<Server>) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("larder{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let made = server.psql("postgres", &format!("create database {name} owner {OWNER}"));
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self { name, server }
+    }
+
+    /// Kills a process of the server that serves a connection, as the system does that lacks memory. The server ends all others,
+    /// and recovers as after a power cut.
+    pub(crate) fn crash(&self) {
+        let [_, .., last] = self.server.processes()[..] else { panic!("no process: {}", log_of(&self.server.folder)) };
+        Server::signal([last], Signal::KILL);
+    }
+
+    /// Stops all processes of the server, which answer nothing until they go on.
+    pub(crate) fn freeze(&self) {
+        Server::signal(self.server.processes(), Signal::STOP);
+    }
+
+    /// Lets the processes go on.
+    pub(crate) fn unfreeze(&self) {
+        Server::signal(self.server.processes(), Signal::CONT);
+    }
+
+    /// The URL of a role, with its password.
+    pub(crate) fn url(&self, role: &str) -> String {
+        format!("postgresql://{role}:{PASSWORD}@127.0.0.1:{}/{}", self.server.port, self.name)
+    }
+
+    /// The authority of the server's certificate.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.server.folder.join("ca.pem")
+    }
+
+    /// Connections of the role that serves.
+    pub(crate) fn connect(&self) -> Database {
+        self.connect_as(RUN_ROLE)
+    }
+
+    /// Connections of the role that owns the schema.
+    pub(crate) fn connect_as_owner(&self) -> Database {
+        self.connect_as(OWNER)
+    }
+
+    fn connect_as(&self, role: &str) -> Database {
+        Database::new(&self.url(role), Some(&self.ca())).unwrap()
+    }
+
+    /// The output of statements of the superuser: one line for each row.
+    pub(crate) fn sql(&self, statements: &str) -> String {
+        let done = self.server.psql(&self.name, statements);
+        assert!(done.status.success(), "{statements}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap().trim_end().to_owned()
+    }
+}
