@@ -1,8 +1,9 @@
 //! A fleet: larders on many machines that share one store. PostgreSQL has the records, and decides what was first.
 //!
-//! What this folder has so far: the connection to the database, its schema, and the records in it. The copy of them that each
-//! replica keeps, and the bucket, are not built yet, so no larder starts as a replica.
+//! What this folder has so far: the connection to the database, its schema, the records in it, and the copy of them that each
+//! replica keeps. The bucket is not built yet, so no larder starts as a replica.
 
+pub mod copy;
 pub mod database;
 pub mod records;
 pub mod schema;

@@ -44,7 +44,7 @@ pub use self::archives::{Archives, LocalArchives};
 pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
-pub use self::index::{Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
+pub use self::index::{CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
 pub use self::key::{DocumentKey, GroupRef, HourOfDay, Key, RecordGroup};
 pub use self::local::Local;
 pub(crate) use self::locks::Striped;

@@ -44,6 +44,7 @@ mod faults_documents;
 mod faults_kills;
 mod faults_requests;
 mod first_use;
+mod fleet_copy;
 mod fleet_database;
 mod from_artifactory;
 mod full_disk;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use crate::fleet_copy::replica;
 use crate::support::lagging_records::LaggingRecords;
 use crate::support::memory_records::MemoryRecords;
 use crate::support::postgres::TestDatabase;
@@ -470,6 +471,15 @@ fn the_store_in_postgresql_conforms() {
     for test in RECORD_TESTS {
         let Some(database) = database_with_archives() else { return };
         test(&DatabaseRecords::of(Arc::new(database.connect())));
+    }
+}
+
+#[test]
+fn a_copy_of_the_store_in_postgresql_conforms() {
+    for test in RECORD_TESTS {
+        let Some(database) = database_with_archives() else { return };
+        let folder = Folder::new();
+        test(&replica(&folder, &database));
     }
 }
 

@@ -1,0 +1,507 @@
+//! The copy of the shared records that each replica keeps in its folder. A hit needs no database; what is not here, or may be old,
+//! is asked for; and a step that judged by an old copy loses its write, and judges again.
+//!
+//! Of each group the folder has a list of its records, with the generation at which the list was right, and the bytes of those that
+//! were needed, with a hash that says whether a file is still that of the list. A group is *current* while nothing was heard of a
+//! change, *old* afterwards, and *unknown* if it was never copied, or if the last process did not close the index. An old or unknown
+//! group is brought up to date before it is read; while the database does not answer, it is read as it is, and nothing is said to
+//! be absent. What concerns several groups is asked of the database alone.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::records::{DatabaseRecords, Delta, Feed, SharedRecord, SharedWrite, Written};
+use crate::address::Artifact;
+use crate::clock::Timestamp;
+use crate::digest::Digest;
+use crate::store::{
+    Change, CopiedRecord, Durability, Generation, GroupRef, Index, IndexEntry, IndexedName, Key, NameCursor,
+    ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Striped, Turns, WriteOutcome,
+};
+
+/// The rounds that a read tries, while the group changes under it.
+const MAX_ROUNDS: usize = 10;
+
+/// The records of a replica.
+#[derive(Debug)]
+pub struct CopiedRecords {
+    /// The bytes that are here.
+    local: Box<dyn Records>,
+    /// The lists of what there is.
+    index: Arc<Index>,
+    shared: DatabaseRecords,
+    groups: Striped<CopiedGroups>,
+    turns: Turns,
+    /// What the feed told last.
+    heard: Mutex<Option<String>>,
+    /// How often the generation of an unknown group was asked for.
+    unknown: AtomicU64,
+}
+
+/// Some of the groups.
+#[derive(Debug, Default)]
+struct CopiedGroups {
+    /// Held while a copy is changed.
+    applying: Mutex<()>,
+    /// The groups that are current.
+    current: Mutex<HashSet<RecordGroup>>,
+    /// Grows when a group becomes old.
+    news: AtomicU64,
+    /// Grows when a copy was changed, and when an old one is read because the database does not answer.
+    changes: AtomicU64,
+}
+
+impl CopiedGroups {
+    fn is_current(&self, group: &RecordGroup) -> bool {
+        self.current.lock().contains(group)
+    }
+
+    /// Makes a group old. Returns the news now: only who reads the group afterwards can make it current.
+    fn make_old(&self, group: &RecordGroup) -> u64 {
+        let mut current = self.current.lock();
+        current.remove(group);
+        self.news.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Makes all groups old.
+    fn make_all_old(&self) {
+        let mut current = self.current.lock();
+        current.clear();
+        self.news.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Makes a group current, unless there was news since `news` was read.
+    fn make_current(&self, group: &RecordGroup, news: u64) {
+        let mut current = self.current.lock();
+        if self.news.load(Ordering::Acquire) == news {
+            current.insert(group.clone());
+        }
+    }
+}
+
+impl CopiedRecords {
+    /// The copy in a folder, of the records in the database. `local` are the records of the folder, and `index` is its index.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn new(local: Box<dyn Records>, index: Arc<Index>, shared: DatabaseRecords) -> Result<Self, StoreError> {
+        if !index.is_complete() {
+            // The last process may have ended between a record and its note.
+            index.forget_copied_generations()?;
+        }
+        let (groups, turns, heard, unknown) = Default::default();
+        Ok(Self { local, index, shared, groups, turns, heard, unknown })
+    }
+
+    /// Asks the database which groups have changed since the last call, and makes them old.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn hear(&self) -> Result<(), StoreError> {
+        let mut heard = self.heard.lock();
+        let Feed { snapshot, changed } = self.shared.changes_since(heard.as_deref())?;
+        match &changed {
+            Some(groups) => groups.iter().for_each(|group| {
+                self.groups.of(&group.as_ref()).make_old(group);
+            }),
+            None => self.groups.stripes.iter().for_each(CopiedGroups::make_all_old),
+        }
+        *heard = Some(snapshot);
+        Ok(())
+    }
+
+    /// Brings a group up to date, unless it is current.
+    fn ensure(&self, group: &RecordGroup) -> Result<(), StoreError> {
+        let groups = self.groups.of(&group.as_ref());
+        // An index that was lost meanwhile has no copy.
+        if groups.is_current(group) && self.index.copied_generation(group)?.is_some() {
+            return Ok(());
+        }
+        self.bring_up_to_date(group).inspect_err(|_| {
+            // What is made of the old copy must not outlive this moment.
+            groups.changes.fetch_add(1, Ordering::AcqRel);
+        })
+    }
+
+    /// Asks the database what changed in a group, and applies it.
+    fn bring_up_to_date(&self, group: &RecordGroup) -> Result<(), StoreError> {
+        let groups = self.groups.of(&group.as_ref());
+        for _ in 0..MAX_ROUNDS {
+            let news = groups.news.load(Ordering::Acquire);
+            let before = self.index.copied_generation(group)?;
+            let delta = self.shared.delta(group, before)?;
+            let is_applied = match before {
+                Some(before) if before == delta.generation => true,
+                // The database was restored, and has forgotten what is here.
+                Some(before) if before.0 > delta.generation.0 => {
+                    let all = self.shared.delta(group, None)?;
+                    self.apply_delta(group, Some(before), Extent::Whole, all)?
+                }
+                Some(_) => self.apply_delta(group, before, Extent::Changes, delta)?,
+                None => self.apply_delta(group, before, Extent::Whole, delta)?,
+            };
+            if is_applied {
+                groups.make_current(group, news);
+                return Ok(());
+            }
+        }
+        Err(StoreError::Busy(group.to_string()))
+    }
+
+    /// Applies what changed since `before`, if the copy is still that one. Returns true if it was.
+    fn apply_delta(
+        &self,
+        group: &RecordGroup,
+        before: Option<Generation>,
+        extent: Extent,
+        delta: Delta,
+    ) -> Result<bool, StoreError> {
+        let groups = self.groups.of(&group.as_ref());
+        let _applying = groups.applying.lock();
+        if self.index.copied_generation(group)? != before {
+            return Ok(false);
+        }
+        let (mut changes, mut notes) = (Vec::new(), Vec::new());
+        if extent == Extent::Whole {
+            // What it does not have was removed.
+            let named: BTreeSet<PathBuf> = delta.records.iter().map(|record| record.key.path()).collect();
+            self.index.each_copied_record(group, None, |path, _| {
+                if !named.contains(&path) {
+                    changes.extend(Key::from_path(&path).map(removal));
+                    notes.push((path, None));
+                }
+                ControlFlow::Continue(())
+            })?;
+        }
+        for SharedRecord { key, generation, size_bytes, written, body, name } in delta.records {
+            let path = key.path();
+            let Some(size_bytes) = size_bytes else {
+                changes.push(removal(key));
+                notes.push((path, None));
+                continue;
+            };
+            let known = self.index.copied_record(group, &path)?;
+            let kept = known.filter(|known| known.generation == generation).and_then(|known| known.here);
+            let here = body.as_deref().map(CopiedRecord::hash_of).or(kept);
+            let entry = match name {
+                Some(name) => IndexEntry::Name(name),
+                None if key.is_counted() => IndexEntry::Found(size_bytes, written),
+                None => IndexEntry::Unindexed,
+            };
+            let action = match body {
+                Some(body) => RecordAction::Put(body, Durability::Lazy),
+                None if kept.is_some() => RecordAction::Keep,
+                None => RecordAction::Remove(Durability::Lazy),
+            };
+            notes.push((path, Some(CopiedRecord { generation, size_bytes, written, here })));
+            changes.push(Change { key, action, entry });
+        }
+        self.replace(group, delta.generation, &changes, &notes)?;
+        Ok(true)
+    }
+
+    /// Applies a write of this replica that the database has taken. Returns true if the copy is that of `written`.
+    fn apply_own(
+        &self,
+        group: &RecordGroup,
+        read_at: Generation,
+        Written { generation, at }: Written,
+        changes: &[Change],
+    ) -> Result<bool, StoreError> {
+        let _applying = self.groups.of(&group.as_ref()).applying.lock();
+        if self.index.copied_generation(group)? != Some(read_at) {
+            return Ok(false);
+        }
+        let notes = changes.iter().filter_map(|Change { key, action, .. }| {
+            let note = match action {
+                RecordAction::Put(body, _) => {
+                    let size_bytes = body.len() as u64;
+                    let here = Some(CopiedRecord::hash_of(body));
+                    Some(CopiedRecord { generation, size_bytes, written: at, here })
+                }
+                RecordAction::Remove(_) | RecordAction::Quarantine => None,
+                RecordAction::Keep => return None,
+            };
+            Some((key.path(), note))
+        });
+        let notes: Vec<_> = notes.collect();
+        let changes: Vec<Change> = changes.iter().cloned().map(as_copy).collect();
+        self.replace(group, generation, &changes, &notes).map(|()| true)
+    }
+
+    /// Changes the copy of a group, which is unknown until that is done. The caller holds its lock.
+    fn replace(
+        &self,
+        group: &RecordGroup,
+        generation: Generation,
+        changes: &[Change],
+        notes: &[(PathBuf, Option<CopiedRecord>)],
+    ) -> Result<(), StoreError> {
+        // If it fails, the group is neither current nor known.
+        self.groups.of(&group.as_ref()).current.lock().remove(group);
+        self.index.note_copied_generation(group, None);
+        self.write_local(group, changes)?;
+        self.index.note_copied_records(group, notes);
+        self.index.note_copied_generation(group, Some(generation));
+        // Last: what is rendered from now on is of the changed copy.
+        self.groups.of(&group.as_ref()).changes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn write_local(&self, group: &RecordGroup, changes: &[Change]) -> Result<(), StoreError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        // Groups share generations in the folder, so another one may come between.
+        loop {
+            let read_at = self.local.generation(group)?;
+            if self.local.write(group, read_at, changes)? == WriteOutcome::Written {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The bytes of a record of the list, from the database; they are kept here. `None` if the list is old.
+    fn fetch(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
+        let Some((generation, body)) = self.shared.body(key)? else { return Ok(None) };
+        if generation != listed.generation {
+            return Ok(None);
+        }
+        let groups = self.groups.of(&group.as_ref());
+        let _applying = groups.applying.lock();
+        let path = key.path();
+        if self.index.copied_record(group, &path)? == Some(listed) {
+            let action = RecordAction::Put(body.clone(), Durability::Lazy);
+            let kept = self.write_local(group, &[Change { key: key.clone(), action, entry: IndexEntry::Unindexed }]);
+            match kept {
+                Ok(()) => {
+                    let here = CopiedRecord { here: Some(CopiedRecord::hash_of(&body)), ..listed };
+                    self.index.note_copied_records(group, &[(path, Some(here))]);
+                }
+                Err(error) => {
+                    tracing::warn!(%key, %error, "the copy of a record could not be stored; it is read from the database");
+                }
+            }
+        }
+        Ok(Some(body))
+    }
+
+    /// Reads a record of the list: its copy, or its bytes in the database. `None` if the list is old.
+    fn read_listed(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
+        if let Some(hash) = listed.here
+            && let ReadOutcome::Intact(body) = self.local.read(key)?
+            && CopiedRecord::hash_of(&body) == hash
+        {
+            return Ok(Some(body));
+        }
+        // A copy that is lost, damaged or of another generation is no damage: the record is in the database.
+        self.fetch(group, key, listed)
+    }
+
+    /// Runs `own` on the copy of one group if the paths of `folder` are all in it, and otherwise `all` on the database: what is
+    /// here would be a partial list.
+    fn listed<T>(
+        &self,
+        folder: &Path,
+        own: impl FnOnce(&RecordGroup) -> Result<T, StoreError>,
+        all: impl FnOnce(&dyn Records) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match RecordGroup::of_folder(folder) {
+            Some(group) => {
+                self.ensure_or_behind(&group)?;
+                own(&group)
+            }
+            None => all(&self.shared),
+        }
+    }
+
+    /// Brings a group up to date if the database answers; otherwise a copy that was whole once counts.
+    fn ensure_or_behind(&self, group: &RecordGroup) -> Result<(), StoreError> {
+        match self.ensure(group) {
+            Err(StoreError::Unreachable(_)) if self.index.copied_generation(group)?.is_some() => Ok(()),
+            ensured => ensured,
+        }
+    }
+}
+
+/// The records in a delta.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// All that the group has.
+    Whole,
+    /// Those that changed, and those that were removed.
+    Changes,
+}
+
+/// A change as it is made to a copy: nothing waits for the disk, and nothing is quarantined, for the record is in the database.
+fn as_copy(mut change: Change) -> Change {
+    change.action = match change.action {
+        RecordAction::Put(body, _) => RecordAction::Put(body, Durability::Lazy),
+        RecordAction::Remove(_) | RecordAction::Quarantine => RecordAction::Remove(Durability::Lazy),
+        RecordAction::Keep => RecordAction::Keep,
+    };
+    change
+}
+
+/// The removal of a record from a copy.
+fn removal(key: Key) -> Change {
+    let entry = if let Key::Name(_) = key { IndexEntry::Name(IndexedName::default()) } else { IndexEntry::Gone };
+    Change { key, action: RecordAction::Remove(Durability::Lazy), entry }
+}
+
+impl Records for CopiedRecords {
+    fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
+        let (group, path) = (key.group(), key.path());
+        for _ in 0..MAX_ROUNDS {
+            let ensured = self.ensure(&group);
+            match (self.index.copied_record(&group, &path)?, ensured) {
+                (Some(listed), _) => match self.read_listed(&group, key, listed)? {
+                    Some(body) => return Ok(ReadOutcome::Intact(body)),
+                    None => drop(self.groups.of(&group.as_ref()).make_old(&group)),
+                },
+                (None, Ok(())) => return Ok(ReadOutcome::Absent),
+                // Nobody knows that it is absent.
+                (None, Err(error)) => return Err(error),
+            }
+        }
+        Err(StoreError::Busy(group.to_string()))
+    }
+
+    fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
+        let group = key.group();
+        let ensured = self.ensure(&group);
+        match self.index.copied_record(&group, &key.path())? {
+            Some(listed) => Ok(Some((listed.size_bytes, listed.written))),
+            None => ensured.map(|()| None),
+        }
+    }
+
+    fn refresh(&self, scope: RecordScope<'_>) -> Result<(), StoreError> {
+        match scope {
+            RecordScope::Group(group) => self.bring_up_to_date(group),
+            RecordScope::All => self.hear(),
+        }
+    }
+
+    fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
+        match self.ensure(group) {
+            Ok(()) | Err(StoreError::Unreachable(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let unknown = || {
+            // No write names it, and no two reads are of one.
+            Generation(i64::MAX.cast_unsigned() - self.unknown.fetch_add(1, Ordering::Relaxed))
+        };
+        Ok(self.index.copied_generation(group)?.unwrap_or_else(unknown))
+    }
+
+    fn generation_now(&self, group: GroupRef<'_>) -> Generation {
+        let CopiedGroups { news, changes, .. } = self.groups.of(&group);
+        let (news, changes) = (news.load(Ordering::Acquire), changes.load(Ordering::Acquire));
+        // Each only grows.
+        Generation(news.wrapping_add(changes).wrapping_add(self.local.generation_now(group).0))
+    }
+
+    fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+        if !changes.is_empty() && changes.iter().all(|change| change.action == RecordAction::Keep) {
+            // Only the index changes, which is of this machine.
+            return self.write_local(group, changes).map(|()| WriteOutcome::Written);
+        }
+        let groups = self.groups.of(&group.as_ref());
+        let news = groups.make_old(group);
+        let outcome = self.shared.write_at(group, read_at, changes);
+        let applied = match &outcome {
+            Ok(SharedWrite::Written(written)) => self.apply_own(group, read_at, *written, changes),
+            Ok(SharedWrite::Unchanged) => Ok(true),
+            // What the database has now is not known.
+            Ok(SharedWrite::Conflict) | Err(_) => Ok(false),
+        };
+        match applied {
+            Ok(true) => groups.make_current(group, news),
+            Ok(false) => drop(groups.make_old(group)),
+            Err(error) => {
+                groups.make_old(group);
+                tracing::warn!(%group, %error, "the copy of a change could not be stored; it is read from the database");
+            }
+        }
+        Ok(match outcome? {
+            SharedWrite::Written(_) | SharedWrite::Unchanged => WriteOutcome::Written,
+            SharedWrite::Conflict => WriteOutcome::Conflict,
+        })
+    }
+
+    fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
+    fn sync(&self, key: &Key) -> Result<bool, StoreError> {
+        // What the database has is durable.
+        Ok(self.stat(key)?.is_some())
+    }
+
+    fn page(&self, folder: &Path, after: Option<&Key>, limit: usize) -> Result<Vec<(Key, u64)>, StoreError> {
+        let own = |group: &RecordGroup| {
+            let mut keys = Vec::new();
+            self.index.each_copied_record(group, after.map(Key::path).as_deref(), |path, record| {
+                if path.starts_with(folder) {
+                    keys.extend(Key::from_path(&path).map(|key| (key, record.size_bytes)));
+                }
+                if keys.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
+            Ok(keys)
+        };
+        self.listed(folder, own, |records| records.page(folder, after, limit))
+    }
+
+    fn names_in(&self, folder: &Path) -> Result<Vec<String>, StoreError> {
+        let own = |group: &RecordGroup| {
+            let mut names = BTreeSet::new();
+            self.index.each_copied_record(group, None, |path, _| {
+                let below = path.strip_prefix(folder).ok().and_then(|below| below.iter().next()?.to_str());
+                names.extend(below.map(str::to_owned));
+                ControlFlow::Continue(())
+            })?;
+            Ok(names.into_iter().collect())
+        };
+        self.listed(folder, own, |records| records.names_in(folder))
+    }
+
+    fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
+        self.ensure_or_behind(&Key::Name(artifact.clone()).group())?;
+        self.local.name(artifact)
+    }
+
+    fn each_name(
+        &self,
+        folder: &Path,
+        after: Option<&NameCursor>,
+        visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        if let Some(group) = RecordGroup::of_folder(folder) {
+            self.ensure_or_behind(&group)?;
+            return self.local.each_name(folder, after, visit);
+        }
+        self.shared.each_name(folder, after, visit)
+    }
+
+    fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+        self.shared.names_of(digest)
+    }
+
+    fn pinned_names(&self) -> Result<Vec<Artifact>, StoreError> {
+        self.shared.pinned_names()
+    }
+
+    fn imported_names(&self, limit: usize) -> Result<Vec<Artifact>, StoreError> {
+        self.shared.imported_names(limit)
+    }
+
+    fn unreadable_name(&self) -> Option<StoreError> {
+        self.local.unreadable_name()
+    }
+}

@@ -1,0 +1,276 @@
+//! The copy of shared records that a replica keeps: what is read without the database, what is never said without it, and what many
+//! replicas do to each other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use larder::clock::Timestamp;
+use larder::fleet::copy::CopiedRecords;
+use larder::fleet::records::DatabaseRecords;
+use larder::store::{Durability, IndexEntry, Key, ReadOutcome, RecordScope, Records, Store, StoreError};
+
+use crate::fleet_database::{alarms, first_seen, race, until_answered};
+use crate::support::larder::{Folder, open_store, wait_until_unlocked};
+use crate::support::postgres::TestDatabase;
+
+/// A replica: its records, and the store that they are copied to.
+pub(crate) fn replica(folder: &Folder, database: &TestDatabase) -> CopiedRecords {
+    let Store { records, local, .. } = open_store(folder.path(), Timestamp(1));
+    let shared = DatabaseRecords::of(Arc::new(database.connect()));
+    CopiedRecords::new(records, Arc::clone(&local.index), shared).unwrap()
+}
+
+/// A replica in a folder of its own.
+fn new_replica(database: &TestDatabase) -> (CopiedRecords, Folder) {
+    let folder = Folder::new();
+    (replica(&folder, database), folder)
+}
+
+fn read(records: &impl Records, key: &Key) -> Option<String> {
+    records.read(key).unwrap().intact().map(|record| String::from_utf8(record).unwrap())
+}
+
+fn put(records: &impl Records, key: &Key, text: &str) {
+    let records: &dyn Records = records;
+    records.put(key, text.as_bytes(), Durability::Synced).unwrap();
+}
+
+/// What one replica wrote, another reads that never looked; what changes later, once it hears of it.
+#[test]
+fn a_change_is_seen_by_another_replica_that_hears_of_it() {
+    let Some(database) = TestDatabase::new() else { return };
+    let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
+    let (key, later) = (first_seen("null"), alarms("null"));
+    other.hear().unwrap();
+    put(&one, &key, "first");
+    assert_eq!(read(&other, &key).as_deref(), Some("first"));
+    other.hear().unwrap();
+    assert_eq!(read(&other, &later), None);
+    let generation = other.generation_now(key.group().as_ref());
+    put(&one, &later, "alarm");
+    // It is current, as far as it knows: a hit asks nobody.
+    assert_eq!((read(&other, &later), other.generation_now(key.group().as_ref())), (None, generation));
+    other.hear().unwrap();
+    assert_ne!(other.generation_now(key.group().as_ref()), generation, "what was rendered stays");
+    assert_eq!(read(&other, &later).as_deref(), Some("alarm"));
+    let generation = other.generation_now(key.group().as_ref());
+    other.hear().unwrap();
+    assert_eq!(other.generation_now(key.group().as_ref()), generation, "nothing changed");
+    put(&one, &later, "another alarm");
+    let group = key.group();
+    other.refresh(RecordScope::Group(&group)).unwrap();
+    assert_eq!(read(&other, &later).as_deref(), Some("another alarm"));
+    let generation = other.generation_now(group.as_ref());
+    other.refresh(RecordScope::Group(&group)).unwrap();
+    assert_eq!(other.generation_now(group.as_ref()), generation, "nothing changed");
+    let records: &dyn Records = &one;
+    records.remove(&later, Durability::Synced).unwrap();
+    other.refresh(RecordScope::Group(&group)).unwrap();
+    assert_eq!((read(&other, &later), read(&other, &key).as_deref()), (None, Some("first")));
+}
+
+/// Bytes come when they are needed; a list of a group has none.
+#[test]
+fn the_bytes_of_a_large_record_are_fetched_when_it_is_read() {
+    let Some(database) = TestDatabase::new() else { return };
+    let ((one, _one), (other, folder)) = (new_replica(&database), new_replica(&database));
+    let large = "x".repeat(100_000);
+    other.hear().unwrap();
+    put(&one, &alarms("null"), &large);
+    let group = alarms("null").group();
+    other.refresh(RecordScope::Group(&group)).unwrap();
+    assert_eq!(other.stat(&alarms("null")).unwrap().map(|(size, _)| size), Some(100_000));
+    assert!(folder.files("alarms").is_empty());
+    assert_eq!(read(&other, &alarms("null")), Some(large.clone()));
+    assert_eq!(folder.files("alarms").len(), 1);
+    // A small change of another record leaves it here.
+    put(&one, &first_seen("null"), "first");
+    other.refresh(RecordScope::Group(&group)).unwrap();
+    assert_eq!((folder.files("alarms").len(), folder.files("seen").len()), (1, 1));
+    put(&one, &alarms("null"), &large.replace('x', "y"));
+    other.refresh(RecordScope::Group(&group)).unwrap();
+    assert!(folder.files("alarms").is_empty(), "an old copy stays");
+    assert_eq!(read(&other, &alarms("null")), Some(large.replace('x', "y")));
+}
+
+/// A file that is lost or damaged is no lost record.
+#[test]
+fn a_damaged_copy_is_read_from_the_database() {
+    let Some(database) = TestDatabase::new() else { return };
+    let (records, folder) = new_replica(&database);
+    put(&records, &first_seen("null"), "first");
+    let [file] = &folder.files("seen")[..] else { panic!() };
+    for damage in ["", "no record"] {
+        std::fs::write(file, damage).unwrap();
+        assert_eq!(read(&records, &first_seen("null")).as_deref(), Some("first"));
+        assert!(std::fs::read_to_string(file).unwrap().contains("first"));
+    }
+    std::fs::remove_file(file).unwrap();
+    assert_eq!(read(&records, &first_seen("null")).as_deref(), Some("first"));
+    assert!(folder.files("aside").is_empty());
+}
+
+/// Without the database a replica serves what it has, also after a restart, and says of nothing that it is absent.
+#[test]
+fn without_the_database_what_is_here_is_read_and_nothing_is_absent() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let folder = Folder::new();
+    let (key, missing) = (first_seen("null"), first_seen("random"));
+    for closed in [true, false] {
+        let Store { records, local, .. } = open_store(folder.path(), Timestamp(1));
+        let shared = DatabaseRecords::of(Arc::new(database.connect()));
+        let copied = CopiedRecords::new(records, Arc::clone(&local.index), shared).unwrap();
+        put(&copied, &key, "first");
+        put(&copied, &alarms("null"), if closed { "one" } else { "two" });
+        database.freeze();
+        let check = |copied: &CopiedRecords| {
+            assert_eq!(read(copied, &key).as_deref(), Some("first"));
+            for unknown in [copied.read(&missing).map(drop), copied.stat(&missing).map(drop)] {
+                assert!(matches!(unknown, Err(StoreError::Unreachable(_))), "{unknown:?}");
+            }
+            let group = missing.group();
+            assert!(copied.refresh(RecordScope::Group(&group)).is_err());
+            let records: &dyn Records = copied;
+            let judged = records.change(&key, |step| {
+                step.put(&key, b"another".to_vec(), Durability::Synced, IndexEntry::Unindexed);
+                Ok(())
+            });
+            assert!(matches!(judged, Err(StoreError::Unreachable(_))), "{judged:?}");
+        };
+        check(&copied);
+        if closed {
+            local.close().unwrap();
+        }
+        drop((copied, local));
+        wait_until_unlocked(folder.path());
+        let restarted = replica(&folder, &database);
+        check(&restarted);
+        database.unfreeze();
+        assert_eq!(until_answered(|| restarted.read(&missing)), ReadOutcome::Absent);
+        assert_eq!(read(&restarted, &alarms("null")).as_deref(), Some(if closed { "one" } else { "two" }));
+        drop(restarted);
+        wait_until_unlocked(folder.path());
+    }
+}
+
+/// What the database has forgotten, because it was restored, the copy forgets, too.
+#[test]
+fn a_copy_that_is_ahead_of_a_restored_database_is_compared_whole() {
+    let Some(database) = TestDatabase::new() else { return };
+    let (records, _folder) = new_replica(&database);
+    put(&records, &first_seen("null"), "first");
+    put(&records, &alarms("null"), "alarm");
+    database.sql("delete from larder.record; update larder.grp set gen = (select gen from larder.history)");
+    records.refresh(RecordScope::Group(&first_seen("null").group())).unwrap();
+    assert_eq!(
+        (read(&records, &first_seen("null")).as_deref(), read(&records, &alarms("null"))),
+        (Some("first"), None)
+    );
+}
+
+/// What was rendered of an old copy while the database was away is rendered anew when it is back.
+#[test]
+fn what_is_made_of_an_old_copy_does_not_outlive_the_trouble() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
+    let group = alarms("null").group();
+    put(&one, &alarms("null"), "old");
+    other.hear().unwrap();
+    assert_eq!(read(&other, &alarms("null")).as_deref(), Some("old"));
+    put(&one, &alarms("null"), "new");
+    other.hear().unwrap();
+    database.freeze();
+    let rendered_at = other.generation_now(group.as_ref());
+    assert_eq!(read(&other, &alarms("null")).as_deref(), Some("old"));
+    assert_ne!(other.generation_now(group.as_ref()), rendered_at, "what was rendered stays");
+    database.unfreeze();
+    until_answered(|| other.refresh(RecordScope::Group(&group)));
+    assert_eq!(read(&other, &alarms("null")).as_deref(), Some("new"));
+}
+
+/// A copy of a process that ended without closing its index is compared whole.
+#[test]
+fn a_copy_that_was_not_closed_is_compared_whole() {
+    let Some(database) = TestDatabase::new() else { return };
+    let folder = Folder::new();
+    let one = replica(&folder, &database);
+    put(&one, &first_seen("null"), "first");
+    put(&one, &alarms("null"), "alarm");
+    drop(one);
+    wait_until_unlocked(folder.path());
+    // As after a power cut: the note is there, the file and a removal by another replica are not.
+    std::fs::remove_file(&folder.files("seen")[0]).unwrap();
+    let (other, _other) = new_replica(&database);
+    let other: &dyn Records = &other;
+    other.remove(&alarms("null"), Durability::Synced).unwrap();
+    let restarted = replica(&folder, &database);
+    assert_eq!(
+        (read(&restarted, &first_seen("null")).as_deref(), read(&restarted, &alarms("null"))),
+        (Some("first"), None)
+    );
+    assert!(folder.files("alarms").is_empty());
+}
+
+#[test]
+fn each_version_has_one_first_among_replicas_with_copies() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let folders = [(); 3].map(|()| Folder::new());
+    race(&database, &folders.each_ref().map(|folder| replica(folder, &database)));
+}
+
+/// Steps and news from many threads of three replicas: no step is lost, and in the end all copies are the same.
+#[test]
+fn steps_of_many_threads_and_replicas_lose_nothing() {
+    const THREADS: usize = 24;
+    const STEPS: usize = 12;
+    let Some(database) = TestDatabase::new() else { return };
+    let folders = [(); 3].map(|()| Folder::new());
+    let replicas = folders.each_ref().map(|folder| replica(folder, &database));
+    let names = ["aws", "google", "azurerm", "null"];
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for replica in &replicas {
+            let is_done = &is_done;
+            scope.spawn(move || {
+                while !is_done.load(Ordering::Relaxed) {
+                    replica.hear().unwrap();
+                }
+            });
+        }
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let records: &dyn Records = &replicas[thread % 3];
+                scope.spawn(move || {
+                    for step_number in 0..STEPS {
+                        let name = names[(thread + step_number) % names.len()];
+                        let [counter, double] = [first_seen(name), alarms(name)];
+                        let counted = || {
+                            records.change(&counter, |step| {
+                                let count: usize = step.read(&counter)?.json().intact().unwrap_or_default();
+                                let doubled: usize = step.read(&double)?.json().intact().unwrap_or_default();
+                                // Two records of one moment, unless the step is judged again.
+                                if doubled == 2 * count {
+                                    step.put_json(&counter, &(count + 1), Durability::Synced);
+                                    step.put_json(&double, &(2 * (count + 1)), Durability::Synced);
+                                }
+                                Ok(doubled == 2 * count)
+                            })
+                        };
+                        assert!(until_answered(counted), "a step saw two moments");
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        is_done.store(true, Ordering::Relaxed);
+    });
+    for replica in &replicas {
+        let counts = names.map(|name| {
+            replica.refresh(RecordScope::Group(&first_seen(name).group())).unwrap();
+            let count = read(replica, &first_seen(name)).unwrap().parse::<usize>().unwrap();
+            assert_eq!(read(replica, &alarms(name)), Some((2 * count).to_string()));
+            count
+        });
+        assert_eq!(counts.iter().sum::<usize>(), THREADS * STEPS, "{counts:?}");
+    }
+}
