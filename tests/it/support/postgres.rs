@@ -1,6 +1,6 @@
 //! A real PostgreSQL: one server for each test process, with TLS by an authority made here, and one database for each test; a test
 //! that harms its server has one of its own. A server ends, and its folder goes, with the process that started it, however that
-//! ends.
+//! ends. Where `LARDER_TEST_PGBOUNCER` is 1, larder reaches it through PgBouncer in transaction mode (`tests/long/run fleet`).
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -33,6 +33,8 @@ pub(crate) struct Server {
     folder: PathBuf,
     programs: PathBuf,
     port: u16,
+    /// The port for larder: that of the server, or of PgBouncer.
+    port_of_larder: u16,
     /// The shell that ends the server when its input closes, at the latest with this process.
     guard: Child,
 }
@@ -95,16 +97,28 @@ impl Server {
         }
         let made = as_its_user("sh").args(["-c", &script]).output().unwrap();
         assert!(made.status.success(), "{}", log_of(&folder));
+        let bouncer = (std::env::var("LARDER_TEST_PGBOUNCER").as_deref() == Ok("1")).then(free_port);
+        let run_bouncer = bouncer.map(|bouncer| {
+            write_bouncer_settings(&folder, bouncer, port);
+            "PATH=$PATH:/usr/sbin pgbouncer -q bouncer.ini >> log 2>&1 & bouncer=$!;"
+        });
         let run = format!(
-            "cd {server_folder}; {}/postgres -D data >> log 2>&1 & server=$!; read _; kill -INT $server; wait $server; \
-             cd /; rm -rf {server_folder}",
-            programs.display()
+            "cd {server_folder}; {}/postgres -D data >> log 2>&1 & server=$!; {} read _; \
+             kill -INT $bouncer $server; wait; cd /; rm -rf {server_folder}",
+            programs.display(),
+            run_bouncer.unwrap_or_default()
         );
         let mut guard = as_its_user("sh");
         // Its own group: a Ctrl-C for the tests must not reach it before the server has ended.
         let guard = guard.args(["-c", &run]).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
         let guard = guard.spawn().unwrap();
-        let server = Self { folder: folder.clone(), programs: programs.to_owned(), port, guard };
+        let server = Self {
+            folder: folder.clone(),
+            programs: programs.to_owned(),
+            port,
+            port_of_larder: bouncer.unwrap_or(port),
+            guard,
+        };
         let deadline = Instant::now() + START_TIMEOUT;
         let roles = format!(
             "create role {OWNER} login password '{PASSWORD}'; create role {RUN_ROLE} login password '{PASSWORD}'"
@@ -115,6 +129,15 @@ impl Server {
             assert!(Instant::now() < deadline, "{}{}", String::from_utf8_lossy(&failed.stderr), log_of(&folder));
             std::thread::sleep(Duration::from_millis(20));
         }
+        while std::net::TcpStream::connect(("127.0.0.1", server.port_of_larder)).is_err() {
+            assert!(Instant::now() < deadline, "{}", log_of(&folder));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let through = if bouncer.is_some() { " through PgBouncer in transaction mode" } else { "" };
+        let version = server.psql("postgres", "show server_version");
+        let note = format!("PostgreSQL {}{through}", String::from_utf8_lossy(&version.stdout).trim());
+        // Written to stderr directly: the test runner captures only what the print macros write.
+        let _ = writeln!(std::io::stderr(), "{note}");
         server
     }
 
@@ -151,6 +174,22 @@ impl Drop for Server {
         Self::signal(self.processes(), Signal::CONT);
         drop(self.guard.stdin.take());
         let _ = self.guard.wait();
+    }
+}
+
+/// Writes the settings of PgBouncer: TLS on both sides, and few connections to the server, so that statements share them.
+fn write_bouncer_settings(folder: &Path, bouncer: u16, port: u16) {
+    let at = folder.display();
+    let settings = format!(
+        "[databases]\n* = host=127.0.0.1 port={port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {bouncer}\n\
+         unix_socket_dir =\nauth_type = scram-sha-256\nauth_file = {at}/users\npool_mode = transaction\n\
+         default_pool_size = 4\nmax_client_conn = 200\nclient_tls_sslmode = require\n\
+         client_tls_cert_file = {at}/server.pem\nclient_tls_key_file = {at}/server.key\n\
+         server_tls_sslmode = verify-full\nserver_tls_ca_file = {at}/ca.pem\nserver_login_retry = 1\n"
+    );
+    let users = [RUN_ROLE, OWNER].map(|role| format!("\"{role}\" \"{PASSWORD}\"\n")).concat();
+    for (name, text) in [("bouncer.ini", settings), ("users", users)] {
+        std::fs::write(folder.join(name), text).unwrap();
     }
 }
 
@@ -215,7 +254,7 @@ impl TestDatabase {
 
     /// The URL of a role, with its password.
     pub(crate) fn url(&self, role: &str) -> String {
-        format!("postgresql://{role}:{PASSWORD}@127.0.0.1:{}/{}", self.server.port, self.name)
+        format!("postgresql://{role}:{PASSWORD}@127.0.0.1:{}/{}", self.server.port_of_larder, self.name)
     }
 
     /// The authority of the server's certificate.
