@@ -80,6 +80,8 @@ const SECRET_EXAMPLE: &str = r#"[{ env = "LARDER_FLEET_SECRET" }]"#;
 const BUCKET_KEY_EXAMPLE: &str =
     r#"{ access_key = { env = "AWS_ACCESS_KEY_ID" }, secret = { env = "AWS_SECRET_ACCESS_KEY" } }"#;
 const ADVERTISE_EXAMPLE: &str = r#"{ env = "POD_IP" }"#;
+const NO_DATABASE_URL: &str = "this is no URL of a database (not shown: it may hold a password); its form is \
+     postgresql://USER:PASSWORD@HOST:PORT/NAME";
 /// The shortest secret, in bytes.
 const MIN_SECRET_BYTES: usize = 32;
 const MIN_SERVE_BEHIND: Duration = Duration::from_secs(60);
@@ -128,10 +130,18 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>, admin_token: Option<&Secre
     })
 }
 
-/// Checks the URL of the database, as far as its text goes. It has a password, so no message shows it.
+/// Checks the URL of the database, as far as its text goes. It has a password, so no message shows it. It may name several
+/// hosts with commas between them: the primary among them counts.
 fn check_database(text: &str) -> Result<(), String> {
-    let url =
-        Url::parse(text).map_err(|_| "this is no URL of one database (not shown: it may hold a password); its form is postgresql://USER:PASSWORD@HOST:PORT/NAME")?;
+    let (scheme, rest) = text.split_once("://").ok_or(NO_DATABASE_URL)?;
+    let (authority, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+    let (user, hosts) =
+        authority.rsplit_once('@').map_or((String::new(), authority), |(user, hosts)| (format!("{user}@"), hosts));
+    hosts.split(',').try_for_each(|host| check_database_at_one_host(&format!("{scheme}://{user}{host}{tail}")))
+}
+
+fn check_database_at_one_host(text: &str) -> Result<(), String> {
+    let url = Url::parse(text).map_err(|_| NO_DATABASE_URL)?;
     if !matches!(url.scheme(), "postgresql" | "postgres") {
         return Err("the URL of the database begins with another scheme than postgresql://".to_owned());
     }

@@ -465,6 +465,8 @@ fn replica_env(name: &str) -> Option<String> {
         "DATABASE" => "postgresql://larder:hunter2@db.example:5432/larder",
         "OVER_SOCKET" => "postgresql:///larder?host=/var/run/postgresql&sslmode=disable",
         "MYSQL" => "mysql://larder:hunter2@db.example/larder",
+        "SEVERAL" => "postgresql://larder:hunter2@db-1.example:5432,db-2.example:5433,[fd00::1]/larder",
+        "ONE_OF_SEVERAL" => "postgresql://larder:hunter2@db-1.example:5432,db-2.example:port/larder",
         "IN_THE_CLEAR" => "postgresql://larder:hunter2@db.example/larder?sslmode=disable",
         "NOWHERE" => "postgresql:///larder",
         "NO_URL" => "hunter2",
@@ -525,6 +527,7 @@ fn a_fleet_is_read_and_no_larder_starts_with_it_yet() {
     let Some(fleet) = other.unwrap().fleet else { panic!("no fleet") };
     assert_eq!((fleet.bucket.to_string(), fleet.secrets.len()), ("gs://larder/team-a/mirror/".to_owned(), 2));
     assert_eq!((fleet.advertise.as_str(), fleet.serve_behind), ("http://[fd00::7]:8082/", None));
+    fleet_with(&[r#"database = { env = "SEVERAL" }"#]).unwrap();
     // On one machine, as for a test.
     fleet_with(&[r#"listen = "127.0.0.1:8082""#, r#"advertise = "http://127.0.0.1:8082""#]).unwrap();
 }

@@ -358,7 +358,8 @@ fn each_mistake_in_a_fleet_is_reported_with_its_line() {
             "mirror.toml:4: fleet.database: sslmode=disable would send the password",
         ),
         (&["database = { env = \"NOWHERE\" }"], "mirror.toml:4: fleet.database: the URL of the database names no host"),
-        (&["database = { env = \"NO_URL\" }"], "mirror.toml:4: fleet.database: this is no URL of one database"),
+        (&["database = { env = \"ONE_OF_SEVERAL\" }"], "mirror.toml:4: fleet.database: this is no URL of a database"),
+        (&["database = { env = \"NO_URL\" }"], "mirror.toml:4: fleet.database: this is no URL of a database"),
         (&["bucket = \"larder\""], "mirror.toml:3: fleet.bucket: \"larder\" is not the URL of a bucket"),
         (
             &["bucket = \"ftp://larder\""],
