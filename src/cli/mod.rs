@@ -6,6 +6,7 @@ mod bundle;
 mod completions;
 mod doctor;
 mod explain;
+mod fleet;
 mod help;
 mod list;
 mod lock;
@@ -146,6 +147,9 @@ enum Command {
     Unpin(operate::Addresses),
     /// Re-hash everything stored; fetch damaged archives again
     Verify,
+    /// Prepare the database that the replicas of a fleet share
+    #[command(subcommand, hide = true)]
+    Fleet(fleet::FleetCommand),
     /// Print the script that completes larder's commands in a shell
     Completions(completions::Completions),
     /// Print the manual page, or write the pages of all commands
@@ -307,6 +311,7 @@ impl Command {
             Command::Pin(addresses) => addresses.run(Operation::Pin, common, pinned_lines),
             Command::Unpin(addresses) => addresses.run(Operation::Unpin, common, pinned_lines),
             Command::Verify => operate::verify(common),
+            Command::Fleet(fleet) => fleet.run(common).map(|()| true),
             Command::Completions(completions) => completions.run(common).map(|()| true),
             Command::Man(man) => man.run(common).map(|()| true),
             Command::Version => {

@@ -2,6 +2,8 @@
 //! clients of this machine use it. Changes nothing, and limits every wait.
 
 mod client;
+#[cfg(feature = "fleet")]
+mod fleet;
 mod issuers;
 mod listener;
 mod machine;
@@ -38,6 +40,9 @@ pub async fn examine(reading: ConfigReading, mut report: impl FnMut(Check)) {
     let configuration_checks = of_configuration(&config, &warnings, app::start_problems(&config));
     let can_start = configuration_checks.iter().all(|check| check.verdict != CheckResult::Fail);
     configuration_checks.into_iter().for_each(&mut report);
+    if let Some(fleet) = &config.fleet {
+        check_fleet(fleet).await.into_iter().for_each(&mut report);
+    }
     let folder = config.store.path.clone();
     let Some(store) = in_time(move || Store::examine(&folder)).await else {
         report(
@@ -100,6 +105,17 @@ async fn examine_despite(problems: &Problems, config: &Config, mut report: impl 
         let (_, checks) = machine::check_running(&config, &store).await;
         checks.into_iter().for_each(report);
     }
+}
+
+#[cfg(feature = "fleet")]
+async fn check_fleet(fleet: &config::Fleet) -> Vec<Check> {
+    fleet::check(fleet, Clock::system().now()).await
+}
+
+#[cfg(not(feature = "fleet"))]
+async fn check_fleet(_: &config::Fleet) -> Vec<Check> {
+    let finding = "not checked: this larder was built without the feature fleet";
+    vec![Check::warn("fleet.database", finding).advise("build it with cargo build --features fleet")]
 }
 
 /// The result of work that reads from a disk; `None` where the disk does not respond in time.

@@ -5,6 +5,7 @@
 
 pub mod copy;
 pub mod database;
+pub mod examine;
 pub mod records;
 pub mod schema;
 mod tls;

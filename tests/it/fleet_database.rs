@@ -13,7 +13,11 @@ use larder::store::{
     Change, Durability, IndexEntry, Key, ReadOutcome, RecordAction, Records, StoreError, WriteOutcome,
 };
 
-use crate::support::postgres::{RUN_ROLE, TestDatabase};
+use serde_json::Value;
+
+use crate::support::larder::Folder;
+use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
+use crate::support::process::{CommandOutput, command, run};
 
 fn provider(name: &str) -> ProviderAddress {
     let [namespace, type_] = ["acme", name].map(|name| Name::parse(name).unwrap());
@@ -254,6 +258,77 @@ fn a_schema_is_made_once_and_one_that_does_not_fit_is_refused() {
     assert_eq!(newer, "the database has migration 2, which needs larder 99.0.0 or newer");
     database.sql("update larder.migration set sha256 = 'x' where n = 1");
     assert!(matches!(schema::check(&run), Err(SchemaError::Other(1))));
+}
+
+/// A folder with a configuration of a fleet on this database, as this role.
+fn configured(database: &TestDatabase, role: &str) -> Folder {
+    let home = Folder::new();
+    let write = |name: &str, text: &str| std::fs::write(home.path().join(name), text).unwrap();
+    write("database-url", &database.url(role));
+    write("fleet-secret", "0123456789abcdef0123456789abcdef");
+    let ca = database.ca();
+    write(
+        "mirror.toml",
+        &format!(
+            "[store]\npath = \"store\"\n[fleet]\ndatabase = {{ file = \"database-url\" }}\ndatabase_ca = {ca:?}\n\
+             bucket = \"s3://larder\"\nsecret = [{{ file = \"fleet-secret\" }}]\nlisten = \"0.0.0.0:0\"\n\
+             advertise = \"http://10.0.0.7:8082/\"\n"
+        ),
+    );
+    home
+}
+
+async fn larder(home: &Folder, arguments: &[&str]) -> CommandOutput {
+    let config = home.path().join("mirror.toml");
+    run(command(home.path(), &[arguments, &["--config", config.to_str().unwrap()]].concat())).await
+}
+
+/// The checks of the doctor about the fleet: id, verdict and finding.
+async fn doctor(home: &Folder) -> Vec<(String, String, String)> {
+    let report: Value = serde_json::from_str(&larder(home, &["doctor", "--json"]).await.out).unwrap();
+    let text = |check: &Value, member: &str| check[member].as_str().unwrap().to_owned();
+    let checks = report["checks"].as_array().unwrap().iter();
+    let of_fleet = checks.filter(|check| check["id"].as_str().unwrap().starts_with("fleet."));
+    of_fleet.map(|check| (text(check, "id"), text(check, "verdict"), text(check, "found"))).collect()
+}
+
+/// The operator makes the schema as its owner; the doctor says what is missing before, and what is wrong afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doctor_and_fleet_migrate_lead_to_a_database_that_fits() {
+    // Of its own: the role that it limits is that of all tests.
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    database.sql("drop schema larder cascade");
+    let (replica, owner) = (configured(&database, RUN_ROLE), configured(&database, OWNER));
+    let found = |checks: &[(String, String, String)], id: &str, verdict: &str, part: &str| {
+        let fits = |(i, v, f): &(String, String, String)| i == id && v == verdict && f.contains(part);
+        assert!(checks.iter().any(fits), "{id} {verdict} {part}: {checks:#?}");
+    };
+    let before = doctor(&replica).await;
+    found(&before, "fleet.database", "ok", "as larder_run");
+    found(&before, "fleet.database", "warn", "a commit waits for no standby");
+    found(&before, "fleet.schema", "fail", "the database lacks migration 1");
+    let refused = larder(&replica, &["fleet", "migrate", "--serve-as", RUN_ROLE]).await;
+    assert!(refused.code == Some(1) && refused.err.contains("permission denied"), "{refused:?}");
+    let made = larder(&owner, &["fleet", "migrate", "--serve-as", RUN_ROLE]).await;
+    assert_eq!((made.code, made.out.trim()), (Some(0), "made migration 1; \"larder_run\" may serve"), "{made:?}");
+    let again = larder(&owner, &["fleet", "migrate", "--serve-as", RUN_ROLE, "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&again.out).unwrap()["made"], serde_json::json!([]));
+    let after = doctor(&replica).await;
+    found(&after, "fleet.schema", "ok", "every migration");
+    found(&after, "fleet.rights", "ok", "delete nothing of it");
+    database.sql("revoke insert on larder.past from larder_run; grant delete on larder.history to larder_run");
+    database.sql("alter role larder_run connection limit 5");
+    let wrong = doctor(&replica).await;
+    database.sql("alter role larder_run connection limit -1");
+    found(&wrong, "fleet.rights", "fail", "larder_run lacks rights: insert on larder.past");
+    found(&wrong, "fleet.rights", "warn", "delete on larder.history");
+    found(&wrong, "fleet.database", "warn", "larder_run gets 5 connections, and 1 replica may take 8");
+    found(&doctor(&owner).await, "fleet.rights", "warn", "larder_owner may do more than it should");
+    std::fs::write(replica.path().join("database-url"), database.url(RUN_ROLE).replace("for-tests-only", "s3cret"))
+        .unwrap();
+    let refused = doctor(&replica).await;
+    found(&refused, "fleet.database", "fail", "authentication failed");
+    assert!(!format!("{refused:?}").contains("s3cret"));
 }
 
 /// A password or an authority that is not right is told as such, and the password is in no message.

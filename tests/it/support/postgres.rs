@@ -23,7 +23,7 @@ use super::tls::TestCa;
 const PASSWORD: &str = "for-tests-only";
 /// The role that serves, and the one that owns the schema.
 pub(crate) const RUN_ROLE: &str = "larder_run";
-const OWNER: &str = "larder_owner";
+pub(crate) const OWNER: &str = "larder_owner";
 /// The superuser.
 const SUPERUSER: &str = "super";
 const START_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,0 +1,55 @@
+//! `larder fleet`: prepares what the replicas of a fleet share. `serve` makes nothing of it.
+
+use clap::{Args, Subcommand};
+
+use super::CommonOptions;
+#[cfg(feature = "fleet")]
+use super::{print_json, print_line};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum FleetCommand {
+    /// Bring the schema of the database up to date, and give the role that serves its rights
+    ///
+    /// The URL in `[fleet] database` is that of the role that owns the schema, for this command.
+    Migrate(Migrate),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Migrate {
+    /// The role of the replicas: it may add to the history, and delete nothing of it
+    #[arg(long, value_name = "ROLE")]
+    serve_as: String,
+}
+
+impl FleetCommand {
+    #[cfg(feature = "fleet")]
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
+        use anyhow::Context as _;
+        use secrecy::ExposeSecret as _;
+
+        use crate::fleet::database::Database;
+        use crate::fleet::schema;
+
+        let Self::Migrate(Migrate { serve_as }) = self;
+        let (config, _) = common.load()?;
+        let fleet = config.fleet.context("the configuration has no [fleet]: name the database there")?;
+        let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())?;
+        let made = schema::migrate(&database, &serve_as).context("nothing was changed")?;
+        let last = schema::MIGRATIONS.len();
+        if common.json {
+            print_json(&serde_json::json!({ "made": made, "migration": last, "serve_as": serve_as }));
+        } else if made.is_empty() {
+            print_line(&format!("the database was up to date (migration {last}); {serve_as:?} may serve"));
+        } else {
+            let made: Vec<String> = made.iter().map(ToString::to_string).collect();
+            print_line(&format!("made migration {}; {serve_as:?} may serve", made.join(", ")));
+        }
+        Ok(())
+    }
+
+    #[cfg(not(feature = "fleet"))]
+    pub(super) fn run(self, _: &CommonOptions) -> anyhow::Result<()> {
+        let Self::Migrate(Migrate { serve_as: _ }) = self;
+        anyhow::bail!("this larder was built without the feature fleet: build it with cargo build --features fleet")
+    }
+}

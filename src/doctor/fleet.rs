@@ -1,0 +1,129 @@
+//! Checks the database of a fleet: as a replica would use it, without changing anything.
+
+use super::{Check, in_time};
+use crate::clock::Timestamp;
+use crate::config::Fleet;
+use crate::fleet::database::{Database, MAX_CONNECTIONS, SettingsError};
+use crate::fleet::examine::{SchemaFacts, ServerFacts, schema_facts, server_facts};
+use crate::fleet::schema::{self, SchemaError};
+use secrecy::ExposeSecret as _;
+
+const DATABASE: &str = "fleet.database";
+const SCHEMA: &str = "fleet.schema";
+const RIGHTS: &str = "fleet.rights";
+/// The oldest version of PostgreSQL that has what larder asks for.
+const MIN_VERSION: i32 = 140_000;
+/// The difference of two clocks that shows in times on record, in seconds.
+const MAX_SKEW: f64 = 5.0;
+const UNREACHABLE_ADVICE: &str = "check the host, the port and the password in [fleet] database, and the authority in database_ca: psql \
+     with the same URL and sslmode=verify-full must connect";
+const MIGRATE_ADVICE: &str = "run larder fleet migrate with the role that owns the schema";
+
+/// Connects to the database as a replica does, and checks its server, its schema and the rights of the role.
+pub(super) async fn check(fleet: &Fleet, now: Timestamp) -> Vec<Check> {
+    let fleet = fleet.clone();
+    let checks = in_time(move || match checks_of(&fleet, now) {
+        Ok(checks) => checks,
+        Err(error) => vec![Check::fail(DATABASE, error.to_string()).advise(UNREACHABLE_ADVICE)],
+    });
+    checks.await.unwrap_or_else(|| {
+        vec![Check::fail(DATABASE, "the database does not respond in time").advise(UNREACHABLE_ADVICE)]
+    })
+}
+
+fn checks_of(fleet: &Fleet, now: Timestamp) -> Result<Vec<Check>, SettingsError> {
+    let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())?;
+    let server = match server_facts(&database) {
+        Ok(server) => server,
+        Err(error) => return Ok(vec![Check::fail(DATABASE, error.to_string()).advise(UNREACHABLE_ADVICE)]),
+    };
+    let mut checks = of_server(&server, now);
+    match schema::check(&database) {
+        Ok(()) => checks.push(Check::passed(SCHEMA, "every migration of this larder")),
+        Err(error @ SchemaError::Missing(_)) => {
+            checks.push(Check::fail(SCHEMA, error.to_string()).advise(MIGRATE_ADVICE));
+            return Ok(checks);
+        }
+        Err(error) => {
+            checks.push(Check::fail(SCHEMA, error.to_string()).advise(
+                "use a database that larder made, and the larder that it needs: docs and releases say which is newer",
+            ));
+            return Ok(checks);
+        }
+    }
+    match schema_facts(&database) {
+        Ok(schema) => checks.extend(of_schema(&server, &schema)),
+        Err(error) => checks.push(Check::fail(RIGHTS, error.to_string()).advise(MIGRATE_ADVICE)),
+    }
+    Ok(checks)
+}
+
+fn of_server(server: &ServerFacts, now: Timestamp) -> Vec<Check> {
+    let ServerFacts { version, role, synchronous_standbys, .. } = server;
+    let mut checks = Vec::new();
+    if server.version_number < MIN_VERSION {
+        let finding = format!("PostgreSQL {version} is too old");
+        checks.push(Check::fail(DATABASE, finding).advise("use PostgreSQL 14 or newer"));
+    } else {
+        checks.push(Check::passed(DATABASE, format!("PostgreSQL {version}, as {role}")));
+    }
+    let skew = server.time - now.0 as f64;
+    if skew.abs() > MAX_SKEW {
+        let finding = format!(
+            "the clock of the database is {:.0} s {} that of this machine",
+            skew.abs(),
+            if skew > 0.0 { "ahead of" } else { "behind" }
+        );
+        checks.push(
+            Check::warn(DATABASE, finding).advise("synchronise both clocks (NTP): times on record come from either"),
+        );
+    }
+    if synchronous_standbys.is_empty() {
+        let finding =
+            "a commit waits for no standby: after a failover the database may have forgotten the newest records";
+        checks.push(Check::warn(DATABASE, finding).advise(
+            "name a synchronous standby (synchronous_standby_names), unless the storage of the server is replicated itself",
+        ));
+    }
+    checks
+}
+
+fn of_schema(server: &ServerFacts, schema: &SchemaFacts) -> Vec<Check> {
+    let ServerFacts { role, .. } = server;
+    let mut checks = Vec::new();
+    if server.is_superuser {
+        let finding = format!("{role} is a superuser: it may delete what must never be forgotten");
+        checks.push(
+            Check::warn(RIGHTS, finding)
+                .advise("serve with a role of its own, which larder fleet migrate --serve-as ROLE gives its rights"),
+        );
+    } else if !schema.excessive.is_empty() {
+        let finding = format!("{role} may do more than it should: {}", schema.excessive.join(", "));
+        checks.push(
+            Check::warn(RIGHTS, finding)
+                .advise("serve with a role that does not own the schema, and revoke these rights from it"),
+        );
+    }
+    if schema.lacking.is_empty() {
+        if checks.is_empty() {
+            checks.push(Check::passed(RIGHTS, format!("{role} may add to the history and delete nothing of it")));
+        }
+    } else {
+        let finding = format!("{role} lacks rights: {}", schema.lacking.join(", "));
+        checks.push(Check::fail(RIGHTS, finding).advise(format!("{MIGRATE_ADVICE}, and --serve-as {role}")));
+    }
+    let replicas = i32::try_from(schema.replicas).unwrap_or(i32::MAX).max(1);
+    let needed = replicas.saturating_mul(i32::try_from(MAX_CONNECTIONS).unwrap_or(i32::MAX));
+    let of_role = (server.connections_of_role >= 0).then_some(server.connections_of_role);
+    let most = of_role.map_or(server.connections, |of_role| of_role.min(server.connections));
+    if most < needed {
+        let finding = format!(
+            "{role} gets {most} connections, and {replicas} replica{} may take {needed}",
+            if replicas == 1 { "" } else { "s" }
+        );
+        checks.push(Check::warn(DATABASE, finding).advise(
+            "raise max_connections or the role's CONNECTION LIMIT, or put PgBouncer in transaction mode between them",
+        ));
+    }
+    checks
+}

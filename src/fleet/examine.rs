@@ -1,0 +1,113 @@
+//! What there is to know about the database of a fleet before a replica uses it. Changes nothing.
+
+use tokio_postgres::types::Type;
+
+use super::database::{Database, DatabaseError};
+
+/// The tables of the schema, with what the role that serves must be allowed, and what it must not be.
+const RIGHTS: [(&str, &[&str], &[&str]); 9] = [
+    ("grp", &["select", "insert", "update"], &["delete", "truncate"]),
+    ("record", &["select", "insert", "update", "delete"], &["truncate"]),
+    ("history", &["select", "insert", "update"], &["delete", "truncate"]),
+    ("past", &["select", "insert"], &["update", "delete", "truncate"]),
+    ("blob", &["select", "insert", "update", "delete"], &["truncate"]),
+    ("doomed", &["select", "insert", "update", "delete"], &["truncate"]),
+    ("name_archive", &["select", "insert", "delete"], &["truncate"]),
+    ("fleet", &["select", "update"], &["insert", "delete", "truncate"]),
+    ("migration", &["select"], &["insert", "update", "delete", "truncate"]),
+];
+
+/// The facts about a server, and about the role that serves.
+#[derive(Debug)]
+pub struct ServerFacts {
+    /// The version as a number: 150018 for 15.18.
+    pub version_number: i32,
+    /// The version as text.
+    pub version: String,
+    /// The role of the connection.
+    pub role: String,
+    /// True if it may do anything.
+    pub is_superuser: bool,
+    /// The most connections of all roles, without those that are kept for superusers.
+    pub connections: i32,
+    /// The most connections of this role; negative for no limit.
+    pub connections_of_role: i32,
+    /// Where a commit waits: `synchronous_standby_names`. Empty for the server alone.
+    pub synchronous_standbys: String,
+    /// Seconds since 1970, by the clock of the server.
+    pub time: f64,
+}
+
+/// The facts about the schema.
+#[derive(Debug)]
+pub struct SchemaFacts {
+    /// What the role should be allowed and is not, such as `insert on larder.past`.
+    pub lacking: Vec<String>,
+    /// What it is allowed and should not be.
+    pub excessive: Vec<String>,
+    /// The replicas that were heard in the last 10 seconds.
+    pub replicas: i64,
+}
+
+/// Asks the server about itself and about the role.
+///
+/// # Errors
+/// It does not answer.
+pub fn server_facts(database: &Database) -> Result<ServerFacts, DatabaseError> {
+    let ask =
+        "select current_setting('server_version_num')::int4, current_setting('server_version'), current_user::text,
+        r.rolsuper,
+        current_setting('max_connections')::int4 - current_setting('superuser_reserved_connections')::int4,
+        r.rolconnlimit, current_setting('synchronous_standby_names'),
+        extract(epoch from clock_timestamp())::float8
+        from pg_roles r where r.rolname = current_user";
+    let facts = database.run(move |client| {
+        Box::pin(async move {
+            let rows = client.query_typed(ask, &[]).await?;
+            Ok(rows.first().map(|row| ServerFacts {
+                version_number: row.get(0),
+                version: row.get(1),
+                role: row.get(2),
+                is_superuser: row.get(3),
+                connections: row.get(4),
+                connections_of_role: row.get(5),
+                synchronous_standbys: row.get(6),
+                time: row.get(7),
+            }))
+        })
+    });
+    facts?.ok_or_else(|| DatabaseError::Unreachable("the server does not know the role of the connection".to_owned()))
+}
+
+/// Asks which rights the role has in the schema.
+///
+/// # Errors
+/// The database does not answer, or has no such schema.
+pub fn schema_facts(database: &Database) -> Result<SchemaFacts, DatabaseError> {
+    let (mut tables, mut rights, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+    for (table, needed, forbidden) in RIGHTS {
+        for (list, is_wanted) in [(needed, true), (forbidden, false)] {
+            for right in list {
+                tables.push(table);
+                rights.push(*right);
+                wanted.push(is_wanted);
+            }
+        }
+    }
+    let ask = "select right_ || ' on larder.' || table_, wanted from unnest($1, $2, $3) u(table_, right_, wanted)
+        where has_table_privilege(current_user, 'larder.' || table_, right_) <> wanted";
+    let count = "select count(*) from larder.replica where seen > now() - interval '10 seconds' and left_at is null";
+    let (differing, replicas) = database.run(move |client| {
+        Box::pin(async move {
+            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+                [(&tables, Type::TEXT_ARRAY), (&rights, Type::TEXT_ARRAY), (&wanted, Type::BOOL_ARRAY)];
+            let differing = client.query_typed(ask, &parameters).await?;
+            let replicas = client.query_typed(count, &[]).await?;
+            let differing: Vec<(String, bool)> = differing.iter().map(|row| (row.get(0), row.get(1))).collect();
+            Ok((differing, replicas.first().map_or(0, |row| row.get(0))))
+        })
+    })?;
+    let (lacking, excessive): (Vec<_>, Vec<_>) = differing.into_iter().partition(|(_, is_wanted)| *is_wanted);
+    let texts = |rights: Vec<(String, bool)>| rights.into_iter().map(|(text, _)| text).collect();
+    Ok(SchemaFacts { lacking: texts(lacking), excessive: texts(excessive), replicas })
+}
