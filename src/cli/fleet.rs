@@ -31,10 +31,14 @@ impl FleetCommand {
         use crate::fleet::schema;
 
         let Self::Migrate(Migrate { serve_as }) = self;
+        anyhow::ensure!(
+            !["public", ""].contains(&serve_as.as_str()),
+            "--serve-as names no role of its own: every role of the database would get the rights"
+        );
         let (config, _) = common.load()?;
         let fleet = config.fleet.context("the configuration has no [fleet]: name the database there")?;
         let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())?;
-        let made = schema::migrate(&database, &serve_as).context("nothing was changed")?;
+        let made = schema::migrate(&database, &serve_as)?;
         let last = schema::MIGRATIONS.len();
         if common.json {
             print_json(&serde_json::json!({ "made": made, "migration": last, "serve_as": serve_as }));

@@ -130,14 +130,24 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>, admin_token: Option<&Secre
     })
 }
 
-/// Checks the URL of the database, as far as its text goes. It has a password, so no message shows it. It may name several
-/// hosts with commas between them: the primary among them counts.
-fn check_database(text: &str) -> Result<(), String> {
+/// The URLs of each host that the URL of a database names: `postgresql://USER:PASSWORD@ONE:5432,OTHER:5432/NAME` has two.
+///
+/// # Errors
+/// It is no URL of a database. The message has no part of it: it has a password.
+pub fn urls_of_hosts(text: &str) -> Result<Vec<String>, &'static str> {
     let (scheme, rest) = text.split_once("://").ok_or(NO_DATABASE_URL)?;
     let (authority, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-    let (user, hosts) =
-        authority.rsplit_once('@').map_or((String::new(), authority), |(user, hosts)| (format!("{user}@"), hosts));
-    hosts.split(',').try_for_each(|host| check_database_at_one_host(&format!("{scheme}://{user}{host}{tail}")))
+    let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
+    if user.contains('@') {
+        return Err("the URL of the database has several @: write an @ of the name or the password as %40");
+    }
+    let at = if authority.contains('@') { "@" } else { "" };
+    Ok(hosts.split(',').map(|host| format!("{scheme}://{user}{at}{host}{tail}")).collect())
+}
+
+/// Checks the URL of the database, as far as its text goes. It has a password, so no message shows it.
+fn check_database(text: &str) -> Result<(), String> {
+    urls_of_hosts(text)?.iter().try_for_each(|url| check_database_at_one_host(url))
 }
 
 fn check_database_at_one_host(text: &str) -> Result<(), String> {

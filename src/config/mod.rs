@@ -33,7 +33,7 @@ use crate::store::SizeLimit;
 pub use bytesize::ByteSize;
 pub use client::{ClaimPattern, Client, IssuerSettings, KeySource, Oidc, parse_name as parse_client_name};
 pub use credential::{Access, Credential, CredentialKind, SshFiles};
-pub use fleet::{Bucket, BucketKey, BucketService, Fleet};
+pub use fleet::{Bucket, BucketKey, BucketService, Fleet, urls_of_hosts};
 pub(crate) use os::{environment, text};
 pub use section::{Diagnostic, Problems};
 pub use upstream::{Dates, FirstList, FreshnessLifetimes, Upstream};

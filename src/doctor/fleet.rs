@@ -3,7 +3,7 @@
 use super::{Check, in_time};
 use crate::clock::Timestamp;
 use crate::config::Fleet;
-use crate::fleet::database::{Database, MAX_CONNECTIONS, SettingsError};
+use crate::fleet::database::{Database, DatabaseError, MAX_CONNECTIONS, SettingsError};
 use crate::fleet::examine::{SchemaFacts, ServerFacts, schema_facts, server_facts};
 use crate::fleet::schema::{self, SchemaError};
 use secrecy::ExposeSecret as _;
@@ -11,13 +11,16 @@ use secrecy::ExposeSecret as _;
 const DATABASE: &str = "fleet.database";
 const SCHEMA: &str = "fleet.schema";
 const RIGHTS: &str = "fleet.rights";
+/// The SQLSTATE of a right that is missing.
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
 /// The oldest version of PostgreSQL that has what larder asks for.
 const MIN_VERSION: i32 = 140_000;
 /// The difference of two clocks that shows in times on record, in seconds.
 const MAX_SKEW: f64 = 5.0;
 const UNREACHABLE_ADVICE: &str = "check the host, the port and the password in [fleet] database, and the authority in database_ca: psql \
      with the same URL and sslmode=verify-full must connect";
-const MIGRATE_ADVICE: &str = "run larder fleet migrate with the role that owns the schema";
+const MIGRATE_ADVICE: &str = "run larder fleet migrate --serve-as ROLE, with the URL of the role that owns the schema and the ROLE of the \
+     replicas";
 
 /// Connects to the database as a replica does, and checks its server, its schema and the rights of the role.
 pub(super) async fn check(fleet: &Fleet, now: Timestamp) -> Vec<Check> {
@@ -44,10 +47,19 @@ fn checks_of(fleet: &Fleet, now: Timestamp) -> Result<Vec<Check>, SettingsError>
             checks.push(Check::fail(SCHEMA, error.to_string()).advise(MIGRATE_ADVICE));
             return Ok(checks);
         }
-        Err(error) => {
-            checks.push(Check::fail(SCHEMA, error.to_string()).advise(
-                "use a database that larder made, and the larder that it needs: docs and releases say which is newer",
-            ));
+        Err(SchemaError::Database(error)) => {
+            checks.push(match &error {
+                DatabaseError::Refused { state, .. } if state.code() == INSUFFICIENT_PRIVILEGE => {
+                    let finding = format!("{} may not read the schema: {error}", server.role);
+                    Check::fail(RIGHTS, finding).advise(MIGRATE_ADVICE)
+                }
+                _ => Check::fail(SCHEMA, error.to_string()).advise(UNREACHABLE_ADVICE),
+            });
+            return Ok(checks);
+        }
+        Err(error @ (SchemaError::Other(_) | SchemaError::Newer { .. })) => {
+            let advice = "use a database that larder made, and a larder that is new enough for it";
+            checks.push(Check::fail(SCHEMA, error.to_string()).advise(advice));
             return Ok(checks);
         }
     }
@@ -77,6 +89,10 @@ fn of_server(server: &ServerFacts, now: Timestamp) -> Vec<Check> {
         checks.push(
             Check::warn(DATABASE, finding).advise("synchronise both clocks (NTP): times on record come from either"),
         );
+    }
+    if !server.is_durable {
+        let finding = "the database acknowledges what it may lose: fsync or synchronous_commit is off";
+        checks.push(Check::fail(DATABASE, finding).advise("set fsync = on and synchronous_commit = on"));
     }
     if synchronous_standbys.is_empty() {
         let finding =
@@ -110,7 +126,7 @@ fn of_schema(server: &ServerFacts, schema: &SchemaFacts) -> Vec<Check> {
         }
     } else {
         let finding = format!("{role} lacks rights: {}", schema.lacking.join(", "));
-        checks.push(Check::fail(RIGHTS, finding).advise(format!("{MIGRATE_ADVICE}, and --serve-as {role}")));
+        checks.push(Check::fail(RIGHTS, finding).advise(MIGRATE_ADVICE));
     }
     let replicas = i32::try_from(schema.replicas).unwrap_or(i32::MAX).max(1);
     let needed = replicas.saturating_mul(i32::try_from(MAX_CONNECTIONS).unwrap_or(i32::MAX));

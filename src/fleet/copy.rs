@@ -122,14 +122,18 @@ impl CopiedRecords {
         if groups.is_current(group) && self.index.copied_generation(group)?.is_some() {
             return Ok(());
         }
-        self.bring_up_to_date(group).inspect_err(|_| {
-            // What is made of the old copy must not outlive this moment.
-            groups.changes.fetch_add(1, Ordering::AcqRel);
-        })
+        self.bring_up_to_date(group)
     }
 
     /// Asks the database what changed in a group, and applies it.
     fn bring_up_to_date(&self, group: &RecordGroup) -> Result<(), StoreError> {
+        self.try_to_bring_up_to_date(group).inspect_err(|_| {
+            // What is made of the old copy must not outlive this moment.
+            self.groups.of(&group.as_ref()).changes.fetch_add(1, Ordering::AcqRel);
+        })
+    }
+
+    fn try_to_bring_up_to_date(&self, group: &RecordGroup) -> Result<(), StoreError> {
         let groups = self.groups.of(&group.as_ref());
         for _ in 0..MAX_ROUNDS {
             let news = groups.news.load(Ordering::Acquire);
@@ -408,11 +412,15 @@ impl Records for CopiedRecords {
     }
 
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+        let groups = self.groups.of(&group.as_ref());
         if !changes.is_empty() && changes.iter().all(|change| change.action == RecordAction::Keep) {
             // Only the index changes, which is of this machine.
+            let _applying = groups.applying.lock();
+            if self.index.copied_generation(group)? != Some(read_at) {
+                return Ok(WriteOutcome::Conflict);
+            }
             return self.write_local(group, changes).map(|()| WriteOutcome::Written);
         }
-        let groups = self.groups.of(&group.as_ref());
         let news = groups.make_old(group);
         let outcome = self.shared.write_at(group, read_at, changes);
         let applied = match &outcome {

@@ -8,18 +8,20 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{
-    Hook, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
+    Connect, Hook, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
 };
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, select_ok};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config};
 use url::form_urlencoded;
 
 use super::tls::DatabaseTls;
+use crate::config;
 use crate::store::StoreError;
 use crate::upstream::clients::ConnectorError;
 
@@ -46,8 +48,8 @@ pub enum DatabaseError {
     #[error("{0}")]
     Unreachable(String),
     /// No answer came in time. A write may have happened.
-    #[error("the database gave no answer within {} ms", STEP_TIMEOUT.as_millis())]
-    Slow,
+    #[error("the database gave no answer within {} ms", .0.as_millis())]
+    Slow(Duration),
     /// The connection broke. A write may have happened.
     #[error("the connection to the database broke: {0}")]
     Broken(String),
@@ -73,7 +75,7 @@ impl DatabaseError {
                 SqlState::READ_ONLY_SQL_TRANSACTION,
             ]
             .contains(state),
-            Self::Busy | Self::Unreachable(_) | Self::Slow => false,
+            Self::Busy | Self::Unreachable(_) | Self::Slow(_) => false,
         }
     }
 }
@@ -85,9 +87,8 @@ impl From<DatabaseError> for StoreError {
             DatabaseError::Refused { state, .. } => format!("the database refused (SQLSTATE {})", state.code()),
             DatabaseError::Unreachable(_) => "no connection to the database".to_owned(),
             DatabaseError::Broken(_) => "the connection to the database broke".to_owned(),
-            DatabaseError::Busy | DatabaseError::Slow => error.to_string(),
+            DatabaseError::Busy | DatabaseError::Slow(_) => error.to_string(),
         };
-        tracing::warn!(%error, "the records of the fleet cannot be reached");
         Self::Unreachable(text)
     }
 }
@@ -140,9 +141,11 @@ impl Database {
     /// # Errors
     /// The settings cannot be used.
     pub fn new(url: &str, authorities: Option<&Path>) -> Result<Self, SettingsError> {
-        let config = config_of(url)?;
+        let urls = config::urls_of_hosts(url).map_err(|bad| SettingsError::Url(bad.to_owned()))?;
+        let hosts = urls.iter().map(|url| config_of(url)).collect::<Result<Vec<Config>, _>>()?;
         let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_config(config, DatabaseTls::trusting(authorities)?, manager);
+        let primary = Primary { hosts, tls: DatabaseTls::trusting(authorities)? };
+        let manager = Manager::from_connect(Config::new(), primary, manager);
         let timeouts =
             Timeouts { wait: Some(STEP_TIMEOUT), create: Some(CONNECT_TIMEOUT), recycle: Some(CONNECT_TIMEOUT) };
         let pool = Pool::builder(manager)
@@ -189,12 +192,12 @@ impl Database {
             // The caller waits no longer than this.
             let _ = sender.send(run_on(&pool, limit, step).await);
         });
-        let done = receiver.recv_timeout(limit + STEP_TIMEOUT).unwrap_or(Err(DatabaseError::Slow));
-        if let Err(DatabaseError::Slow | DatabaseError::Broken(_)) = done {
+        let done = receiver.recv_timeout(limit + STEP_TIMEOUT).unwrap_or(Err(DatabaseError::Slow(limit)));
+        let is_in_trouble = self.health.lock().record(done.as_ref().err(), Instant::now());
+        if is_in_trouble || matches!(done, Err(DatabaseError::Broken(_))) {
             // The idle ones may lead nowhere, too, and each would cost another step its time.
             self.pool.retain(|_, _| false);
         }
-        self.health.lock().record(done.as_ref().err(), Instant::now());
         done
     }
 }
@@ -205,6 +208,26 @@ impl Drop for Database {
             // Waits for nothing: a store may be closed from a thread that must not block.
             runtime.shutdown_background();
         }
+    }
+}
+
+/// The hosts of a database, of which the primary takes the connections. All are asked at once: one that leads nowhere, such as
+/// the former primary, costs no time.
+struct Primary {
+    hosts: Vec<Config>,
+    tls: DatabaseTls,
+}
+
+impl Connect for Primary {
+    fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
+        // There is at least one host: a URL without a comma names one.
+        let attempts = self.hosts.iter().map(|config| Box::pin(config.connect(self.tls.clone())));
+        let first = select_ok(attempts.collect::<Vec<_>>());
+        Box::pin(async move {
+            let ((client, connection), _) = first.await?;
+            // Its end is seen by the client.
+            Ok((client, tokio::spawn(async move { drop(connection.await) })))
+        })
     }
 }
 
@@ -221,7 +244,7 @@ async fn run_on<T>(
             let reason = format!("no connection within {} ms", CONNECT_TIMEOUT.as_millis());
             return Err(DatabaseError::Unreachable(reason));
         }
-        Ok(Err(_)) | Err(_) => return Err(DatabaseError::Slow),
+        Ok(Err(_)) | Err(_) => return Err(DatabaseError::Slow(limit)),
     };
     match tokio::time::timeout_at(end, step(&connection)).await {
         Ok(Ok(done)) => Ok(done),
@@ -236,7 +259,7 @@ async fn run_on<T>(
         Err(_) => {
             // Its answer may still come, and must not be taken for that of the next step.
             drop(Object::take(connection));
-            Err(DatabaseError::Slow)
+            Err(DatabaseError::Slow(limit))
         }
     }
 }
@@ -289,18 +312,28 @@ impl Health {
         }
     }
 
-    fn record(&mut self, failed: Option<&DatabaseError>, now: Instant) {
+    /// Records the end of a step; returns true while the database does not answer. The log says when that begins and ends.
+    fn record(&mut self, failed: Option<&DatabaseError>, now: Instant) -> bool {
         match failed {
             None | Some(DatabaseError::Refused { .. }) => {
-                (self.answered, self.trouble) = (now, None);
+                self.answered = now;
+                if self.trouble.take().is_some() {
+                    tracing::info!("the database answers again");
+                }
+                if let Some(error) = failed {
+                    tracing::warn!(%error, "a statement was refused");
+                }
             }
             // A step may be slow for its own sake, while others are answered.
-            Some(DatabaseError::Slow) if now.duration_since(self.answered) < STEP_TIMEOUT => {}
-            Some(error @ (DatabaseError::Unreachable(_) | DatabaseError::Slow)) => {
-                self.trouble = Some((now + LEFT_ALONE, error.clone()));
+            Some(DatabaseError::Slow(_)) if now.duration_since(self.answered) < STEP_TIMEOUT => {}
+            Some(error @ (DatabaseError::Unreachable(_) | DatabaseError::Slow(_))) => {
+                if self.trouble.replace((now + LEFT_ALONE, error.clone())).is_none() {
+                    tracing::error!(%error, "the database does not answer; what is here is served meanwhile");
+                }
             }
             Some(DatabaseError::Busy | DatabaseError::Broken(_)) => {}
         }
+        self.trouble.is_some()
     }
 }
 
@@ -320,7 +353,12 @@ fn config_of(url: &str) -> Result<Config, SettingsError> {
         return Err(SettingsError::Url(text.to_owned()));
     }
     config.ssl_mode(if is_local { SslMode::Disable } else { SslMode::Require });
-    config.connect_timeout(CONNECT_TIMEOUT).tcp_user_timeout(STEP_TIMEOUT * 2).application_name("larder");
+    // Each host in turn, the last one, too, while others lead nowhere.
+    let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX);
+    config
+        .connect_timeout(CONNECT_TIMEOUT / hosts.saturating_add(1))
+        .tcp_user_timeout(STEP_TIMEOUT * 2)
+        .application_name("larder");
     config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE).keepalives_retries(1);
     // A standby takes no writes, and may lag behind what was written.
     config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -333,12 +371,10 @@ mod tests {
 
     #[test]
     fn a_url_is_read_as_psql_reads_it_and_always_verified() {
-        let config = config_of(
-            "postgresql://larder_run:p%40ss@db-1:5433,db-2:5434/larder?sslmode=verify-full&sslrootcert=/ca.pem",
-        )
-        .unwrap();
-        assert_eq!(config.get_hosts(), [Host::Tcp("db-1".into()), Host::Tcp("db-2".into())]);
-        assert_eq!((config.get_ports(), config.get_password()), (&[5433, 5434][..], Some(&b"p@ss"[..])));
+        let url = "postgresql://larder_run:p%40ss@db-1:5433/larder?sslmode=verify-full&sslrootcert=/ca.pem";
+        let config = config_of(url).unwrap();
+        assert_eq!(config.get_hosts(), [Host::Tcp("db-1".into())]);
+        assert_eq!((config.get_ports(), config.get_password()), (&[5433][..], Some(&b"p@ss"[..])));
         assert_eq!(
             (config.get_ssl_mode(), config.get_target_session_attrs()),
             (SslMode::Require, TargetSessionAttrs::ReadWrite)
@@ -378,9 +414,9 @@ mod tests {
         health.record(None, at(1001));
         assert!(health.admit(at(1002)).is_ok() && health.admit(at(1002)).is_ok());
         // Slow for its own sake, while others are answered.
-        health.record(Some(&DatabaseError::Slow), at(2000));
+        health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(2000));
         assert!(health.admit(at(2001)).is_ok());
-        health.record(Some(&DatabaseError::Slow), at(2502));
-        assert!(matches!(health.admit(at(2503)), Err(DatabaseError::Slow)));
+        health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(2502));
+        assert!(matches!(health.admit(at(2503)), Err(DatabaseError::Slow(_))));
     }
 }

@@ -381,12 +381,10 @@ impl DatabaseRecords {
         let ask = "select epoch, sealed, settle_until > now(), pg_is_in_recovery() from larder.fleet";
         let rows = self.rows(ask, [])?;
         let Some(row) = rows.first() else { return Ok(Some("the database has no fleet".to_owned())) };
-        if row.get::<_, i64>(0) != self.epoch.load(Ordering::Acquire) {
-            // It is read again with the next step.
-            self.epoch.store(0, Ordering::Release);
-            return Ok(None);
-        }
+        let is_other = row.get::<_, i64>(0) != self.epoch.load(Ordering::Acquire);
         let reasons = [
+            // What is here may be of a database that was given up.
+            (is_other, "the fleet was taken up anew from a back-up: restart this larder"),
             (row.get(3), "the database is a standby, which takes no writes"),
             (row.get(1), "the fleet is sealed"),
             (

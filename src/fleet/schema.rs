@@ -52,7 +52,7 @@ pub enum SchemaError {
     #[error(transparent)]
     Database(#[from] DatabaseError),
     /// A migration of this larder is missing.
-    #[error("the database lacks migration {0}: run larder fleet migrate with the role that owns the schema")]
+    #[error("the database lacks migration {0}")]
     Missing(i32),
     /// A migration was made of other statements.
     #[error("migration {0} of the database is not that of this larder: another program made it")]
@@ -78,25 +78,27 @@ pub fn migrate(database: &Database, role: &str) -> Result<Vec<i32>, SchemaError>
         let rights = rights.clone();
         database.run_within(MIGRATION_TIMEOUT, |client| Box::pin(async move { migrate_with(client, &rights).await }))
     };
-    let made = match migrate_once() {
+    match migrate_once() {
         // Another one made the schema at the same moment: its list of migrations is there now.
         Err(DatabaseError::Refused { state, .. }) if ["23505", "42P06", "42P07"].contains(&state.code()) => {
-            migrate_once()
+            migrate_once()?
         }
-        made => made,
-    };
-    let made = made?;
-    check(database).map(|()| made)
+        migrated => migrated?,
+    }
 }
 
-async fn migrate_with(client: &Client, rights: &str) -> Result<Vec<i32>, Error> {
+async fn migrate_with(client: &Client, rights: &str) -> Result<Result<Vec<i32>, SchemaError>, Error> {
     let migrated = async {
         // All in one transaction: a connection that breaks rolls it back.
-        client.batch_execute(&format!("begin; {FIRST}")).await?;
-        let applied = client.query_typed("select n from larder.migration", &[]).await?;
-        let applied: Vec<i32> = applied.iter().map(|row| row.get(0)).collect();
+        client.batch_execute(&format!("begin; set local lock_timeout = '10s'; {FIRST}")).await?;
+        let applied = applied(client).await?;
+        match judge(&applied) {
+            Ok(()) | Err(SchemaError::Missing(_)) => {}
+            Err(unfit) => return Ok(Err(unfit)),
+        }
+        let is_missing = |migration: &&Migration| !applied.iter().any(|applied| applied.number == migration.number);
         let mut made = Vec::new();
-        for Migration { number, sql, oldest_binary } in MIGRATIONS.iter().filter(|m| !applied.contains(&m.number)) {
+        for Migration { number, sql, oldest_binary } in MIGRATIONS.iter().filter(is_missing) {
             client.batch_execute(sql).await?;
             let digest = Digest::of(sql.as_bytes()).to_string();
             let note = "insert into larder.migration (n, sha256, oldest_binary) values ($1, $2, $3)";
@@ -106,16 +108,28 @@ async fn migrate_with(client: &Client, rights: &str) -> Result<Vec<i32>, Error> 
             made.push(*number);
         }
         client.batch_execute(rights).await?;
-        Ok(made)
+        Ok(Ok(made))
     };
     match migrated.await {
-        Ok(made) => client.batch_execute("commit").await.map(|()| made),
-        Err(failed) => {
+        Ok(Ok(made)) => client.batch_execute("commit").await.map(|()| Ok(made)),
+        unfit => {
             // The reason is the first failure.
             let _ = client.batch_execute("rollback").await;
-            Err(failed)
+            unfit
         }
     }
+}
+
+/// A migration in the database.
+struct Applied {
+    number: i32,
+    sha256: String,
+    oldest_binary: String,
+}
+
+async fn applied(client: &Client) -> Result<Vec<Applied>, Error> {
+    let rows = client.query_typed("select n, sha256, oldest_binary from larder.migration order by n", &[]).await?;
+    Ok(rows.iter().map(|row| Applied { number: row.get(0), sha256: row.get(1), oldest_binary: row.get(2) }).collect())
 }
 
 /// Checks that this larder can use the schema as it is. Changes nothing.
@@ -123,27 +137,32 @@ async fn migrate_with(client: &Client, rights: &str) -> Result<Vec<i32>, Error> 
 /// # Errors
 /// It cannot.
 pub fn check(database: &Database) -> Result<(), SchemaError> {
-    let read = "select n, sha256, oldest_binary from larder.migration order by n";
-    let applied = database.run(move |client| Box::pin(client.query_typed(read, &[])));
-    let applied = match applied {
+    match database.run(|client| Box::pin(applied(client))) {
         Err(DatabaseError::Refused { state, .. }) if ["3F000", "42P01"].contains(&state.code()) => {
-            return Err(SchemaError::Missing(1));
+            Err(SchemaError::Missing(1))
         }
-        applied => applied?,
-    };
-    let applied: Vec<(i32, String, String)> = applied.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+        applied => judge(&applied?),
+    }
+}
+
+/// Judges the migrations of a database.
+fn judge(applied: &[Applied]) -> Result<(), SchemaError> {
+    let ours = version_numbers(env!("CARGO_PKG_VERSION"));
+    if let Some(Applied { number, oldest_binary, .. }) =
+        applied.iter().find(|applied| version_numbers(&applied.oldest_binary) > ours)
+    {
+        return Err(SchemaError::Newer { number: *number, oldest_binary: oldest_binary.clone() });
+    }
     for Migration { number, sql, .. } in &MIGRATIONS {
-        match applied.iter().find(|(applied, ..)| applied == number) {
+        match applied.iter().find(|applied| applied.number == *number) {
             None => return Err(SchemaError::Missing(*number)),
-            Some((_, digest, _)) if *digest != Digest::of(sql.as_bytes()).to_string() => {
+            Some(applied) if applied.sha256 != Digest::of(sql.as_bytes()).to_string() => {
                 return Err(SchemaError::Other(*number));
             }
             Some(_) => {}
         }
     }
-    let ours = version_numbers(env!("CARGO_PKG_VERSION"));
-    let newer = applied.into_iter().find(|(.., oldest_binary)| version_numbers(oldest_binary) > ours);
-    newer.map_or(Ok(()), |(number, _, oldest_binary)| Err(SchemaError::Newer { number, oldest_binary }))
+    Ok(())
 }
 
 /// The numbers of a version of larder; those of another text are larger than all others.

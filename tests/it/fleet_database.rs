@@ -16,6 +16,7 @@ use larder::store::{
 use serde_json::Value;
 
 use crate::support::larder::Folder;
+use crate::support::ports::free_port;
 use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
 use crate::support::process::{CommandOutput, command, run};
 
@@ -170,8 +171,14 @@ fn a_database_that_takes_no_writes_says_why() {
     records.put(&alarms("other"), b"alarm", Durability::Synced).unwrap();
     database.sql("update larder.fleet set settle_until = now(), sealed = true");
     refused("the fleet is sealed");
-    database.sql("update larder.fleet set sealed = false, epoch = epoch + 1");
+    database.sql("update larder.fleet set sealed = false");
     records.put(&first_seen("other"), b"first", Durability::Synced).unwrap();
+    database.sql("update larder.fleet set epoch = epoch + 1");
+    let error = records.put(&first_seen("third"), b"first", Durability::Synced).unwrap_err();
+    assert!(error.to_string().contains("taken up anew from a back-up"), "{error}");
+    let replica = self::records(&database);
+    let records: &dyn Records = &replica;
+    records.put(&first_seen("third"), b"first", Durability::Synced).unwrap();
     let name = database.sql("select current_database()");
     database.sql(&format!("alter database {name} set default_transaction_read_only = on"));
     database.sql("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'larder_run' and datname = current_database()");
@@ -256,7 +263,8 @@ fn a_schema_is_made_once_and_one_that_does_not_fit_is_refused() {
     database.sql("update larder.migration set oldest_binary = '99.0.0' where n = 2");
     let newer = schema::check(&run).unwrap_err().to_string();
     assert_eq!(newer, "the database has migration 2, which needs larder 99.0.0 or newer");
-    database.sql("update larder.migration set sha256 = 'x' where n = 1");
+    assert!(matches!(schema::migrate(&owner, RUN_ROLE), Err(SchemaError::Newer { number: 2, .. })));
+    database.sql("delete from larder.migration where n = 2; update larder.migration set sha256 = 'x' where n = 1");
     assert!(matches!(schema::check(&run), Err(SchemaError::Other(1))));
 }
 
@@ -316,6 +324,9 @@ async fn the_doctor_and_fleet_migrate_lead_to_a_database_that_fits() {
     let after = doctor(&replica).await;
     found(&after, "fleet.schema", "ok", "every migration");
     found(&after, "fleet.rights", "ok", "delete nothing of it");
+    database.sql("revoke usage on schema larder from larder_run");
+    found(&doctor(&replica).await, "fleet.rights", "fail", "larder_run may not read the schema");
+    database.sql("grant usage on schema larder to larder_run");
     database.sql("revoke insert on larder.past from larder_run; grant delete on larder.history to larder_run");
     database.sql("alter role larder_run connection limit 5");
     let wrong = doctor(&replica).await;
@@ -348,6 +359,18 @@ fn a_connection_that_is_refused_says_why() {
     assert!(other_name.contains("refused") || other_name.contains("not valid for name"), "{other_name}");
     let missing = ask(&Database::new(&format!("{url}x"), Some(&database.ca())).unwrap());
     assert!(missing.contains("does not exist"), "{missing}");
+}
+
+/// The former primary hangs, and another host leads nowhere: the connection is to the one that answers.
+#[test]
+fn a_host_that_hangs_does_not_hide_the_primary() {
+    let Some(database) = TestDatabase::new() else { return };
+    let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = hangs.local_addr().unwrap().port();
+    let hosts = format!("@127.0.0.1:{port},127.0.0.1:{},127.0.0.1:", free_port());
+    let url = database.url(RUN_ROLE).replace("@127.0.0.1:", &hosts);
+    let several = Database::new(&url, Some(&database.ca())).unwrap();
+    several.run(|client| Box::pin(client.query_typed("select 1", &[]))).unwrap();
 }
 
 /// Only so many wait for the database; the next is told at once.
