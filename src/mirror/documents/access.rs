@@ -36,7 +36,12 @@ impl Documents {
         // Without a list the stored times count, and a version that has none is held back.
         let _ = Box::pin(self.get(address, call)).await;
         self.ask_for_dates(address, call).await?;
-        let config = Arc::clone(&call.config);
+        self.stored_access(canonical, call).await
+    }
+
+    /// What the policies say about an address by what is stored. Asks no upstream.
+    async fn stored_access(&self, canonical: Address, call: &RequestContext) -> Result<AddressAccess, Error> {
+        let (access, config) = (call.access(), Arc::clone(&call.config));
         self.library.on_disk(move |library| library.read_access(&canonical, &access, &config)).await
     }
 
@@ -64,7 +69,7 @@ impl Documents {
             // Another replica may have recorded an approval, or when the version was listed.
             self.library.refresh((&canonical).into()).await?;
             if self.library.generation_of_address(&canonical) != seen {
-                access = self.access_to(&of, call).await?;
+                access = self.stored_access(canonical, call).await?;
                 permitted = access.permit(version);
             }
         }

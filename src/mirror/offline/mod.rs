@@ -207,11 +207,13 @@ impl Offline {
         call: &RequestContext,
     ) -> Result<Answer<BTreeSet<Platform>>, Error> {
         let address = Address::from(provider);
+        let seen = self.library.generation(provider);
         let mut stored = self.stored_versions(&address, call).await?;
         if !stored.contains_key(version) {
             self.library.refresh((&address).into()).await?;
-            // Of another generation, it is another lookup.
-            stored = self.stored_versions(&address, call).await?;
+            if self.library.generation(provider) != seen {
+                stored = self.stored_versions(&address, call).await?;
+            }
         }
         let document = self.stored_list(&address, call).await?;
         if document.is_none() && stored.is_empty() {
