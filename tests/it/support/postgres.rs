@@ -29,6 +29,7 @@ const SUPERUSER: &str = "super";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running server.
+#[derive(Debug)]
 pub(crate) struct Server {
     folder: PathBuf,
     programs: PathBuf,
@@ -40,6 +41,7 @@ pub(crate) struct Server {
 }
 
 /// A database of its own, with the schema of a fleet.
+#[derive(Debug)]
 pub(crate) struct TestDatabase {
     name: String,
     server: Arc<Server>,

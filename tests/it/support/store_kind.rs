@@ -1,14 +1,21 @@
-//! The kind of store of the larders that run in this process: files, which larder runs with, or records in memory, where
-//! `LARDER_TEST_RECORDS` is `memory`. `tests/long/run memory` runs every test with the latter.
+//! The kind of store of the larders that run in this process: files, which larder runs with, or, where `LARDER_TEST_RECORDS` is
+//! `memory`, records in memory, and where it is `fleet`, a copy of records in a PostgreSQL database of its own.
+//! `tests/long/run memory fleet` runs the tests with these.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::support::lagging_records::LaggingRecords;
 use crate::support::memory_records::MemoryRecords;
+use crate::support::postgres::TestDatabase;
 use larder::clock::Timestamp;
-use larder::store::{Records, Store, StoreError};
+use larder::fleet::copy::CopiedRecords;
+use larder::fleet::database::Database;
+use larder::fleet::records::DatabaseRecords;
+use larder::store::{Archives, Staged, Store, StoreError};
+use larder::verify::Verified;
 
 /// The records of each folder, which outlive the larders that use it.
 static RECORDS: Mutex<BTreeMap<PathBuf, Kind>> = Mutex::new(BTreeMap::new());
@@ -18,11 +25,34 @@ static RECORDS: Mutex<BTreeMap<PathBuf, Kind>> = Mutex::new(BTreeMap::new());
 enum Kind {
     Memory(MemoryRecords),
     Lagging(LaggingRecords),
+    Fleet(Arc<TestDatabase>),
 }
 
-/// True where records are in memory.
-fn is_memory() -> bool {
-    std::env::var("LARDER_TEST_RECORDS").is_ok_and(|kind| kind == "memory")
+impl Kind {
+    /// The kind that this run of the tests asks for; `None` for files.
+    fn asked() -> Option<Self> {
+        match std::env::var("LARDER_TEST_RECORDS").ok()?.as_str() {
+            "memory" => Some(Self::Memory(MemoryRecords::default())),
+            "fleet" => Some(Self::Fleet(Arc::new(TestDatabase::new().expect("PostgreSQL is not installed")))),
+            other => panic!("LARDER_TEST_RECORDS is {other}"),
+        }
+    }
+}
+
+/// Archives that are on this machine, and of which the database has a note: no name may list another.
+#[derive(Debug)]
+struct NotedInDatabase(Arc<Database>);
+
+impl Archives for NotedInDatabase {
+    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError> {
+        let (digest, size) = (staged.digest(), staged.value().written());
+        let note = format!(
+            "insert into larder.blob (sha256, object, size) values ('\\x{digest}', '{digest}', {size})
+             on conflict do nothing"
+        );
+        let noted = self.0.run(move |client| Box::pin(async move { client.batch_execute(&note).await }));
+        Ok(noted?)
+    }
 }
 
 /// Makes the larders of these folders replicas, which share records. Returns those of each.
@@ -40,24 +70,30 @@ pub(crate) fn join(folder: &Path, replica: &LaggingRecords) -> LaggingRecords {
 
 /// The records in memory of a folder; `None` where they are files, as are those of a larder in a process of its own.
 pub(crate) fn records_in_memory(folder: &Path) -> Option<MemoryRecords> {
-    RECORDS.lock().unwrap().get(folder).map(|kind| match kind {
-        Kind::Memory(records) => records.clone(),
-        Kind::Lagging(records) => records.copy().clone(),
-    })
+    match RECORDS.lock().unwrap().get(folder)? {
+        Kind::Memory(records) => Some(records.clone()),
+        Kind::Lagging(records) => Some(records.copy().clone()),
+        Kind::Fleet(_) => None,
+    }
 }
 
 /// Opens the store in a folder.
 pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
     let store = Store::open(folder, now)?;
-    let mut all = RECORDS.lock().unwrap();
-    if is_memory() {
-        all.entry(folder.to_owned()).or_insert_with(|| Kind::Memory(MemoryRecords::default()));
-    }
-    let records: Box<dyn Records> = match all.get(folder) {
-        None => return Ok(store),
-        Some(Kind::Memory(records)) => Box::new(records.clone()),
-        Some(Kind::Lagging(records)) => Box::new(records.clone()),
+    let kind = match RECORDS.lock().unwrap().entry(folder.to_owned()) {
+        Entry::Occupied(known) => Some(known.get().clone()),
+        Entry::Vacant(place) => Kind::asked().map(|kind| place.insert(kind).clone()),
     };
-    let Store { archives, local, .. } = store;
-    Ok(Store::assemble(records, archives, local))
+    let Some(kind) = kind else { return Ok(store) };
+    let Store { records, archives, local } = store;
+    Ok(match kind {
+        Kind::Memory(records) => Store::assemble(Box::new(records), archives, local),
+        Kind::Lagging(records) => Store::assemble(Box::new(records), archives, local),
+        Kind::Fleet(database) => {
+            let database = Arc::new(database.connect());
+            let shared = DatabaseRecords::of(Arc::clone(&database));
+            let records = CopiedRecords::new(records, Arc::clone(&local.index), shared)?;
+            Store::assemble(Box::new(records), Box::new(NotedInDatabase(database)), local)
+        }
+    })
 }
