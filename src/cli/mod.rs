@@ -242,6 +242,8 @@ impl Arguments {
             // The client prints why a request failed, and the last line names an upstream that did not answer.
             Command::Run(_) => "warn,larder::http=error,larder::upstream=error",
             Command::Warm(_) | Command::Lock(_) | Command::Export(_) => "warn,larder::jobs=error",
+            // They print what the database refused.
+            Command::Doctor | Command::Fleet(_) => "warn,larder::fleet=off",
             // It shows what its alarms are about.
             Command::Accept(_) => "warn,larder::mirror::library=off",
             // It prints a line for each damage itself.
