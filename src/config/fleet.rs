@@ -12,7 +12,7 @@ use url::Url;
 use super::section::Section;
 use super::values;
 
-/// What the replicas of a fleet share, and how they find each other.
+/// The database, the bucket and the secrets that the replicas of a fleet share, and their addresses.
 #[derive(Debug, Clone)]
 pub struct Fleet {
     /// The URL of the database, with the password.
@@ -31,7 +31,7 @@ pub struct Fleet {
     pub listen: SocketAddr,
     /// The URL at which the other replicas reach this one, with a final slash.
     pub advertise: Url,
-    /// How long this replica serves without the database; `None` for any time.
+    /// The longest time that this replica serves without the database; `None` for any time.
     pub serve_behind: Option<Duration>,
 }
 
@@ -50,7 +50,7 @@ pub struct Bucket {
 /// The protocol of an object store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 pub enum BucketService {
-    /// That of Amazon S3, which others speak, too.
+    /// The protocol of Amazon S3, which others speak, too.
     #[display("s3")]
     S3,
     /// Google Cloud Storage.

@@ -72,7 +72,7 @@ pub struct Config {
     pub lock_platforms: Vec<Platform>,
     /// Recurring warm-ups.
     pub warm: Vec<RecurringWarmUp>,
-    /// What several larders share; `None` for a larder with a store of its own.
+    /// The fleet of this larder; `None` for a larder with a store of its own.
     pub fleet: Option<Fleet>,
 }
 

@@ -37,9 +37,9 @@ pub struct CopiedRecords {
     shared: DatabaseRecords,
     groups: Striped<CopiedGroups>,
     turns: Turns,
-    /// What the feed told last.
+    /// The snapshot of the last answer to [`CopiedRecords::hear`].
     heard: Mutex<Option<String>>,
-    /// How often the generation of an unknown group was asked for.
+    /// The number of questions about the generation of an unknown group.
     unknown: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ struct CopiedGroups {
     /// The groups that are current.
     current: Mutex<HashSet<RecordGroup>>,
     /// Grows when a group becomes old.
-    news: AtomicU64,
+    marks: AtomicU64,
     /// Grows when a copy was changed, and when an old one is read because the database does not answer.
     changes: AtomicU64,
 }
@@ -61,24 +61,24 @@ impl CopiedGroups {
         self.current.lock().contains(group)
     }
 
-    /// Makes a group old. Returns the news now: only who reads the group afterwards can make it current.
+    /// Makes a group old. Returns the mark: only a reader of the group afterwards can make it current.
     fn make_old(&self, group: &RecordGroup) -> u64 {
         let mut current = self.current.lock();
         current.remove(group);
-        self.news.fetch_add(1, Ordering::AcqRel) + 1
+        self.marks.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     /// Makes all groups old.
     fn make_all_old(&self) {
         let mut current = self.current.lock();
         current.clear();
-        self.news.fetch_add(1, Ordering::AcqRel);
+        self.marks.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Makes a group current, unless there was news since `news` was read.
-    fn make_current(&self, group: &RecordGroup, news: u64) {
+    /// Makes a group current, unless one became old since `marks` was read.
+    fn make_current(&self, group: &RecordGroup, marks: u64) {
         let mut current = self.current.lock();
-        if self.news.load(Ordering::Acquire) == news {
+        if self.marks.load(Ordering::Acquire) == marks {
             current.insert(group.clone());
         }
     }
@@ -128,7 +128,7 @@ impl CopiedRecords {
     /// Asks the database what changed in a group, and applies it.
     fn bring_up_to_date(&self, group: &RecordGroup) -> Result<(), StoreError> {
         self.try_to_bring_up_to_date(group).inspect_err(|_| {
-            // What is made of the old copy must not outlive this moment.
+            // An answer rendered from the old copy must not outlive this moment.
             self.groups.of(&group.as_ref()).changes.fetch_add(1, Ordering::AcqRel);
         })
     }
@@ -136,7 +136,7 @@ impl CopiedRecords {
     fn try_to_bring_up_to_date(&self, group: &RecordGroup) -> Result<(), StoreError> {
         let groups = self.groups.of(&group.as_ref());
         for _ in 0..MAX_ROUNDS {
-            let news = groups.news.load(Ordering::Acquire);
+            let marks = groups.marks.load(Ordering::Acquire);
             let before = self.index.copied_generation(group)?;
             let delta = self.shared.delta(group, before)?;
             let is_applied = match before {
@@ -150,7 +150,7 @@ impl CopiedRecords {
                 None => self.apply_delta(group, before, Extent::Whole, delta)?,
             };
             if is_applied {
-                groups.make_current(group, news);
+                groups.make_current(group, marks);
                 return Ok(());
             }
         }
@@ -172,7 +172,7 @@ impl CopiedRecords {
         }
         let (mut changes, mut notes) = (Vec::new(), Vec::new());
         if extent == Extent::Whole {
-            // What it does not have was removed.
+            // Records that are not in it were removed.
             let named: BTreeSet<PathBuf> = delta.records.iter().map(|record| record.key.path()).collect();
             self.index.each_copied_record(group, None, |path, _| {
                 if !named.contains(&path) {
@@ -252,7 +252,7 @@ impl CopiedRecords {
         self.write_local(group, changes)?;
         self.index.note_copied_records(group, notes);
         self.index.note_copied_generation(group, Some(generation));
-        // Last: what is rendered from now on is of the changed copy.
+        // Last: answers rendered from now on are of the changed copy.
         self.groups.of(&group.as_ref()).changes.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -405,10 +405,10 @@ impl Records for CopiedRecords {
     }
 
     fn generation_now(&self, group: GroupRef<'_>) -> Generation {
-        let CopiedGroups { news, changes, .. } = self.groups.of(&group);
-        let (news, changes) = (news.load(Ordering::Acquire), changes.load(Ordering::Acquire));
+        let CopiedGroups { marks, changes, .. } = self.groups.of(&group);
+        let (marks, changes) = (marks.load(Ordering::Acquire), changes.load(Ordering::Acquire));
         // Each only grows.
-        Generation(news.wrapping_add(changes).wrapping_add(self.local.generation_now(group).0))
+        Generation(marks.wrapping_add(changes).wrapping_add(self.local.generation_now(group).0))
     }
 
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
@@ -421,16 +421,16 @@ impl Records for CopiedRecords {
             }
             return self.write_local(group, changes).map(|()| WriteOutcome::Written);
         }
-        let news = groups.make_old(group);
+        let marks = groups.make_old(group);
         let outcome = self.shared.write_at(group, read_at, changes);
         let applied = match &outcome {
             Ok(SharedWrite::Written(written)) => self.apply_own(group, read_at, *written, changes),
             Ok(SharedWrite::Unchanged) => Ok(true),
-            // What the database has now is not known.
+            // The state of the database is unknown.
             Ok(SharedWrite::Conflict) | Err(_) => Ok(false),
         };
         match applied {
-            Ok(true) => groups.make_current(group, news),
+            Ok(true) => groups.make_current(group, marks),
             Ok(false) => drop(groups.make_old(group)),
             Err(error) => {
                 groups.make_old(group);
@@ -448,7 +448,7 @@ impl Records for CopiedRecords {
     }
 
     fn sync(&self, key: &Key) -> Result<bool, StoreError> {
-        // What the database has is durable.
+        // A record in the database is durable.
         Ok(self.stat(key)?.is_some())
     }
 

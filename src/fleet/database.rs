@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{
-    Connect, Hook, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
+    Connect, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
 };
 use futures_util::future::{BoxFuture, select_ok};
 use parking_lot::Mutex;
@@ -102,7 +102,7 @@ pub struct Database {
     health: Mutex<Health>,
 }
 
-/// Whether the database answers.
+/// The state of the database: answering, or in trouble.
 #[derive(Debug)]
 struct Health {
     answered: Instant,
@@ -152,10 +152,6 @@ impl Database {
             .max_size(MAX_CONNECTIONS)
             .timeouts(timeouts)
             .runtime(PoolRuntime::Tokio1)
-            .post_create(Hook::sync_fn(|_, _| {
-                tracing::debug!("connected to the database");
-                Ok(())
-            }))
             .build()
             .map_err(|e| SettingsError::Pool(e.to_string()))?;
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -337,7 +333,7 @@ impl Health {
     }
 }
 
-/// The settings in a URL of `psql`. `sslmode` may ask for less than larder does: it counts on a Unix socket only.
+/// The settings in a URL of `psql` with one host. `sslmode` may ask for less than larder does: it counts on a Unix socket only.
 fn config_of(url: &str) -> Result<Config, SettingsError> {
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
     let is_ours = |name: &str| matches!(name, "sslmode" | "sslrootcert" | "channel_binding");
@@ -353,12 +349,8 @@ fn config_of(url: &str) -> Result<Config, SettingsError> {
         return Err(SettingsError::Url(text.to_owned()));
     }
     config.ssl_mode(if is_local { SslMode::Disable } else { SslMode::Require });
-    // Each host in turn, the last one, too, while others lead nowhere.
-    let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX);
-    config
-        .connect_timeout(CONNECT_TIMEOUT / hosts.saturating_add(1))
-        .tcp_user_timeout(STEP_TIMEOUT * 2)
-        .application_name("larder");
+    // The name of the host may have a second address.
+    config.connect_timeout(CONNECT_TIMEOUT / 2).tcp_user_timeout(STEP_TIMEOUT * 2).application_name("larder");
     config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE).keepalives_retries(1);
     // A standby takes no writes, and may lag behind what was written.
     config.target_session_attrs(TargetSessionAttrs::ReadWrite);

@@ -1,4 +1,4 @@
-//! What there is to know about the database of a fleet before a replica uses it. Changes nothing.
+//! The facts about the database of a fleet that a replica depends on. Changes nothing.
 
 use tokio_postgres::types::Type;
 
@@ -45,9 +45,9 @@ pub struct ServerFacts {
 /// The facts about the schema.
 #[derive(Debug)]
 pub struct SchemaFacts {
-    /// What the role should be allowed and is not, such as `insert on larder.past`.
+    /// Rights that the role needs and lacks, such as `insert on larder.past`.
     pub lacking: Vec<String>,
-    /// What it is allowed and should not be.
+    /// Rights that it has and must not have.
     pub excessive: Vec<String>,
     /// The replicas that were heard in the last 10 seconds.
     pub replicas: i64,

@@ -1,6 +1,6 @@
 //! A fleet: larders on many machines that share one store. PostgreSQL has the records, and decides what was first.
 //!
-//! What this folder has so far: the connection to the database, its schema, the records in it, and the copy of them that each
+//! This folder has the connection to the database, its schema, the records in it, and the copy of them that each
 //! replica keeps. The bucket is not built yet, so no larder starts as a replica.
 
 pub mod copy;

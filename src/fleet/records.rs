@@ -18,7 +18,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{
     Change, Generation, GroupRef, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, RecordGroup,
-    RecordScope, Records, StoreError, Striped, Turns, WriteOutcome,
+    RecordScope, Records, StoreError, Striped, Turns, WriteOutcome, sort_text,
 };
 
 /// The rows that are read at a time.
@@ -60,7 +60,7 @@ with f as (
 )
 select gen, extract(epoch from now())::int8 from g";
 
-/// What changed in a group, and its generation, in one look. `$1`: the group. `$2`: the generation after which. `$3`: true for
+/// The records of a group that changed, and its generation, in one look. `$1`: the group. `$2`: the generation after which. `$3`: true for
 /// removed records, too, and for bytes, up to a megabyte in all.
 const DELTA: &str = "
 select g.gen, r.path, r.gen, octet_length(r.body)::int8, extract(epoch from r.written)::int8,
@@ -96,7 +96,7 @@ pub struct DatabaseRecords {
     turns: Turns,
 }
 
-/// What changed in a group since an earlier generation.
+/// The records of a group that changed since an earlier generation.
 #[derive(Debug)]
 pub struct Delta {
     /// The generation of the group now; 0 for one without records.
@@ -122,10 +122,10 @@ pub struct SharedRecord {
     pub name: Option<IndexedName>,
 }
 
-/// The news about groups.
+/// The groups that changed since a snapshot.
 #[derive(Debug)]
 pub struct Feed {
-    /// What the database shows now: the next question begins here.
+    /// The snapshot of this answer: the next question begins here.
     pub snapshot: String,
     /// The groups that have changed; `None` where any may have.
     pub changed: Option<Vec<RecordGroup>>,
@@ -246,7 +246,7 @@ impl DatabaseRecords {
         Ok(Generation(rows.first().map_or(0, |row| row.get::<_, i64>(0).cast_unsigned())))
     }
 
-    /// What changed in a group after a generation; `None` lists all records without their bytes.
+    /// The records of a group that changed after a generation; `None` lists all records without their bytes.
     ///
     /// # Errors
     /// The database does not answer.
@@ -325,7 +325,7 @@ impl DatabaseRecords {
                 Some(reason) => Err(StoreError::Unreachable(reason)),
                 None => Ok(SharedWrite::Conflict),
             },
-            // Whether it was written is not known: the step reads again.
+            // The write may have happened: the step reads again.
             Err(error) if error.may_be_repeated() => Ok(SharedWrite::Conflict),
             Err(error) => Err(error.into()),
         }
@@ -383,7 +383,7 @@ impl DatabaseRecords {
         let Some(row) = rows.first() else { return Ok(Some("the database has no fleet".to_owned())) };
         let is_other = row.get::<_, i64>(0) != self.epoch.load(Ordering::Acquire);
         let reasons = [
-            // What is here may be of a database that was given up.
+            // The copy may be of a database that was given up.
             (is_other, "the fleet was taken up anew from a back-up: restart this larder"),
             (row.get(3), "the database is a standby, which takes no writes"),
             (row.get(1), "the fleet is sealed"),
@@ -468,8 +468,8 @@ impl Records for DatabaseRecords {
             of_table("record"),
             of_table("history")
         );
-        let (from, to) = (format!("{}\u{1}", place_of(folder)), format!("{}\u{2}", place_of(folder)));
-        let mut after = after.map(|key| place_of(&key.path())).filter(|after| *after > from).unwrap_or(from);
+        let (from, to) = (format!("{}\u{1}", sort_text(folder)), format!("{}\u{2}", sort_text(folder)));
+        let mut after = after.map(|key| sort_text(&key.path())).filter(|after| *after > from).unwrap_or(from);
         let mut keys = Vec::new();
         while keys.len() < limit {
             let wanted = limit - keys.len();
@@ -479,7 +479,7 @@ impl Records for DatabaseRecords {
             let is_last = rows.len() < wanted;
             for row in &rows {
                 let path: &str = row.get(0);
-                after = place_of(Path::new(path));
+                after = sort_text(Path::new(path));
                 // A newer larder may have records of other kinds.
                 keys.extend(Key::from_path(Path::new(path)).map(|key| (key, row.get::<_, i64>(1).unsigned_abs())));
             }
@@ -568,11 +568,6 @@ fn table_of(key: &Key) -> &'static str {
 /// The path of a record as text. Paths are made of names, which are valid Unicode.
 fn text_of(path: &Path) -> String {
     path.to_string_lossy().into_owned()
-}
-
-/// A path whose text sorts as the path does.
-fn place_of(path: &Path) -> String {
-    text_of(path).replace('/', "\u{1}")
 }
 
 /// The bounds of the paths below a folder, as texts.

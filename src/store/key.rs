@@ -141,6 +141,11 @@ impl From<&Address> for RecordGroup {
     }
 }
 
+/// The path as a text that sorts as the path does, component by component.
+pub fn sort_text(path: &Path) -> String {
+    path.to_string_lossy().replace('/', "\u{1}")
+}
+
 /// The kinds of groups in their names.
 const PROVIDER: &str = "provider";
 const MODULE: &str = "module";

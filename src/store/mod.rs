@@ -45,7 +45,7 @@ pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudge
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
 pub use self::index::{CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
-pub use self::key::{DocumentKey, GroupRef, HourOfDay, Key, RecordGroup};
+pub use self::key::{DocumentKey, GroupRef, HourOfDay, Key, RecordGroup, sort_text};
 pub use self::local::Local;
 pub(crate) use self::locks::Striped;
 pub use self::locks::{ListenerNote, OwnerNote, StoreOwner, StoreUse};

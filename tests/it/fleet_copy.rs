@@ -34,7 +34,7 @@ fn put(records: &impl Records, key: &Key, text: &str) {
     records.put(key, text.as_bytes(), Durability::Synced).unwrap();
 }
 
-/// What one replica wrote, another reads that never looked; what changes later, once it hears of it.
+/// Another replica reads a record that it never looked for at once, and a later change once it hears of it.
 #[test]
 fn a_change_is_seen_by_another_replica_that_hears_of_it() {
     let Some(database) = TestDatabase::new() else { return };
@@ -152,7 +152,7 @@ fn without_the_database_what_is_here_is_read_and_nothing_is_absent() {
     }
 }
 
-/// What the database has forgotten, because it was restored, the copy forgets, too.
+/// A restored database has forgotten records, and the copy forgets them, too.
 #[test]
 fn a_copy_that_is_ahead_of_a_restored_database_is_compared_whole() {
     let Some(database) = TestDatabase::new() else { return };
@@ -167,7 +167,7 @@ fn a_copy_that_is_ahead_of_a_restored_database_is_compared_whole() {
     );
 }
 
-/// What was rendered of an old copy while the database was away is rendered anew when it is back.
+/// An answer rendered from an old copy while the database was away is rendered anew when it is back.
 #[test]
 fn what_is_made_of_an_old_copy_does_not_outlive_the_trouble() {
     let Some(database) = TestDatabase::on_its_own_server() else { return };

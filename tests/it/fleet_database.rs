@@ -54,7 +54,7 @@ pub(crate) fn until_answered<T>(mut step: impl FnMut() -> Result<T, StoreError>)
 /// The versions of each provider in a race.
 const VERSIONS: usize = 4;
 
-/// What the writers of a round record: a version, and the alarms of its provider.
+/// The records of a round: a version, and the alarms of its provider.
 fn keys_of(round: usize) -> (Key, Key) {
     let name = format!("p{}", round / VERSIONS);
     let version = Version::parse(&format!("1.{}.0", round % VERSIONS)).unwrap();
@@ -154,7 +154,7 @@ fn a_server_that_hangs_is_told_in_time_and_left_alone() {
     assert!(back.elapsed() < Duration::from_secs(3), "{:?}", back.elapsed());
 }
 
-/// What cannot be written is not taken for a lost race.
+/// A refused write is not taken for a lost race.
 #[test]
 fn a_database_that_takes_no_writes_says_why() {
     let Some(database) = TestDatabase::new() else { return };
@@ -167,7 +167,7 @@ fn a_database_that_takes_no_writes_says_why() {
     };
     database.sql("update larder.fleet set settle_until = now() + interval '1 minute'");
     refused("until that has settled");
-    // What is no history may change meanwhile.
+    // Other records may change meanwhile.
     records.put(&alarms("other"), b"alarm", Durability::Synced).unwrap();
     database.sql("update larder.fleet set settle_until = now(), sealed = true");
     refused("the fleet is sealed");

@@ -39,7 +39,7 @@ impl Documents {
         self.stored_access(canonical, call).await
     }
 
-    /// What the policies say about an address by what is stored. Asks no upstream.
+    /// The verdicts of the policies about an address, from the store alone. Asks no upstream.
     async fn stored_access(&self, canonical: Address, call: &RequestContext) -> Result<AddressAccess, Error> {
         let (access, config) = (call.access(), Arc::clone(&call.config));
         self.library.on_disk(move |library| library.read_access(&canonical, &access, &config)).await

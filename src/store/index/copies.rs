@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use super::super::{Generation, RecordGroup, StoreError};
+use super::super::{Generation, RecordGroup, StoreError, sort_text};
 use super::Index;
 use super::entries::{decode_numbers, encode_numbers};
 use crate::clock::Timestamp;
@@ -126,6 +126,5 @@ fn generation_key(group: &RecordGroup) -> Vec<u8> {
 
 /// The key of a record: those of one group sort as their paths do.
 fn record_key(group: &RecordGroup, path: &Path) -> Vec<u8> {
-    let place = path.to_string_lossy().replace('/', "\u{1}");
-    [&[RECORD], group.name().as_bytes(), SEPARATOR.as_bytes(), place.as_bytes()].concat()
+    [&[RECORD], group.name().as_bytes(), SEPARATOR.as_bytes(), sort_text(path).as_bytes()].concat()
 }

@@ -33,7 +33,7 @@ struct RecordsNow {
     /// The generation of each group: that of the last change of any group, so that no group has an earlier one again.
     generations: HashMap<RecordGroup, u64>,
     last_generation: u64,
-    /// How often everything was forgotten.
+    /// The number of times that everything was forgotten.
     forgotten: u64,
 }
 
