@@ -44,6 +44,10 @@ pub(super) enum CloseReason {
 
 #[derive(Debug)]
 struct State {
+    /// True from the first request on.
+    has_begun: bool,
+    /// True once no request is taken after the next one.
+    is_ending: bool,
     in_flight: usize,
     idle_since: Instant,
     head_since: Option<Instant>,
@@ -61,6 +65,8 @@ impl Activity {
     pub(super) fn new(idle_timeout: Duration, head_timeout: Duration, outsider_deadline: Option<Instant>) -> Arc<Self> {
         let idle_since = Instant::now();
         let state = State {
+            has_begun: false,
+            is_ending: false,
             in_flight: 0,
             idle_since,
             head_since: None,
@@ -81,13 +87,25 @@ impl Activity {
     /// Counts a request as in flight until the returned value is dropped.
     pub(super) fn request(self: &Arc<Self>) -> InFlight {
         let mut state = self.state.lock();
+        state.has_begun = true;
         state.in_flight += 1;
         state.head_since = None;
         let is_outsider_request = state.outsider_deadline.take().is_some();
         if is_outsider_request {
             self.close_is_due.notify_one();
         }
-        InFlight { activity: Arc::clone(self), is_outsider_request }
+        let is_last = is_outsider_request || state.is_ending;
+        InFlight { activity: Arc::clone(self), is_last }
+    }
+
+    /// Makes the next request the last.
+    pub(super) fn end_after_next_request(&self) {
+        self.state.lock().is_ending = true;
+    }
+
+    /// True from the first request on.
+    pub(super) fn has_begun(&self) -> bool {
+        self.state.lock().has_begun
     }
 
     /// The time since which its client waits for nothing and has begun no request; `None` if it does, or before the first
@@ -151,10 +169,10 @@ impl Activity {
         }
     }
 
-    fn sent(&self) {
+    fn sent(&self, since: Instant) {
         let mut state = self.state.lock();
         // Buffers may still hold the end of the last answer.
-        state.idle_since = Instant::now();
+        state.idle_since = since;
         state.write_waits_since = None;
     }
 
@@ -173,8 +191,8 @@ impl State {
 #[derive(Debug)]
 pub(super) struct InFlight {
     activity: Arc<Activity>,
-    /// True for the one request of an outsider, after which the connection closes.
-    pub(super) is_outsider_request: bool,
+    /// True for one after which the connection closes.
+    pub(super) is_last: bool,
 }
 
 impl Drop for InFlight {
@@ -194,14 +212,20 @@ pub(super) struct WatchedSocket<S> {
     activity: Arc<Activity>,
 }
 
-impl<S> WatchedSocket<S> {
+impl<S: Unpin> WatchedSocket<S> {
     pub(super) fn new(socket: S, activity: Arc<Activity>) -> Self {
         Self { socket, activity }
     }
 
-    fn after_write(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn write(
+        mut self: Pin<&mut Self>,
+        write: impl FnOnce(Pin<&mut S>) -> Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        // The time before the write: afterwards the client may have read it, and used another connection since.
+        let since = Instant::now();
+        let written = write(Pin::new(&mut self.socket));
         match &written {
-            Poll::Ready(Ok(_)) => self.activity.sent(),
+            Poll::Ready(Ok(_)) => self.activity.sent(since),
             Poll::Ready(Err(_)) => {}
             Poll::Pending => self.activity.write_waits(),
         }
@@ -219,18 +243,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedSocket<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedSocket<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write(cx, buf);
-        self.after_write(written)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.write(|socket| socket.poll_write(cx, buf))
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bufs);
-        self.after_write(written)
+        self.write(|socket| socket.poll_write_vectored(cx, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {

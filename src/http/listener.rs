@@ -3,7 +3,7 @@
 
 use std::{
     error::Error,
-    io,
+    future, io,
     net::{IpAddr, SocketAddr},
     panic::AssertUnwindSafe,
     pin::{Pin, pin},
@@ -51,6 +51,10 @@ const MIN_HEADER_BYTES: usize = 8192;
 
 /// The time for a request head of a connection that begins with a spare slot.
 const SPARE_TIME: Duration = Duration::from_secs(2);
+
+/// The time for a connection without a request to send its first one after the listener stops: its client may have sent it
+/// already, and would get no answer.
+const FIRST_REQUEST_TIME: Duration = Duration::from_secs(1);
 
 /// Deadline for a connection task to stop after its connection was cut.
 const CUT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -152,8 +156,8 @@ pub type Handler = Arc<dyn Fn(Request<Incoming>, Arc<Peer>) -> BoxFuture<'static
 /// Accepts connections on `listener` until `stop`, and answers their requests with `handler`. The slots limit the
 /// connections by the class that `classify` gives to their address.
 ///
-/// After `stop`, refuses new connections, lets running answers end within `limits.drain`, cuts the rest and returns.
-/// Dropping the future cuts all connections at once.
+/// After `stop`, refuses new connections, lets running answers end within `limits.drain`, cuts the rest and returns. Connections
+/// that were accepted and have sent no request yet have a moment for one. Dropping the future cuts all connections at once.
 pub async fn serve(
     listener: Listener,
     classify: impl Fn(IpAddr) -> PeerClass,
@@ -341,7 +345,7 @@ impl ListenerState {
             Transport::Tls(tls) => Some(tls.acceptor()),
             Transport::PlainOrAdminTls(acceptor) => {
                 let mut first = [0];
-                match self.stop.run_until_cancelled(timeout(header_time, socket.peek(&mut first))).await {
+                match self.unless_stopped(timeout(header_time, socket.peek(&mut first))).await {
                     Some(Ok(Ok(1))) => (first == [TLS_RECORD]).then(|| acceptor()),
                     _ => return tracing::debug!(%address, "a connection sent nothing"),
                 }
@@ -353,7 +357,7 @@ impl ListenerState {
             return self.run_http(socket, peer, slot, &activity).await;
         };
         let accepting = timeout(handshake_time, acceptor.accept(socket));
-        let stream = match self.stop.run_until_cancelled(accepting).await {
+        let stream = match self.unless_stopped(accepting).await {
             Some(Ok(Ok(stream))) => stream,
             Some(Ok(Err(error))) => return tracing::debug!(%address, %error, "TLS handshake failed"),
             Some(Err(_)) => {
@@ -365,6 +369,19 @@ impl ListenerState {
             None => return,
         };
         self.run_http(stream, peer, slot, &activity).await;
+    }
+
+    /// Waits for a step before the first request of a connection. `None` if it takes a moment longer than the listener.
+    async fn unless_stopped<F: Future>(&self, step: F) -> Option<F::Output> {
+        tokio::select! {
+            output = step => Some(output),
+            () = self.stopped_a_moment_ago() => None,
+        }
+    }
+
+    async fn stopped_a_moment_ago(&self) {
+        self.stop.cancelled().await;
+        tokio::time::sleep(FIRST_REQUEST_TIME).await;
     }
 
     async fn run_http(
@@ -397,15 +414,32 @@ impl ListenerState {
             ended = connection.as_mut() => return log_end(address, ended),
             close_reason = when_woken(closing) => close_reason,
         };
+        let close_reason = match close_reason {
+            Some(reason) => reason,
+            None => {
+                activity.end_after_next_request();
+                // Hyper would close a connection that waits for its first one.
+                tokio::select! {
+                    biased;
+                    ended = connection.as_mut() => return log_end(address, ended),
+                    () = future::poll_fn(|_| if activity.has_begun() { Poll::Ready(()) } else { Poll::Pending }) => {}
+                    () = tokio::time::sleep(FIRST_REQUEST_TIME) => {}
+                }
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    biased;
+                    ended = connection.as_mut() => return log_end(address, ended),
+                    reason = activity.close_reason() => reason,
+                }
+            }
+        };
         tracing::debug!(%address, ?close_reason, "ending a connection");
         connection.as_mut().graceful_shutdown();
         let limit = match close_reason {
-            // `serve` bounds the drain from outside.
-            None => return log_end(address, connection.await),
-            Some(CloseReason::Idle | CloseReason::GivesWay) => self.limits.header_time,
-            Some(CloseReason::OutsiderServed) => self.limits.outsider_time,
-            Some(CloseReason::SlowOutsider) => return self.slots.record_slow_outsider(),
-            Some(CloseReason::SlowHead | CloseReason::SlowReader) => return,
+            CloseReason::Idle | CloseReason::GivesWay => self.limits.header_time,
+            CloseReason::OutsiderServed => self.limits.outsider_time,
+            CloseReason::SlowOutsider => return self.slots.record_slow_outsider(),
+            CloseReason::SlowHead | CloseReason::SlowReader => return,
         };
         match timeout(limit, connection).await {
             Ok(ended) => log_end(address, ended),
@@ -469,7 +503,7 @@ impl<'a> Answering<'a> {
             HandlerPanicked
         });
         let in_flight = self.in_flight.take();
-        let is_last = self.slot.is_spare() || in_flight.as_ref().is_some_and(|request| request.is_outsider_request);
+        let is_last = self.slot.is_spare() || in_flight.as_ref().is_some_and(|request| request.is_last);
         self.step = AnswerStep::Handled(Some(handled.map(|mut response| {
             if is_last {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -224,6 +224,44 @@ async fn a_drain_lets_a_running_download_finish_and_refuses_new_connections() {
     within_test_timeout(task).await.unwrap();
 }
 
+/// Promise 15: a client whose connection was accepted may have sent its request, and it tries no other connection. One that sends
+/// nothing delays the end by a moment.
+#[tokio::test]
+async fn a_new_connection_may_send_its_first_request_after_a_stop() {
+    let pki = Pki::new();
+    for is_secure in [false, true] {
+        let listener = TestListener::start_with(Limits::default(), is_secure.then(|| pki.tls())).await;
+        let mut first = listener.connect().await;
+        let silent = listener.connect().await;
+        // All three are accepted: the listener accepts in turn.
+        let last = match is_secure {
+            false => send(listener.connect().await, "/").await.unwrap(),
+            true => send(pki.connect(&listener, &["http/1.1"]).await, "/").await.unwrap(),
+        };
+        assert_eq!(body_text(last).await, format!("secure={is_secure}"));
+        listener.stop.cancel();
+        let refused = async { while TcpStream::connect(listener.address).await.is_ok() {} };
+        within_test_timeout(refused).await;
+        let answer = match is_secure {
+            false => {
+                send_http1(&mut first, "GET /").await;
+                read_to_end(&mut first).await
+            }
+            true => {
+                let mut first = pki.shake_hands(first, &["http/1.1"]).await;
+                send_http1(&mut first, "GET /").await;
+                let answer = read_until(&mut first, "secure=true").await;
+                // It closes as any connection after its answer.
+                assert_eq!(within_test_timeout(first.read_u8()).await.map_err(|_| ()), Err(()));
+                answer
+            }
+        };
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"), "{answer}");
+        listener.wait_for_end().await;
+        drop(silent);
+    }
+}
+
 #[tokio::test]
 async fn a_drain_cuts_answers_that_do_not_end_within_its_limit() {
     let listener = TestListener::start(Limits { drain: Duration::from_millis(200), ..Limits::default() }).await;
