@@ -18,7 +18,7 @@ use crate::mirror::documents::{DocumentFetch, DocumentKind, Documents, RETRIES};
 use crate::mirror::freshness::{Confirmation, FreshnessRule};
 use crate::mirror::last_answers::is_of_upstream;
 use crate::mirror::library::Library;
-use crate::mirror::library::stored_document::StoredDocument;
+use crate::mirror::library::stored_document::{DocumentFlightResult, StoredDocument};
 use crate::mirror::request_context::RequestContext;
 use crate::mirror::{Limits, Outcome, RuntimeConfig};
 use crate::store::{DocumentKey, Key};
@@ -71,7 +71,7 @@ impl DocumentKind for Arc<Issuer> {
 
     /// Those of a former configuration may be what a certificate proved that is trusted no longer, or what was withdrawn since.
     fn rule(&self, rule: FreshnessRule) -> FreshnessRule {
-        if self.was_asked.load(Ordering::Relaxed) { rule } else { rule.at_new_location() }
+        if self.was_asked.load(Ordering::Acquire) { rule } else { rule.at_new_location() }
     }
 
     /// Keys are no package.
@@ -103,12 +103,18 @@ impl DocumentKind for Arc<Issuer> {
         if fetch.before.as_ref().is_some_and(|before| Digest::of(&before.body) != *parsed.id()) {
             tracing::info!(issuer = self.name, "the issuer has new keys");
         }
-        self.was_asked.store(true, Ordering::Relaxed);
         let mut document = StoredDocument::of(keys, url, fetch.call.now);
         // Those of the keys say nothing about the configuration, which is what is asked for.
         document.metadata.validators = Validators::default();
         document.metadata.origins.extend(answer.origins);
         Ok(document)
+    }
+
+    async fn store_answer(&self, fetch: &DocumentFetch<'_>, document: StoredDocument) -> DocumentFlightResult {
+        let stored = fetch.store(document).await;
+        // Not before: until now the copy of a former configuration would count as the answer to this one.
+        self.was_asked.store(true, Ordering::Release);
+        stored
     }
 
     /// An issuer without a configuration must not look like a missing package.

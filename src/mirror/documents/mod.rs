@@ -234,8 +234,15 @@ impl Documents {
         kind: &K,
         call: &RequestContext,
     ) -> Result<Answer<Arc<StoredDocument>>, Error> {
-        let request = DocumentRequest::of(kind, call)?;
-        let stored = self.usable_copy(kind, &request, call).await?;
+        let mut request = DocumentRequest::of(kind, call)?;
+        let stored = loop {
+            let stored = self.usable_copy(kind, &request, call).await?;
+            // A rule that the first answer changed meanwhile is not that of this copy.
+            let rule = kind.rule(request.upstream.freshness_rule(K::lifetime));
+            if std::mem::replace(&mut request.rule, rule) == rule {
+                break stored;
+            }
+        };
         let rule = match (kind.service(), stored.as_ref().filter(|stored| !stored.confirmed.gone)) {
             (Some(service), Some(stored)) => {
                 let url = &stored.value.metadata.asked;
@@ -295,8 +302,10 @@ impl Documents {
         let if_task_dies = Err(Error::Interrupted(request.subject.clone()));
         let work = || {
             let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));
-            let (kind, request) = (kind.clone(), request.clone());
+            let kind = kind.clone();
             async move {
+                // Another flight may have got the first answer since, which changed the rule.
+                let request = DocumentRequest::of(&kind, &call)?;
                 let fetch = documents.fetch(&kind, &request, seen, fetch_reason, &call);
                 match kind.service() {
                     Some(_) => documents.runtime.with_deadline(&request, &call, fetch).await,
