@@ -10,6 +10,7 @@ use crate::support::git_module_fixture::override_through;
 use crate::support::http::{client, send};
 use crate::support::larder::{Folder, Larder};
 use crate::support::process::{CommandOutput, Process, command, run};
+use crate::support::repetitions;
 use crate::support::reports::name;
 use crate::support::terraform::Terraform;
 
@@ -133,7 +134,7 @@ async fn warmed_folders_install_offline_as_plan_predicted() {
         .files("documents")
         .into_iter()
         .partition(|path| path.extension().is_some_and(|extension| extension == "set"));
-    for record in folder.files("names").into_iter().chain(proof_sets) {
+    for record in folder.files("names").into_iter().chain(proof_sets).step_by(repetitions(3, 1)) {
         std::fs::rename(&record, &removed).unwrap();
         let plan = plan_of_tar(&estate, &running, &token).await;
         std::fs::rename(&removed, &record).unwrap();

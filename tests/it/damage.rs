@@ -473,7 +473,7 @@ async fn an_index_with_damaged_content_is_rebuilt() {
     for section in 0..8 {
         let folder = Folder::new();
         let store = open_store(folder.path(), Timestamp(1));
-        for number in 0..20_000u32 {
+        for number in 0..5000u32 {
             store.local.index.archive_stored(&Digest::of(&number.to_be_bytes()), 1, Timestamp(1));
         }
         store.local.index.completed(Ok(()));
@@ -487,7 +487,7 @@ async fn an_index_with_damaged_content_is_rebuilt() {
         let store = open_store(folder.path(), Timestamp(2));
         let is_behind = store.local.index.begin_completion(&|| false);
         if !is_behind {
-            assert_eq!(store.local.index.totals().archives, 20_000, "section {section}");
+            assert_eq!(store.local.index.totals().archives, 5000, "section {section}");
             continue;
         }
         drop(store);

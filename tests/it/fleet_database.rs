@@ -19,6 +19,7 @@ use crate::support::larder::Folder;
 use crate::support::ports::free_port;
 use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
 use crate::support::process::{CommandOutput, command, run};
+use crate::support::repetitions;
 
 fn provider(name: &str) -> ProviderAddress {
     let [namespace, type_] = ["acme", name].map(|name| Name::parse(name).unwrap());
@@ -63,7 +64,7 @@ fn keys_of(round: usize) -> (Key, Key) {
 
 /// The rounds of a race: fewer here than in the long run.
 fn rounds() -> usize {
-    std::env::var("LARDER_RACE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(40)
+    repetitions(40, 1000)
 }
 
 #[test]

@@ -320,7 +320,7 @@ async fn clients_that_read_nothing_take_no_memory_and_delay_no_other_client() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn small_archives_take_bounded_memory_however_many_are_sent() {
     const BYTES: usize = 1_000_000;
-    const COUNT: u32 = 240;
+    const COUNT: u32 = 120;
     let names: Vec<String> = (0..COUNT).map(|number| format!("p{number}")).collect();
     let upstream = upstream_with_providers(&names.iter().map(String::as_str).collect::<Vec<_>>(), BYTES).await;
     let folder = tempfile::tempdir().unwrap();
@@ -341,7 +341,7 @@ async fn small_archives_take_bounded_memory_however_many_are_sent() {
     assert_all_are_served().await;
     assert_all_are_served().await;
     let grown = larder.anonymous_bytes().saturating_sub(memory_before);
-    assert!(grown < 160 << 20, "{COUNT} archives that were sent left {grown} bytes in memory");
+    assert!(grown < 80 << 20, "{COUNT} archives that were sent left {grown} bytes in memory");
 
     let mut stalled = Vec::new();
     let address: SocketAddr = larder.base().strip_prefix("http://").unwrap().parse().unwrap();
@@ -361,7 +361,7 @@ async fn small_archives_take_bounded_memory_however_many_are_sent() {
     .await;
     assert_all_are_served().await;
     let grown = larder.anonymous_bytes().saturating_sub(memory_before);
-    assert!(grown < 240 << 20, "{COUNT} small archives that nobody reads took {grown} bytes of memory");
+    assert!(grown < 120 << 20, "{COUNT} small archives that nobody reads took {grown} bytes of memory");
     drop(stalled);
 }
 

@@ -11,7 +11,6 @@ use larder::verify::{PackageLimits, package_hashes};
 
 use crate::support::command_setup::CommandSetup;
 use crate::support::configurations::{Configuration, publish_for};
-use crate::support::eventually;
 use crate::support::http::client_trusting;
 use crate::support::larder::{Folder, HOST, Larder};
 use crate::support::process::CommandOutput;
@@ -19,9 +18,12 @@ use crate::support::terraform::{Terraform, Workspace, host_override, network_mir
 use crate::support::tls::TestCa;
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target, sha256_hex};
 use crate::support::warm_fixture::WarmFixture;
+use crate::support::{eventually, repetitions};
 
-/// The number of projects; `LARDER_LOCK_PROJECTS` names another.
-const PROJECTS: u64 = 40;
+/// The number of projects.
+fn projects() -> u64 {
+    repetitions(12, 40) as u64
+}
 /// A registry of a company.
 const CORP: &str = "registry.corp.example";
 /// OpenTofu's registry.
@@ -147,13 +149,11 @@ fn as_of_another_tool(lock_file: &str, seed: u64) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn larder_lock_writes_what_the_clients_own_command_writes() {
     let Some(site) = Site::start().await else { return };
-    let projects =
-        std::env::var("LARDER_LOCK_PROJECTS").ok().and_then(|number| number.parse().ok()).unwrap_or(PROJECTS);
     let _larder = site.setup.serve();
     // Before commands read it beside each other.
     site.setup.file();
     let (mut locked, mut differences) = (0, Vec::new());
-    let seeds: Vec<u64> = (0..projects).collect();
+    let seeds: Vec<u64> = (0..projects()).collect();
     for chunk in seeds.chunks(3) {
         let compared = join_all(chunk.iter().map(|seed| compare(&site, *seed))).await;
         for (successes, found) in compared {
@@ -162,7 +162,7 @@ async fn larder_lock_writes_what_the_clients_own_command_writes() {
         }
     }
     assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n\n"));
-    assert!(locked * 2 >= projects, "only {locked} of {projects} projects could be locked");
+    assert!(locked * 2 >= projects(), "only {locked} of {} projects could be locked", projects());
 }
 
 /// The lines of one text alone.

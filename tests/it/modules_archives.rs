@@ -16,11 +16,14 @@ use crate::support::git_module_fixture::{
 };
 use crate::support::larder::HOST;
 use crate::support::module_fixture::{ModuleFixture, gz, noise, tar_gz, unpack_tar_gz};
+use crate::support::repetitions;
 use crate::support::terraform::{Terraform, host_override};
 use crate::support::upstream::Module;
 
 /// The number of archives of each format.
-const ARCHIVES: u64 = 40;
+fn archives() -> u64 {
+    repetitions(12, 40) as u64
+}
 
 /// Names that meet in every way: equal, equal after cleaning, in case only, in Unicode composition only, one below another.
 const NAMES: [&str; 14] =
@@ -137,7 +140,7 @@ async fn generated_archives_give_the_files_that_the_client_unpacks_itself() {
     let Some(client) = Terraform::find() else { return };
     let fixture = ModuleFixture::start().await;
     let mut names = Vec::new();
-    for seed in 0..ARCHIVES {
+    for seed in 0..archives() {
         let rng = &mut StdRng::seed_from_u64(seed);
         for (format, archive) in [("tar.gz", generated_tar(rng)), ("zip", generated_zip(rng))] {
             let name = format!("{}{seed}", &format[..3]).replace('.', "");

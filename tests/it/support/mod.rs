@@ -50,6 +50,11 @@ use std::time::Duration;
 /// message.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// How often a test repeats what it draws at random: `many` times in `tests/long/run repetitions`.
+pub(crate) fn repetitions(few: usize, many: usize) -> usize {
+    if std::env::var("LARDER_TEST_REPETITIONS").as_deref() == Ok("many") { many } else { few }
+}
+
 /// Polls every few milliseconds until `probe` returns a value: for what larder does in the background. `awaited` names
 /// the value in the message of a time-out.
 pub(crate) async fn eventually<T>(awaited: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
