@@ -7,21 +7,26 @@
 //! group is brought up to date before it is read; while the database does not answer, it is read as it is, and nothing is said to
 //! be absent. What concerns several groups is asked of the database alone.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::records::{DatabaseRecords, Delta, Feed, SharedRecord, SharedWrite, Written};
+use super::feed::{Feed, Following};
+use super::groups::{CopiedGroups, GroupStripe};
+use super::records::{DatabaseRecords, Delta, Extent, SharedRecord, SharedWrite, Written};
+use super::replicas::Announcement;
 use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{
-    Change, CopiedRecord, Durability, Generation, GroupRef, Index, IndexEntry, IndexedName, Key, NameCursor,
-    ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Striped, Turns, WriteOutcome,
+    Change, Contact, CopiedRecord, Durability, Generation, GroupRef, Index, IndexEntry, IndexedName, Key, Moment,
+    NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Turns, Unreached,
+    WriteOutcome,
 };
 
 /// The rounds that a read tries, while the group changes under it.
@@ -34,92 +39,60 @@ pub struct CopiedRecords {
     local: Box<dyn Records>,
     /// The lists of what there is.
     index: Arc<Index>,
-    shared: DatabaseRecords,
-    groups: Striped<CopiedGroups>,
+    shared: Arc<DatabaseRecords>,
+    groups: Arc<CopiedGroups>,
+    feed: Arc<Feed>,
+    following: Mutex<Option<Following>>,
     turns: Turns,
-    /// The snapshot of the last answer to [`CopiedRecords::hear`].
-    heard: Mutex<Option<String>>,
     /// The number of questions about the generation of an unknown group.
     unknown: AtomicU64,
 }
 
-/// Some of the groups.
-#[derive(Debug, Default)]
-struct CopiedGroups {
-    /// Held while a copy is changed.
-    applying: Mutex<()>,
-    /// The groups that are current.
-    current: Mutex<HashSet<RecordGroup>>,
-    /// Grows when a group becomes old.
-    marks: AtomicU64,
-    /// Grows when a copy was changed, and when an old one is read because the database does not answer.
-    changes: AtomicU64,
-}
-
-impl CopiedGroups {
-    fn is_current(&self, group: &RecordGroup) -> bool {
-        self.current.lock().contains(group)
-    }
-
-    /// Makes a group old. Returns the mark: only a reader of the group afterwards can make it current.
-    fn make_old(&self, group: &RecordGroup) -> u64 {
-        let mut current = self.current.lock();
-        current.remove(group);
-        self.marks.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// Makes all groups old.
-    fn make_all_old(&self) {
-        let mut current = self.current.lock();
-        current.clear();
-        self.marks.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Makes a group current, unless one became old since `marks` was read.
-    fn make_current(&self, group: &RecordGroup, marks: u64) {
-        let mut current = self.current.lock();
-        if self.marks.load(Ordering::Acquire) == marks {
-            current.insert(group.clone());
-        }
-    }
-}
-
 impl CopiedRecords {
     /// The copy in a folder, of the records in the database. `local` are the records of the folder, and `index` is its index.
+    /// After a silence of `serve_behind` nothing is served.
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn new(local: Box<dyn Records>, index: Arc<Index>, shared: DatabaseRecords) -> Result<Self, StoreError> {
+    pub fn new(
+        local: Box<dyn Records>,
+        index: Arc<Index>,
+        shared: DatabaseRecords,
+        serve_behind: Option<Duration>,
+    ) -> Result<Self, StoreError> {
         if !index.is_complete() {
             // The last process may have ended between a record and its note.
-            index.forget_copied_generations()?;
+            index.forget_copied_moments()?;
         }
-        let (groups, turns, heard, unknown) = Default::default();
-        Ok(Self { local, index, shared, groups, turns, heard, unknown })
+        if let Some((life, position)) = index.seen_life()? {
+            shared.remember_life(life, position);
+        }
+        let (shared, groups) = (Arc::new(shared), Arc::<CopiedGroups>::default());
+        let feed = Feed::new(Arc::clone(&shared), Arc::clone(&index), Arc::clone(&groups), serve_behind);
+        let (following, turns, unknown) = Default::default();
+        Ok(Self { local, index, shared, groups, feed, following, turns, unknown })
     }
 
-    /// Asks the database which groups have changed since the last call, and makes them old.
+    /// What is heard of the changes of other replicas.
+    pub fn feed(&self) -> &Arc<Feed> {
+        &self.feed
+    }
+
+    /// Announces this replica, and hears of the changes of others each second from now on.
     ///
     /// # Errors
-    /// The database does not answer.
-    pub fn hear(&self) -> Result<(), StoreError> {
-        let mut heard = self.heard.lock();
-        let Feed { snapshot, changed } = self.shared.changes_since(heard.as_deref())?;
-        match &changed {
-            Some(groups) => groups.iter().for_each(|group| {
-                self.groups.of(&group.as_ref()).make_old(group);
-            }),
-            None => self.groups.stripes.iter().for_each(CopiedGroups::make_all_old),
-        }
-        *heard = Some(snapshot);
+    /// The system refuses a thread.
+    pub fn join_fleet(&self, announcement: Announcement) -> std::io::Result<()> {
+        *self.following.lock() = Some(self.feed.follow(announcement)?);
         Ok(())
     }
 
     /// Brings a group up to date, unless it is current.
     fn ensure(&self, group: &RecordGroup) -> Result<(), StoreError> {
         let groups = self.groups.of(&group.as_ref());
-        // An index that was lost meanwhile has no copy.
-        if groups.is_current(group) && self.index.copied_generation(group)?.is_some() {
+        // An index that was lost meanwhile has no copy, and one of another life is none.
+        let is_of_life = |at| self.shared.is_of_known_life(at);
+        if groups.is_current(group) && self.index.copied_moment(group)?.is_some_and(is_of_life) {
             return Ok(());
         }
         self.bring_up_to_date(group)
@@ -137,19 +110,9 @@ impl CopiedRecords {
         let groups = self.groups.of(&group.as_ref());
         for _ in 0..MAX_ROUNDS {
             let marks = groups.marks.load(Ordering::Acquire);
-            let before = self.index.copied_generation(group)?;
+            let before = self.index.copied_moment(group)?;
             let delta = self.shared.delta(group, before)?;
-            let is_applied = match before {
-                Some(before) if before == delta.generation => true,
-                // The database was restored, and has forgotten what is here.
-                Some(before) if before.0 > delta.generation.0 => {
-                    let all = self.shared.delta(group, None)?;
-                    self.apply_delta(group, Some(before), Extent::Whole, all)?
-                }
-                Some(_) => self.apply_delta(group, before, Extent::Changes, delta)?,
-                None => self.apply_delta(group, before, Extent::Whole, delta)?,
-            };
-            if is_applied {
+            if before == Some(delta.at) || self.apply_delta(group, before, delta)? {
                 groups.make_current(group, marks);
                 return Ok(());
             }
@@ -158,20 +121,14 @@ impl CopiedRecords {
     }
 
     /// Applies what changed since `before`, if the copy is still that one. Returns true if it was.
-    fn apply_delta(
-        &self,
-        group: &RecordGroup,
-        before: Option<Generation>,
-        extent: Extent,
-        delta: Delta,
-    ) -> Result<bool, StoreError> {
+    fn apply_delta(&self, group: &RecordGroup, before: Option<Moment>, delta: Delta) -> Result<bool, StoreError> {
         let groups = self.groups.of(&group.as_ref());
         let _applying = groups.applying.lock();
-        if self.index.copied_generation(group)? != before {
+        if self.index.copied_moment(group)? != before {
             return Ok(false);
         }
         let (mut changes, mut notes) = (Vec::new(), Vec::new());
-        if extent == Extent::Whole {
+        if delta.extent == Extent::Whole {
             // Records that are not in it were removed.
             let named: BTreeSet<PathBuf> = delta.records.iter().map(|record| record.key.path()).collect();
             self.index.each_copied_record(group, None, |path, _| {
@@ -182,7 +139,7 @@ impl CopiedRecords {
                 ControlFlow::Continue(())
             })?;
         }
-        for SharedRecord { key, generation, size_bytes, written, body, name } in delta.records {
+        for SharedRecord { key, at, size_bytes, written, body, name } in delta.records {
             let path = key.path();
             let Some(size_bytes) = size_bytes else {
                 changes.push(removal(key));
@@ -190,7 +147,7 @@ impl CopiedRecords {
                 continue;
             };
             let known = self.index.copied_record(group, &path)?;
-            let kept = known.filter(|known| known.generation == generation).and_then(|known| known.here);
+            let kept = known.filter(|known| known.at == at).and_then(|known| known.here);
             let here = body.as_deref().map(CopiedRecord::hash_of).or(kept);
             let entry = match name {
                 Some(name) => IndexEntry::Name(name),
@@ -202,10 +159,10 @@ impl CopiedRecords {
                 None if kept.is_some() => RecordAction::Keep,
                 None => RecordAction::Remove(Durability::Lazy),
             };
-            notes.push((path, Some(CopiedRecord { generation, size_bytes, written, here })));
+            notes.push((path, Some(CopiedRecord { at, size_bytes, written, here })));
             changes.push(Change { key, action, entry });
         }
-        self.replace(group, delta.generation, &changes, &notes)?;
+        self.replace(group, delta.at, &changes, &notes)?;
         Ok(true)
     }
 
@@ -213,12 +170,12 @@ impl CopiedRecords {
     fn apply_own(
         &self,
         group: &RecordGroup,
-        read_at: Generation,
-        Written { generation, at }: Written,
+        read_at: Moment,
+        Written { at, time }: Written,
         changes: &[Change],
     ) -> Result<bool, StoreError> {
         let _applying = self.groups.of(&group.as_ref()).applying.lock();
-        if self.index.copied_generation(group)? != Some(read_at) {
+        if self.index.copied_moment(group)? != Some(read_at) {
             return Ok(false);
         }
         let notes = changes.iter().filter_map(|Change { key, action, .. }| {
@@ -226,7 +183,7 @@ impl CopiedRecords {
                 RecordAction::Put(body, _) => {
                     let size_bytes = body.len() as u64;
                     let here = Some(CopiedRecord::hash_of(body));
-                    Some(CopiedRecord { generation, size_bytes, written: at, here })
+                    Some(CopiedRecord { at, size_bytes, written: time, here })
                 }
                 RecordAction::Remove(_) | RecordAction::Quarantine => None,
                 RecordAction::Keep => return None,
@@ -235,23 +192,23 @@ impl CopiedRecords {
         });
         let notes: Vec<_> = notes.collect();
         let changes: Vec<Change> = changes.iter().cloned().map(as_copy).collect();
-        self.replace(group, generation, &changes, &notes).map(|()| true)
+        self.replace(group, at, &changes, &notes).map(|()| true)
     }
 
     /// Changes the copy of a group, which is unknown until that is done. The caller holds its lock.
     fn replace(
         &self,
         group: &RecordGroup,
-        generation: Generation,
+        at: Moment,
         changes: &[Change],
         notes: &[(PathBuf, Option<CopiedRecord>)],
     ) -> Result<(), StoreError> {
         // If it fails, the group is neither current nor known.
-        self.groups.of(&group.as_ref()).current.lock().remove(group);
-        self.index.note_copied_generation(group, None);
+        self.groups.of(&group.as_ref()).make_unknown(group);
+        self.index.note_copied_moment(group, None);
         self.write_local(group, changes)?;
         self.index.note_copied_records(group, notes);
-        self.index.note_copied_generation(group, Some(generation));
+        self.index.note_copied_moment(group, Some(at));
         // Last: answers rendered from now on are of the changed copy.
         self.groups.of(&group.as_ref()).changes.fetch_add(1, Ordering::AcqRel);
         Ok(())
@@ -272,8 +229,8 @@ impl CopiedRecords {
 
     /// The bytes of a record of the list, from the database; they are kept here. `None` if the list is old.
     fn fetch(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
-        let Some((generation, body)) = self.shared.body(key)? else { return Ok(None) };
-        if generation != listed.generation {
+        let Some((at, body)) = self.shared.body(key)? else { return Ok(None) };
+        if at != listed.at {
             return Ok(None);
         }
         let groups = self.groups.of(&group.as_ref());
@@ -320,26 +277,17 @@ impl CopiedRecords {
                 self.ensure_or_behind(&group)?;
                 own(&group)
             }
-            None => all(&self.shared),
+            None => all(&*self.shared),
         }
     }
 
     /// Brings a group up to date if the database answers; otherwise a copy that was whole once counts.
     fn ensure_or_behind(&self, group: &RecordGroup) -> Result<(), StoreError> {
         match self.ensure(group) {
-            Err(StoreError::Unreachable(_)) if self.index.copied_generation(group)?.is_some() => Ok(()),
+            Err(StoreError::Unreachable(_)) if self.index.copied_moment(group)?.is_some() => Ok(()),
             ensured => ensured,
         }
     }
-}
-
-/// The records in a delta.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Extent {
-    /// All that the group has.
-    Whole,
-    /// Those that changed, and those that were removed.
-    Changes,
 }
 
 /// A change as it is made to a copy: nothing waits for the disk, and nothing is quarantined, for the record is in the database.
@@ -388,7 +336,7 @@ impl Records for CopiedRecords {
     fn refresh(&self, scope: RecordScope<'_>) -> Result<(), StoreError> {
         match scope {
             RecordScope::Group(group) => self.bring_up_to_date(group),
-            RecordScope::All => self.hear(),
+            RecordScope::All => self.feed.hear().map(drop),
         }
     }
 
@@ -401,11 +349,11 @@ impl Records for CopiedRecords {
             // No write names it, and no two reads are of one.
             Generation(i64::MAX.cast_unsigned() - self.unknown.fetch_add(1, Ordering::Relaxed))
         };
-        Ok(self.index.copied_generation(group)?.unwrap_or_else(unknown))
+        Ok(self.index.copied_moment(group)?.map_or_else(unknown, Moment::as_generation))
     }
 
     fn generation_now(&self, group: GroupRef<'_>) -> Generation {
-        let CopiedGroups { marks, changes, .. } = self.groups.of(&group);
+        let GroupStripe { marks, changes, .. } = self.groups.of(&group);
         let (marks, changes) = (marks.load(Ordering::Acquire), changes.load(Ordering::Acquire));
         // Each only grows.
         Generation(marks.wrapping_add(changes).wrapping_add(self.local.generation_now(group).0))
@@ -416,11 +364,15 @@ impl Records for CopiedRecords {
         if !changes.is_empty() && changes.iter().all(|change| change.action == RecordAction::Keep) {
             // Only the index changes, which is of this machine.
             let _applying = groups.applying.lock();
-            if self.index.copied_generation(group)? != Some(read_at) {
+            if self.index.copied_moment(group)?.map(Moment::as_generation) != Some(read_at) {
                 return Ok(WriteOutcome::Conflict);
             }
             return self.write_local(group, changes).map(|()| WriteOutcome::Written);
         }
+        let Some(read_at) = self.index.copied_moment(group)?.filter(|at| at.as_generation() == read_at) else {
+            self.bring_up_to_date(group)?;
+            return Ok(WriteOutcome::Conflict);
+        };
         let marks = groups.make_old(group);
         let outcome = self.shared.write_at(group, read_at, changes);
         let applied = match &outcome {
@@ -441,6 +393,14 @@ impl Records for CopiedRecords {
             SharedWrite::Written(_) | SharedWrite::Unchanged => WriteOutcome::Written,
             SharedWrite::Conflict => WriteOutcome::Conflict,
         })
+    }
+
+    fn spread(&self) -> Result<Vec<Unreached>, StoreError> {
+        self.feed.spread()
+    }
+
+    fn contact(&self) -> Option<&Contact> {
+        Some(self.feed.contact())
     }
 
     fn turns(&self) -> &Turns {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr as _;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{
@@ -93,9 +93,21 @@ impl From<DatabaseError> for StoreError {
     }
 }
 
+/// The connections that a step may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Line {
+    /// Those of all steps.
+    Shared,
+    /// The one that is kept for the feed, also while the database is left alone: the feed asks each second anyway, and its first
+    /// answer ends the trouble.
+    Apart,
+}
+
 /// The connections of one replica to the database.
 pub struct Database {
     pool: Pool,
+    /// One connection more, for the feed: no crowd delays it.
+    apart: Pool,
     /// The thread that drives the connections. `None` only while it is dropped.
     runtime: Option<Runtime>,
     waiting: Semaphore,
@@ -143,21 +155,13 @@ impl Database {
     pub fn new(url: &str, authorities: Option<&Path>) -> Result<Self, SettingsError> {
         let urls = config::urls_of_hosts(url).map_err(|bad| SettingsError::Url(bad.to_owned()))?;
         let hosts = urls.iter().map(|url| config_of(url)).collect::<Result<Vec<Config>, _>>()?;
-        let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let primary = Primary { hosts, tls: DatabaseTls::trusting(authorities)? };
-        let manager = Manager::from_connect(Config::new(), primary, manager);
-        let timeouts =
-            Timeouts { wait: Some(STEP_TIMEOUT), create: Some(CONNECT_TIMEOUT), recycle: Some(CONNECT_TIMEOUT) };
-        let pool = Pool::builder(manager)
-            .max_size(MAX_CONNECTIONS)
-            .timeouts(timeouts)
-            .runtime(PoolRuntime::Tokio1)
-            .build()
-            .map_err(|e| SettingsError::Pool(e.to_string()))?;
+        let primary = Primary { hosts: hosts.into(), tls: DatabaseTls::trusting(authorities)? };
+        let (pool, apart) = (pool_of(primary.clone(), MAX_CONNECTIONS - 1)?, pool_of(primary, 1)?);
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("larder-database").enable_all().build()?;
         let health = Health { answered: Instant::now(), trouble: None };
-        Ok(Self { pool, runtime: Some(runtime), waiting: Semaphore::new(MAX_WAITING), health: Mutex::new(health) })
+        let waiting = Semaphore::new(MAX_WAITING);
+        Ok(Self { pool, apart, runtime: Some(runtime), waiting, health: Mutex::new(health) })
     }
 
     /// Runs `step` on a connection, and waits for its result: at most 1.5 seconds, after which the connection is closed.
@@ -182,8 +186,32 @@ impl Database {
     ) -> Result<T, DatabaseError> {
         let _place = self.waiting.try_acquire().map_err(|_| DatabaseError::Busy)?;
         self.health.lock().admit(Instant::now())?;
+        self.run_in(&self.pool, limit, step)
+    }
+
+    /// Runs `step` like [`Database::run`], on one of the lines.
+    ///
+    /// # Errors
+    /// The database did not answer, or refused.
+    pub fn run_on<T: Send + 'static>(
+        &self,
+        line: Line,
+        step: impl for<'a> FnOnce(&'a Client) -> BoxFuture<'a, Result<T, tokio_postgres::Error>> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
+        match line {
+            Line::Shared => self.run(step),
+            Line::Apart => self.run_in(&self.apart, STEP_TIMEOUT, step),
+        }
+    }
+
+    fn run_in<T: Send + 'static>(
+        &self,
+        pool: &Pool,
+        limit: Duration,
+        step: impl for<'a> FnOnce(&'a Client) -> BoxFuture<'a, Result<T, tokio_postgres::Error>> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
         let Some(runtime) = &self.runtime else { return Err(DatabaseError::Busy) };
-        let (pool, (sender, receiver)) = (self.pool.clone(), mpsc::sync_channel(1));
+        let (pool, (sender, receiver)) = (pool.clone(), mpsc::sync_channel(1));
         runtime.spawn(async move {
             // The caller waits no longer than this.
             let _ = sender.send(run_on(&pool, limit, step).await);
@@ -192,7 +220,9 @@ impl Database {
         let is_in_trouble = self.health.lock().record(done.as_ref().err(), Instant::now());
         if is_in_trouble || matches!(done, Err(DatabaseError::Broken(_))) {
             // The idle ones may lead nowhere, too, and each would cost another step its time.
-            self.pool.retain(|_, _| false);
+            for pool in [&self.pool, &self.apart] {
+                pool.retain(|_, _| false);
+            }
         }
         done
     }
@@ -209,9 +239,18 @@ impl Drop for Database {
 
 /// The hosts of a database, of which the primary takes the connections. All are asked at once: one that leads nowhere, such as
 /// the former primary, costs no time.
+#[derive(Clone)]
 struct Primary {
-    hosts: Vec<Config>,
+    hosts: Arc<[Config]>,
     tls: DatabaseTls,
+}
+
+fn pool_of(primary: Primary, connections: usize) -> Result<Pool, SettingsError> {
+    let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_connect(Config::new(), primary, manager);
+    let timeouts = Timeouts { wait: Some(STEP_TIMEOUT), create: Some(CONNECT_TIMEOUT), recycle: Some(CONNECT_TIMEOUT) };
+    let pool = Pool::builder(manager).max_size(connections).timeouts(timeouts).runtime(PoolRuntime::Tokio1).build();
+    pool.map_err(|e| SettingsError::Pool(e.to_string()))
 }
 
 impl Connect for Primary {

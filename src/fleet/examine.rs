@@ -4,8 +4,8 @@ use tokio_postgres::types::Type;
 
 use super::database::{Database, DatabaseError};
 
-/// The tables of the schema, with what the role that serves must be allowed, and what it must not be.
-const RIGHTS: [(&str, &[&str], &[&str]); 11] = [
+/// The tables and views of the schema, with what the role that serves must be allowed, and what it must not be.
+const RIGHTS: [(&str, &[&str], &[&str]); 12] = [
     ("grp", &["select", "insert", "update"], &["delete", "truncate"]),
     ("record", &["select", "insert", "update", "delete"], &["truncate"]),
     ("history", &["select", "insert", "update"], &["delete", "truncate"]),
@@ -16,6 +16,7 @@ const RIGHTS: [(&str, &[&str], &[&str]); 11] = [
     ("replica", &["select", "insert", "update", "delete"], &["truncate"]),
     ("action", &["select", "insert"], &["update", "delete", "truncate"]),
     ("fleet", &["select", "update"], &["insert", "delete", "truncate"]),
+    ("here", &["select"], &[]),
     ("migration", &["select"], &["insert", "update", "delete", "truncate"]),
 ];
 

@@ -6,6 +6,10 @@
 pub mod copy;
 pub mod database;
 pub mod examine;
+pub mod feed;
+mod groups;
+pub mod life;
 pub mod records;
+pub mod replicas;
 pub mod schema;
 mod tls;

@@ -7,81 +7,107 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::database::{Database, DatabaseError};
+use super::database::{Database, DatabaseError, Line};
+use super::life::{Here, KnownLife, Life, in_known_life};
 use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{
-    Change, Generation, GroupRef, IndexEntry, IndexedName, Key, NameCursor, ReadOutcome, RecordAction, RecordGroup,
-    RecordScope, Records, StoreError, Striped, Turns, WriteOutcome, sort_text,
+    Change, Generation, GroupRef, IndexEntry, IndexedName, Key, Moment, NameCursor, ReadOutcome, RecordAction,
+    RecordGroup, RecordScope, Records, StoreError, Striped, Turns, WriteOutcome, sort_text,
 };
 
+/// The lives that one step asks for, where the database changes meanwhile.
+const MAX_LIVES: usize = 4;
 /// The rows that are read at a time.
 const PAGE_ROWS: usize = 1000;
 
-/// The one statement that writes. `$1`: the epoch of the fleet. `$2`: history changes. `$3`, `$4`: the group, and the generation
-/// that was read, 0 for a new group. `$5`, `$6`: paths and bodies of history. `$7` to `$11`: paths, bodies, index entries and marks
-/// of other records; a null body removes one. `$12`: the damaged ones among them. `$13`: the names that change; `$14`, `$15`: their
-/// archives.
-const WRITE: &str = "
-with f as (
-    select from larder.fleet
-    where epoch = $1 and not sealed and (settle_until <= now() or not $2) and not pg_is_in_recovery()
+/// The one statement that writes. `$1` to `$3`: the life. `$4`: history changes. `$5`, `$6`: the group, and the generation that was
+/// read, 0 for a new group. `$7`, `$8`: paths and bodies of history. `$9` to `$13`: paths, bodies, index entries and marks of other
+/// records; a null body removes one. `$14`: the damaged ones among them. `$15`: the names that change; `$16`, `$17`: their archives.
+const WRITE: &str = concat!(
+    "with f as (select from ",
+    in_known_life!(),
+    " and not h.sealed and not (h.settles and $4)
 ), up as (
     update larder.grp set gen = nextval('larder.gen'), tx = pg_current_xact_id()
-    where grp = $3 and gen = $4 and exists (select from f) returning gen
+    where grp = $5 and gen = $6 and exists (select from f) returning gen
 ), ins as (
-    insert into larder.grp select $3, nextval('larder.gen'), pg_current_xact_id() from f where $4 = 0
+    insert into larder.grp select $5, nextval('larder.gen'), pg_current_xact_id() from f where $6 = 0
     on conflict do nothing returning gen
 ), g as (
     select gen from up union all select gen from ins
 ), old as (
-    insert into larder.past (path, gen, body) select h.path, h.gen, h.body from larder.history h, g where h.path = any($5)
+    insert into larder.past (path, gen, body) select h.path, h.gen, h.body from larder.history h, g where h.path = any($7)
 ), damaged as (
-    insert into larder.past (path, gen, body) select r.path, r.gen, r.body from larder.record r, g where r.path = any($12)
+    insert into larder.past (path, gen, body) select r.path, r.gen, r.body from larder.record r, g where r.path = any($14)
 ), hist as (
-    insert into larder.history (path, grp, gen, body) select p, $3, g.gen, b from g, unnest($5, $6) u(p, b)
+    insert into larder.history (path, grp, gen, body) select p, $5, g.gen, b from g, unnest($7, $8) u(p, b)
     on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, written = now()
 ), rec as (
     insert into larder.record (path, grp, gen, body, entry, pinned, imported)
-    select p, $3, g.gen, b, e, pin, imp from g, unnest($7, $8, $9, $10, $11) u(p, b, e, pin, imp)
+    select p, $5, g.gen, b, e, pin, imp from g, unnest($9, $10, $11, $12, $13) u(p, b, e, pin, imp)
     on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, written = now(),
         entry = excluded.entry, pinned = excluded.pinned, imported = excluded.imported
 ), gone as (
     delete from larder.name_archive n using g
-    where n.path = any($13) and not exists (select from unnest($14, $15) u(p, d) where u.p = n.path and u.d = n.sha256)
+    where n.path = any($15) and not exists (select from unnest($16, $17) u(p, d) where u.p = n.path and u.d = n.sha256)
 ), named as (
-    insert into larder.name_archive (path, sha256) select p, d from g, unnest($14, $15) u(p, d) on conflict do nothing
+    insert into larder.name_archive (path, sha256) select p, d from g, unnest($16, $17) u(p, d) on conflict do nothing
 )
-select gen, extract(epoch from now())::int8 from g";
+select gen, extract(epoch from now())::int8 from g"
+);
 
-/// The records of a group that changed, and its generation, in one look. `$1`: the group. `$2`: the generation after which. `$3`: true for
-/// removed records, too, and for bytes, up to a megabyte in all.
-const DELTA: &str = "
-select g.gen, r.path, r.gen, octet_length(r.body)::int8, extract(epoch from r.written)::int8,
-    case when $3 and octet_length(r.body) <= 65536
+/// The records of a group that changed, and its generation, in one look; no row in another life. `$1` to `$3`: the life. `$4`: the
+/// group. `$5`: the generation after which. `$6`: true for removed records, too, and for bytes, up to a megabyte in all.
+const DELTA: &str = concat!(
+    "select g.gen, r.path, r.gen, octet_length(r.body)::int8, extract(epoch from r.written)::int8,
+    case when $6 and octet_length(r.body) <= 65536
         and sum(octet_length(r.body)) over (order by r.gen, r.path) <= 1048576 then r.body end,
     r.entry
-from (select 1) one left join larder.grp g on g.grp = $1
+from (select from ",
+    in_known_life!(),
+    ") one left join larder.grp g on g.grp = $4
 left join (
     select path, grp, gen, body, written, entry from larder.record
-    where grp = $1 and gen > $2 and ($3 or body is not null)
+    where grp = $4 and gen > $5 and ($6 or body is not null)
     union all
     select path, grp, gen, body, written, null from larder.history
-    where grp = $1 and gen > $2 and ($3 or body is not null)
-) r on r.grp = g.grp";
+    where grp = $4 and gen > $5 and ($6 or body is not null)
+) r on r.grp = g.grp"
+);
 
-/// The groups that became visible after a snapshot, and the present snapshot, also where nothing changed.
-const CHANGED_SINCE: &str = "
-select pg_current_snapshot()::text, g.grp from (select 1) one
-left join larder.grp g on g.tx >= pg_snapshot_xmin($1::text::pg_snapshot)
-    and not pg_visible_in_snapshot(g.tx, $1::text::pg_snapshot)
-limit 10001";
+/// The generation of a group; no row in another life. `$1` to `$3`: the life. `$4`: the group.
+const MOMENT: &str =
+    concat!("select g.gen from (select from ", in_known_life!(), ") one left join larder.grp g on g.grp = $4");
+
+/// The bytes of a record, and its generation; no row in another life. `$1` to `$3`: the life. `$4`: the path.
+const RECORD_BODY: &str = concat!(
+    "select r.gen, r.body from (select from ",
+    in_known_life!(),
+    ") one left join larder.record r on r.path = $4 and r.body is not null"
+);
+/// As [`RECORD_BODY`], of history.
+const HISTORY_BODY: &str = concat!(
+    "select r.gen, r.body from (select from ",
+    in_known_life!(),
+    ") one left join larder.history r on r.path = $4 and r.body is not null"
+);
+
+/// The groups that became visible after a snapshot, with the present snapshot and the position of the log, also where nothing changed;
+/// no row in another life. `$1` to `$3`: the life. `$4`: the snapshot; null names no group.
+const CHANGED_SINCE: &str = concat!(
+    "select pg_current_snapshot()::text, one.flushed, g.grp from (select h.flushed from ",
+    in_known_life!(),
+    ") one left join larder.grp g on g.tx >= pg_snapshot_xmin($4::text::pg_snapshot)
+    and not pg_visible_in_snapshot(g.tx, $4::text::pg_snapshot)
+limit 10001"
+);
 /// The most changed groups that are named.
 const MAX_CHANGED: usize = 10_000;
 
@@ -89,20 +115,30 @@ const MAX_CHANGED: usize = 10_000;
 #[derive(Debug)]
 pub struct DatabaseRecords {
     database: Arc<Database>,
-    /// The epoch of the fleet, as this process last read it; 0 before.
-    epoch: AtomicI64,
+    life: KnownLife,
     /// Counters that grow with each write of this process.
     writes: Striped<AtomicU64>,
     turns: Turns,
 }
 
-/// The records of a group that changed since an earlier generation.
+/// What changed in a group.
 #[derive(Debug)]
 pub struct Delta {
-    /// The generation of the group now; 0 for one without records.
-    pub generation: Generation,
-    /// The records that changed; all there are, after generation 0.
+    /// The group now; generation 0 for one without records.
+    pub at: Moment,
+    /// Which records it has.
+    pub extent: Extent,
+    /// The records.
     pub records: Vec<SharedRecord>,
+}
+
+/// The records in a delta.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All that the group has.
+    Whole,
+    /// Those that changed, and those that were removed.
+    Changes,
 }
 
 /// A record in the database.
@@ -111,7 +147,7 @@ pub struct SharedRecord {
     /// Its key.
     pub key: Key,
     /// The generation at which it was written.
-    pub generation: Generation,
+    pub at: Moment,
     /// Its size in bytes; `None` for one that was removed.
     pub size_bytes: Option<u64>,
     /// The time at which it was written.
@@ -122,11 +158,22 @@ pub struct SharedRecord {
     pub name: Option<IndexedName>,
 }
 
+/// What of the database is visible.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The hash of its life.
+    pub life: u64,
+    /// The snapshot as PostgreSQL writes it.
+    pub text: String,
+}
+
 /// The groups that changed since a snapshot.
 #[derive(Debug)]
-pub struct Feed {
+pub struct News {
     /// The snapshot of this answer: the next question begins here.
-    pub snapshot: String,
+    pub snapshot: Snapshot,
+    /// The position in the log of the database.
+    pub position: u64,
     /// The groups that have changed; `None` where any may have.
     pub changed: Option<Vec<RecordGroup>>,
 }
@@ -146,9 +193,9 @@ pub enum SharedWrite {
 #[derive(Debug, Clone, Copy)]
 pub struct Written {
     /// The generation that it made.
-    pub generation: Generation,
+    pub at: Moment,
     /// Its time.
-    pub at: Timestamp,
+    pub time: Timestamp,
 }
 
 /// The changes of one step as the parameters of [`WRITE`].
@@ -209,17 +256,56 @@ impl Parameters {
 impl DatabaseRecords {
     /// The records in a database.
     pub fn of(database: Arc<Database>) -> Self {
-        Self { database, epoch: AtomicI64::default(), writes: Striped::default(), turns: Turns::default() }
+        Self { database, life: KnownLife::default(), writes: Striped::default(), turns: Turns::default() }
+    }
+
+    /// The life that another process of this replica has seen, by its hash, and a position in the log.
+    pub fn remember_life(&self, hash: u64, position: u64) {
+        self.life.remember(hash, position.cast_signed());
+    }
+
+    /// True for a moment of the life that this process knows.
+    pub fn is_of_known_life(&self, at: Moment) -> bool {
+        self.life.hash() == at.life
+    }
+
+    /// Runs a query whose first three parameters are the life. Returns its rows and the life; asks for the life again where they are
+    /// none, which is the answer of another life.
+    fn rows_in_life<const N: usize>(
+        &self,
+        line: Line,
+        sql: &'static str,
+        parameters: impl Fn(&Life) -> [Parameter; N],
+    ) -> Result<(Vec<Row>, Life), DatabaseError> {
+        let mut life = self.life.get(&self.database)?;
+        for _ in 0..MAX_LIVES {
+            let rows = self.rows_on(line, sql, parameters(&life))?;
+            if !rows.is_empty() {
+                return Ok((rows, life));
+            }
+            life = self.life.learn(&self.database)?.life;
+        }
+        Err(DatabaseError::Unreachable("the database changes again and again".to_owned()))
     }
 
     /// Runs one query. Its parameters have these types, in order.
     fn rows<const N: usize>(
         &self,
         sql: impl Into<String>,
-        parameters: [(Box<dyn ToSql + Sync + Send>, Type); N],
+        parameters: [Parameter; N],
+    ) -> Result<Vec<Row>, DatabaseError> {
+        self.rows_on(Line::Shared, sql, parameters)
+    }
+
+    /// Runs one query on one of the lines to the database.
+    pub(super) fn rows_on<const N: usize>(
+        &self,
+        line: Line,
+        sql: impl Into<String>,
+        parameters: [Parameter; N],
     ) -> Result<Vec<Row>, DatabaseError> {
         let sql = sql.into();
-        self.database.run(move |client| {
+        self.database.run_on(line, move |client| {
             Box::pin(async move {
                 let typed: Vec<(&(dyn ToSql + Sync), Type)> =
                     parameters.iter().map(|(value, kind)| (&**value as &(dyn ToSql + Sync), kind.clone())).collect();
@@ -228,101 +314,120 @@ impl DatabaseRecords {
         })
     }
 
-    /// The epoch of the fleet.
-    fn epoch(&self) -> Result<i64, DatabaseError> {
-        match self.epoch.load(Ordering::Acquire) {
-            0 => {
-                let epoch = self.rows("select epoch from larder.fleet", [])?.first().map_or(0, |row| row.get(0));
-                self.epoch.store(epoch, Ordering::Release);
-                Ok(epoch)
+    /// The moment of a group in the database; generation 0 for one without records.
+    fn moment(&self, group: &RecordGroup) -> Result<Moment, DatabaseError> {
+        let (rows, life) = self.rows_in_life(Line::Shared, MOMENT, |life| {
+            let [epoch, text_of_life, position] = life_parameters(life);
+            [epoch, text_of_life, position, text(group.name())]
+        })?;
+        let generation = rows.first().and_then(|row| row.get::<_, Option<i64>>(0)).unwrap_or_default();
+        Ok(Moment { life: life.hash, generation: Generation(generation.cast_unsigned()) })
+    }
+
+    /// The records of a group that changed after a moment. Before any, and after one of another life, these are all records, without
+    /// their bytes.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn delta(&self, group: &RecordGroup, after: Option<Moment>) -> Result<Delta, StoreError> {
+        for _ in 0..MAX_LIVES {
+            let since = |life: &Life| after.filter(|after| after.life == life.hash).map(|after| after.generation);
+            let (rows, life) = self.rows_in_life(Line::Shared, DELTA, |life| {
+                let since = since(life);
+                let [epoch, text_of_life, position] = life_parameters(life);
+                let number = since.map_or(0, |since| since.0.cast_signed());
+                [epoch, text_of_life, position, text(group.name()), number8(number), boolean(since.is_some())]
+            })?;
+            let number = |row: &Row, column| row.get::<_, Option<i64>>(column).map(i64::cast_unsigned);
+            let moment = |generation| Moment { life: life.hash, generation: Generation(generation) };
+            let at = moment(rows.first().and_then(|row| number(row, 0)).unwrap_or_default());
+            let since = since(&life);
+            if since.is_some_and(|since| since.0 > at.generation.0) {
+                // It has forgotten what is here.
+                KnownLife::begin_another(&self.database, life.text)?;
+                continue;
             }
-            epoch => Ok(epoch),
+            let record = |row: &Row| {
+                Some(SharedRecord {
+                    // A newer larder may have records of other kinds.
+                    key: Key::from_path(Path::new(row.get::<_, Option<&str>>(1)?))?,
+                    at: moment(number(row, 2)?),
+                    size_bytes: number(row, 3),
+                    written: Timestamp(number(row, 4)?),
+                    body: row.get(5),
+                    name: row.get::<_, Option<&[u8]>>(6).and_then(IndexedName::decode),
+                })
+            };
+            let extent = if since.is_some() { Extent::Changes } else { Extent::Whole };
+            return Ok(Delta { at, extent, records: rows.iter().filter_map(record).collect() });
         }
+        Err(StoreError::Busy(group.to_string()))
     }
 
-    /// The generation of a group in the database; 0 for one without records.
-    fn stored_generation(&self, group: &RecordGroup) -> Result<Generation, DatabaseError> {
-        let rows = self.rows("select gen from larder.grp where grp = $1", [text(group.name())])?;
-        Ok(Generation(rows.first().map_or(0, |row| row.get::<_, i64>(0).cast_unsigned())))
-    }
-
-    /// The records of a group that changed after a generation; `None` lists all records without their bytes.
+    /// The bytes of a record, and the moment at which it was written; `None` if it is absent.
     ///
     /// # Errors
     /// The database does not answer.
-    pub fn delta(&self, group: &RecordGroup, after: Option<Generation>) -> Result<Delta, StoreError> {
-        let since = after.map_or(0, |after| after.0.cast_signed());
-        let rows = self.rows(
-            DELTA,
-            [text(group.name()), (Box::new(since), Type::INT8), (Box::new(after.is_some()), Type::BOOL)],
-        )?;
-        let number = |row: &Row, column| row.get::<_, Option<i64>>(column).map(i64::cast_unsigned);
-        let generation = Generation(rows.first().and_then(|row| number(row, 0)).unwrap_or_default());
-        let record = |row: &Row| {
-            Some(SharedRecord {
-                // A newer larder may have records of other kinds.
-                key: Key::from_path(Path::new(row.get::<_, Option<&str>>(1)?))?,
-                generation: Generation(number(row, 2)?),
-                size_bytes: number(row, 3),
-                written: Timestamp(number(row, 4)?),
-                body: row.get(5),
-                name: row.get::<_, Option<&[u8]>>(6).and_then(IndexedName::decode),
-            })
+    pub fn body(&self, key: &Key) -> Result<Option<(Moment, Vec<u8>)>, StoreError> {
+        let sql = if key.is_history() { HISTORY_BODY } else { RECORD_BODY };
+        let (rows, life) = self.rows_in_life(Line::Shared, sql, |life| {
+            let [epoch, text_of_life, position] = life_parameters(life);
+            [epoch, text_of_life, position, text(text_of(&key.path()))]
+        })?;
+        let found = |row: &Row| {
+            let generation = Generation(row.get::<_, Option<i64>>(0)?.cast_unsigned());
+            Some((Moment { life: life.hash, generation }, row.get(1)))
         };
-        Ok(Delta { generation, records: rows.iter().filter_map(record).collect() })
-    }
-
-    /// The bytes of a record, and the generation at which it was written; `None` if it is absent.
-    ///
-    /// # Errors
-    /// The database does not answer.
-    pub fn body(&self, key: &Key) -> Result<Option<(Generation, Vec<u8>)>, StoreError> {
-        let sql = format!("select gen, body from larder.{} where path = $1 and body is not null", table_of(key));
-        let rows = self.rows(sql, [text(text_of(&key.path()))])?;
-        Ok(rows.first().map(|row| (Generation(row.get::<_, i64>(0).cast_unsigned()), row.get(1))))
+        Ok(rows.first().and_then(found))
     }
 
     /// The groups that have changed since a snapshot.
     ///
     /// # Errors
     /// The database does not answer.
-    pub fn changes_since(&self, snapshot: Option<&str>) -> Result<Feed, StoreError> {
-        let Some(last) = snapshot else {
-            let rows = self.rows("select pg_current_snapshot()::text", [])?;
-            let snapshot = rows.first().map(|row| row.get(0)).unwrap_or_default();
-            return Ok(Feed { snapshot, changed: None });
-        };
-        let rows = self.rows(CHANGED_SINCE, [text(last.to_owned())])?;
-        let snapshot = rows.first().map(|row| row.get(0)).unwrap_or_default();
+    pub fn changes_since(&self, last: Option<&Snapshot>) -> Result<News, StoreError> {
+        // One of another life says nothing.
+        let last_in = |life: &Life| last.filter(|last| last.life == life.hash).map(|last| last.text.clone());
+        let (rows, life) = self.rows_in_life(Line::Apart, CHANGED_SINCE, |life| {
+            let [epoch, text_of_life, position] = life_parameters(life);
+            [epoch, text_of_life, position, (Box::new(last_in(life)), Type::TEXT)]
+        })?;
+        let (text, position): (String, i64) = rows.first().map(|row| (row.get(0), row.get(1))).unwrap_or_default();
+        self.life.reached(life.hash, position);
         // A group that this larder does not know has no copy.
-        let group = |row: &Row| RecordGroup::of_name(row.get::<_, Option<&str>>(1)?);
-        let changed = (rows.len() <= MAX_CHANGED).then(|| rows.iter().filter_map(group).collect());
-        Ok(Feed { snapshot, changed })
+        let group = |row: &Row| RecordGroup::of_name(row.get::<_, Option<&str>>(2)?);
+        let is_complete = last_in(&life).is_some() && rows.len() <= MAX_CHANGED;
+        let changed = is_complete.then(|| rows.iter().filter_map(group).collect());
+        Ok(News { snapshot: Snapshot { life: life.hash, text }, position: position.cast_unsigned(), changed })
     }
 
-    /// Makes changes to records of one group, if it is still at `read_at`.
+    /// Makes changes to records of one group, if it is still at the moment `read_at`.
     ///
     /// # Errors
     /// The database does not answer, or takes no writes.
     pub fn write_at(
         &self,
         group: &RecordGroup,
-        read_at: Generation,
+        read_at: Moment,
         changes: &[Change],
     ) -> Result<SharedWrite, StoreError> {
         debug_assert!(changes.iter().all(|change| change.key.group() == *group), "{group:?}: {changes:?}");
         let parameters = Parameters::of(changes);
         if parameters.history.is_empty() && parameters.records.is_empty() {
             // A decision that changes nothing must hold as well.
-            let is_current = self.stored_generation(group)? == read_at;
+            let is_current = self.moment(group)? == read_at;
             return Ok(if is_current { SharedWrite::Unchanged } else { SharedWrite::Conflict });
         }
+        let life = self.life.get(&self.database)?;
+        if life.hash != read_at.life {
+            return Ok(SharedWrite::Conflict);
+        }
         let changes_history = !parameters.history.is_empty();
-        match self.write_rows(group, read_at, parameters) {
+        match self.write_rows(&life, group, read_at, parameters) {
             Ok(Some(written)) => Ok(SharedWrite::Written(written)),
-            Ok(None) if self.stored_generation(group)? != read_at => Ok(SharedWrite::Conflict),
+            Ok(None) if self.moment(group)? != read_at => Ok(SharedWrite::Conflict),
             Ok(None) => match self.refusal(changes_history)? {
-                Some(reason) => Err(StoreError::Unreachable(reason)),
+                Some(reason) => Err(StoreError::Unreachable(reason.to_owned())),
                 None => Ok(SharedWrite::Conflict),
             },
             // The write may have happened: the step reads again.
@@ -331,11 +436,12 @@ impl DatabaseRecords {
         }
     }
 
-    /// Writes; `None` if the group was at another generation, or the database takes no writes.
+    /// Writes; `None` if the group was at another moment, or the database takes no writes.
     fn write_rows(
         &self,
+        life: &Life,
         group: &RecordGroup,
-        read_at: Generation,
+        read_at: Moment,
         Parameters { history, records, damaged, names, archives }: Parameters,
     ) -> Result<Option<Written>, DatabaseError> {
         let (history_paths, history_bodies): (Vec<_>, Vec<_>) = history.into_iter().unzip();
@@ -349,13 +455,16 @@ impl DatabaseRecords {
             bodies.push(row.body);
             entries.push(row.entry);
         }
+        let [epoch, text_of_life, position] = life_parameters(life);
         let rows = self.rows(
             WRITE,
             [
-                (Box::new(self.epoch()?), Type::INT8),
-                (Box::new(changes_history), Type::BOOL),
+                epoch,
+                text_of_life,
+                position,
+                boolean(changes_history),
                 text(group.name()),
-                (Box::new(read_at.0.cast_signed()), Type::INT8),
+                number8(read_at.generation.0.cast_signed()),
                 (Box::new(history_paths), Type::TEXT_ARRAY),
                 (Box::new(history_bodies), Type::BYTEA_ARRAY),
                 (Box::new(paths), Type::TEXT_ARRAY),
@@ -370,37 +479,27 @@ impl DatabaseRecords {
             ],
         )?;
         let written = |row: &Row| {
-            let [generation, at] = [0, 1].map(|column| row.get::<_, i64>(column).cast_unsigned());
-            Written { generation: Generation(generation), at: Timestamp(at) }
+            let [generation, time] = [0, 1].map(|column| row.get::<_, i64>(column).cast_unsigned());
+            Written { at: Moment { life: life.hash, generation: Generation(generation) }, time: Timestamp(time) }
         };
         Ok(rows.first().map(written))
     }
 
     /// The reason why the database takes no such writes; `None` if it takes them.
-    fn refusal(&self, changes_history: bool) -> Result<Option<String>, DatabaseError> {
-        let ask = "select epoch, sealed, settle_until > now(), pg_is_in_recovery() from larder.fleet";
-        let rows = self.rows(ask, [])?;
-        let Some(row) = rows.first() else { return Ok(Some("the database has no fleet".to_owned())) };
-        let is_other = row.get::<_, i64>(0) != self.epoch.load(Ordering::Acquire);
+    fn refusal(&self, changes_history: bool) -> Result<Option<&'static str>, DatabaseError> {
+        let Here { is_sealed, settles, .. } = self.life.learn(&self.database)?;
         let reasons = [
-            // The copy may be of a database that was given up.
-            (is_other, "the fleet was taken up anew from a back-up: restart this larder"),
-            (row.get(3), "the database is a standby, which takes no writes"),
-            (row.get(1), "the fleet is sealed"),
+            (is_sealed, "the fleet is sealed"),
             (
-                changes_history && row.get(2),
-                "the database changed a moment ago: nothing is recorded as first until that has settled",
+                changes_history && settles,
+                "the database was restored or changed a moment ago: nothing is recorded as first for a minute",
             ),
         ];
-        Ok(reasons.into_iter().find(|(holds, _)| *holds).map(|(_, reason)| reason.to_owned()))
+        Ok(reasons.into_iter().find(|(holds, _)| *holds).map(|(_, reason)| reason))
     }
 
     /// The names that a query returns, by their paths.
-    fn names_by<const N: usize>(
-        &self,
-        sql: &str,
-        parameters: [(Box<dyn ToSql + Sync + Send>, Type); N],
-    ) -> Result<Vec<Artifact>, StoreError> {
+    fn names_by<const N: usize>(&self, sql: &str, parameters: [Parameter; N]) -> Result<Vec<Artifact>, StoreError> {
         Ok(self.rows(sql, parameters)?.iter().filter_map(|row| artifact_at(row.get(0))).collect())
     }
 }
@@ -429,7 +528,7 @@ impl Records for DatabaseRecords {
     }
 
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
-        Ok(self.stored_generation(group)?)
+        Ok(self.moment(group)?.as_generation())
     }
 
     fn generation_now(&self, group: GroupRef<'_>) -> Generation {
@@ -437,6 +536,7 @@ impl Records for DatabaseRecords {
     }
 
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+        let read_at = Moment::in_life(self.life.get(&self.database)?.hash, read_at);
         let outcome = self.write_at(group, read_at, changes)?;
         self.writes.of(&group.as_ref()).fetch_add(1, Ordering::AcqRel);
         Ok(match outcome {
@@ -555,9 +655,24 @@ impl Records for DatabaseRecords {
     }
 }
 
-/// A parameter of type text.
-fn text(value: String) -> (Box<dyn ToSql + Sync + Send>, Type) {
+/// A parameter, and its type.
+type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
+
+pub(super) fn text(value: String) -> Parameter {
     (Box::new(value), Type::TEXT)
+}
+
+fn number8(value: i64) -> Parameter {
+    (Box::new(value), Type::INT8)
+}
+
+fn boolean(value: bool) -> Parameter {
+    (Box::new(value), Type::BOOL)
+}
+
+/// The life as the first parameters of a statement.
+fn life_parameters(life: &Life) -> [Parameter; 3] {
+    [number8(life.epoch), text(life.text.clone()), number8(life.position)]
 }
 
 /// The table of a record.

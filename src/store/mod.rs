@@ -24,6 +24,7 @@
 
 mod archives;
 mod blobs;
+mod contact;
 mod disk;
 mod examine;
 mod folder;
@@ -42,9 +43,12 @@ use std::sync::Arc;
 use self::archives::OnThisMachine;
 pub use self::archives::{Archives, LocalArchives};
 pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
+pub use self::contact::{Contact, Standing, Unreached};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
-pub use self::index::{CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, NameCursor, SizeLimit, Totals};
+pub use self::index::{
+    CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, Moment, NameCursor, SizeLimit, Totals,
+};
 pub use self::key::{DocumentKey, GroupRef, HourOfDay, Key, RecordGroup, sort_text};
 pub use self::local::Local;
 pub(crate) use self::locks::Striped;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::key::{APPROVALS, DocumentKey, GroupRef, NAMES, RecordGroup};
-use super::{IndexedName, Key, NameCursor, StoreError, Striped};
+use super::{Contact, IndexedName, Key, NameCursor, StoreError, Striped, Unreached};
 use crate::address::{
     Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform,
     ProviderAddress, Version,
@@ -175,6 +175,19 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// # Errors
     /// A change failed. Those before it are in the store.
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError>;
+
+    /// Waits until all replicas have heard of what was written before, for a few seconds at most. Returns those that have not.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    fn spread(&self) -> Result<Vec<Unreached>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// When the shared records last answered this replica; `None` where no replica shares them.
+    fn contact(&self) -> Option<&Contact> {
+        None
+    }
 
     /// The turns of the steps of this process.
     fn turns(&self) -> &Turns;

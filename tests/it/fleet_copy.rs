@@ -16,20 +16,20 @@ use crate::support::postgres::TestDatabase;
 pub(crate) fn replica(folder: &Folder, database: &TestDatabase) -> CopiedRecords {
     let Store { records, local, .. } = open_store(folder.path(), Timestamp(1));
     let shared = DatabaseRecords::of(Arc::new(database.connect()));
-    CopiedRecords::new(records, Arc::clone(&local.index), shared).unwrap()
+    CopiedRecords::new(records, Arc::clone(&local.index), shared, None).unwrap()
 }
 
 /// A replica in a folder of its own.
-fn new_replica(database: &TestDatabase) -> (CopiedRecords, Folder) {
+pub(crate) fn new_replica(database: &TestDatabase) -> (CopiedRecords, Folder) {
     let folder = Folder::new();
     (replica(&folder, database), folder)
 }
 
-fn read(records: &impl Records, key: &Key) -> Option<String> {
+pub(crate) fn read(records: &impl Records, key: &Key) -> Option<String> {
     records.read(key).unwrap().intact().map(|record| String::from_utf8(record).unwrap())
 }
 
-fn put(records: &impl Records, key: &Key, text: &str) {
+pub(crate) fn put(records: &impl Records, key: &Key, text: &str) {
     let records: &dyn Records = records;
     records.put(key, text.as_bytes(), Durability::Synced).unwrap();
 }
@@ -40,20 +40,20 @@ fn a_change_is_seen_by_another_replica_that_hears_of_it() {
     let Some(database) = TestDatabase::new() else { return };
     let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
     let (key, later) = (first_seen("null"), alarms("null"));
-    other.hear().unwrap();
+    other.feed().hear().unwrap();
     put(&one, &key, "first");
     assert_eq!(read(&other, &key).as_deref(), Some("first"));
-    other.hear().unwrap();
+    other.feed().hear().unwrap();
     assert_eq!(read(&other, &later), None);
     let generation = other.generation_now(key.group().as_ref());
     put(&one, &later, "alarm");
     // It is current, as far as it knows: a hit asks nobody.
     assert_eq!((read(&other, &later), other.generation_now(key.group().as_ref())), (None, generation));
-    other.hear().unwrap();
+    other.feed().hear().unwrap();
     assert_ne!(other.generation_now(key.group().as_ref()), generation, "what was rendered stays");
     assert_eq!(read(&other, &later).as_deref(), Some("alarm"));
     let generation = other.generation_now(key.group().as_ref());
-    other.hear().unwrap();
+    other.feed().hear().unwrap();
     assert_eq!(other.generation_now(key.group().as_ref()), generation, "nothing changed");
     put(&one, &later, "another alarm");
     let group = key.group();
@@ -74,7 +74,7 @@ fn the_bytes_of_a_large_record_are_fetched_when_it_is_read() {
     let Some(database) = TestDatabase::new() else { return };
     let ((one, _one), (other, folder)) = (new_replica(&database), new_replica(&database));
     let large = "x".repeat(100_000);
-    other.hear().unwrap();
+    other.feed().hear().unwrap();
     put(&one, &alarms("null"), &large);
     let group = alarms("null").group();
     other.refresh(RecordScope::Group(&group)).unwrap();
@@ -118,7 +118,7 @@ fn without_the_database_what_is_here_is_read_and_nothing_is_absent() {
     for closed in [true, false] {
         let Store { records, local, .. } = open_store(folder.path(), Timestamp(1));
         let shared = DatabaseRecords::of(Arc::new(database.connect()));
-        let copied = CopiedRecords::new(records, Arc::clone(&local.index), shared).unwrap();
+        let copied = CopiedRecords::new(records, Arc::clone(&local.index), shared, None).unwrap();
         put(&copied, &key, "first");
         put(&copied, &alarms("null"), if closed { "one" } else { "two" });
         database.freeze();
@@ -174,10 +174,10 @@ fn what_is_made_of_an_old_copy_does_not_outlive_the_trouble() {
     let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
     let group = alarms("null").group();
     put(&one, &alarms("null"), "old");
-    other.hear().unwrap();
+    other.feed().hear().unwrap();
     assert_eq!(read(&other, &alarms("null")).as_deref(), Some("old"));
     put(&one, &alarms("null"), "new");
-    other.hear().unwrap();
+    other.feed().hear().unwrap();
     database.freeze();
     let rendered_at = other.generation_now(group.as_ref());
     assert_eq!(read(&other, &alarms("null")).as_deref(), Some("old"));
@@ -251,7 +251,7 @@ fn steps_of_many_threads_and_replicas_lose_nothing() {
                             })
                         };
                         assert!(until_answered(counted), "a step saw two moments");
-                        replica.hear().unwrap();
+                        replica.feed().hear().unwrap();
                     }
                 })
             })

@@ -3,7 +3,8 @@ create table larder.fleet (
     one boolean primary key default true check (one),
     id uuid not null default gen_random_uuid(),
     epoch bigint not null default 1,
-    -- The identity of the database cluster at which the records are right; empty until a replica has noted it.
+    -- The identity of the database, and a mark of its own for each time at which it may have forgotten something; empty until a
+    -- replica has noted it.
     life text not null default '',
     -- Nothing is recorded as first before this time.
     settle_until timestamptz not null default '-infinity',
@@ -11,6 +12,16 @@ create table larder.fleet (
     format integer not null default 1
 );
 insert into larder.fleet default values;
+
+-- The fleet, and the database as it is now. A restored or promoted database has another identity: of its data, of its timeline, or
+-- of this table. Positions in the log only grow, unless the disk was set back; what is flushed survives a crash.
+create view larder.here as
+select f.epoch, f.life, f.sealed, f.settle_until > now() as settles, pg_is_in_recovery() as is_standby,
+    s.system_identifier || '/' || d.oid || '/' || 'larder.fleet'::regclass::oid || '/'
+        || case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end as identity,
+    case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - '0/0')::int8 end as inserted,
+    case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0')::int8 end as flushed
+from larder.fleet f, pg_control_system() s, pg_database d where d.datname = current_database();
 
 create table larder.replica (
     id uuid primary key,

@@ -1,4 +1,4 @@
-//! The notes of a replica about its copy of the records that all replicas share: of each group the generation of the copy, and of
+//! The notes of a replica about its copy of the records that all replicas share: of each group the moment of the copy, and of
 //! each record of the group its generation, its size, and whether its bytes are here.
 
 use std::ops::ControlFlow;
@@ -11,16 +11,38 @@ use crate::clock::Timestamp;
 
 /// The kinds of records that this larder knows. A copy of another larder is compared whole: it may have skipped some.
 const FORMAT: u64 = 1;
-const GENERATION: u8 = b'g';
+const MOMENT: u8 = b'g';
+const LIFE: u8 = b'y';
 const RECORD: u8 = b'c';
 /// Between the name of a group and the path of a record; in no name.
 const SEPARATOR: &str = "\0";
 
+/// A generation of shared records, in one life of their database: a restored one may come to the same generation with other records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// The beginning of the hash of the life.
+    pub life: u64,
+    /// The generation.
+    pub generation: Generation,
+}
+
+impl Moment {
+    /// What a step names that has read at this moment: of two moments of a group never the same.
+    pub fn as_generation(self) -> Generation {
+        Generation(self.life.wrapping_add(self.generation.0))
+    }
+
+    /// The moment in a life at which a step has read.
+    pub fn in_life(life: u64, read_at: Generation) -> Self {
+        Self { life, generation: Generation(read_at.0.wrapping_sub(life)) }
+    }
+}
+
 /// A record that the replicas share, as its group was copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopiedRecord {
-    /// The generation at which it was written.
-    pub generation: Generation,
+    /// The life in which it was copied, and the generation at which it was written.
+    pub at: Moment,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// The time at which it was written.
@@ -31,18 +53,19 @@ pub struct CopiedRecord {
 
 impl CopiedRecord {
     fn encode(self) -> Vec<u8> {
-        let numbers = [self.generation.0, self.size_bytes, self.written.0];
+        let numbers = [self.at.life, self.at.generation.0, self.size_bytes, self.written.0];
         encode_numbers(&numbers.into_iter().chain(self.here).collect::<Vec<_>>())
     }
 
     fn decode(value: &[u8]) -> Option<Self> {
         let (numbers, here) = match *decode_numbers(value)? {
-            [generation, size_bytes, written] => ([generation, size_bytes, written], None),
-            [generation, size_bytes, written, here] => ([generation, size_bytes, written], Some(here)),
+            [life, generation, size_bytes, written] => ([life, generation, size_bytes, written], None),
+            [life, generation, size_bytes, written, here] => ([life, generation, size_bytes, written], Some(here)),
             _ => return None,
         };
-        let [generation, size_bytes, written] = numbers;
-        Some(Self { generation: Generation(generation), size_bytes, written: Timestamp(written), here })
+        let [life, generation, size_bytes, written] = numbers;
+        let at = Moment { life, generation: Generation(generation) };
+        Some(Self { at, size_bytes, written: Timestamp(written), here })
     }
 
     /// The beginning of the hash of a record's bytes.
@@ -52,30 +75,48 @@ impl CopiedRecord {
 }
 
 impl Index {
-    /// The generation at which a group was copied; `None` for a group that was never copied whole.
+    /// The moment at which a group was copied; `None` for a group that was never copied whole.
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn copied_generation(&self, group: &RecordGroup) -> Result<Option<Generation>, StoreError> {
-        let value = self.entries.read().get(&generation_key(group))?;
+    pub fn copied_moment(&self, group: &RecordGroup) -> Result<Option<Moment>, StoreError> {
+        let value = self.entries.read().get(&moment_key(group))?;
         Ok(value.and_then(|value| match *decode_numbers(&value)? {
-            [FORMAT, generation] => Some(Generation(generation)),
+            [FORMAT, life, generation] => Some(Moment { life, generation: Generation(generation) }),
             _ => None,
         }))
     }
 
-    /// Notes the generation of the copy of a group, or that it is not known.
-    pub fn note_copied_generation(&self, group: &RecordGroup, generation: Option<Generation>) {
-        self.put(&[(generation_key(group), generation.map(|generation| encode_numbers(&[FORMAT, generation.0])))]);
+    /// Notes the moment of the copy of a group, or that it is not known.
+    pub fn note_copied_moment(&self, group: &RecordGroup, at: Option<Moment>) {
+        let value = at.map(|Moment { life, generation }| encode_numbers(&[FORMAT, life, generation.0]));
+        self.put(&[(moment_key(group), value)]);
     }
 
-    /// Forgets the generations of all copies. What is here stays.
+    /// The life of the database that was seen last, and the last position in its log.
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn forget_copied_generations(&self) -> Result<(), StoreError> {
+    pub fn seen_life(&self) -> Result<Option<(u64, u64)>, StoreError> {
+        let value = self.entries.read().get(&[LIFE])?;
+        Ok(value.and_then(|value| match *decode_numbers(&value)? {
+            [life, position] => Some((life, position)),
+            _ => None,
+        }))
+    }
+
+    /// Notes the life of the database, and a position in its log.
+    pub fn note_seen_life(&self, life: u64, position: u64) {
+        self.put(&[(vec![LIFE], Some(encode_numbers(&[life, position])))]);
+    }
+
+    /// Forgets the moments of all copies. What is here stays.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn forget_copied_moments(&self) -> Result<(), StoreError> {
         let mut changes = Vec::new();
-        self.entries.read().each_with_prefix(&[GENERATION], |key, _| changes.push((key.to_vec(), None)))?;
+        self.entries.read().each_with_prefix(&[MOMENT], |key, _| changes.push((key.to_vec(), None)))?;
         self.put(&changes);
         Ok(())
     }
@@ -120,8 +161,8 @@ impl Index {
     }
 }
 
-fn generation_key(group: &RecordGroup) -> Vec<u8> {
-    [&[GENERATION], group.name().as_bytes()].concat()
+fn moment_key(group: &RecordGroup) -> Vec<u8> {
+    [&[MOMENT], group.name().as_bytes()].concat()
 }
 
 /// The key of a record: those of one group sort as their paths do.

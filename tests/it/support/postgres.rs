@@ -23,6 +23,8 @@ use super::tls::TestCa;
 const PASSWORD: &str = "for-tests-only";
 /// The role that serves, and the one that owns the schema.
 pub(crate) const RUN_ROLE: &str = "larder_run";
+/// A role with the same rights: that of a replica whose connections a test cuts.
+pub(crate) const OTHER_ROLE: &str = "larder_other";
 pub(crate) const OWNER: &str = "larder_owner";
 /// The superuser.
 const SUPERUSER: &str = "super";
@@ -105,10 +107,10 @@ impl Server {
             "PATH=$PATH:/usr/sbin pgbouncer -q bouncer.ini >> log 2>&1 & bouncer=$!;"
         });
         let run = format!(
-            "cd {server_folder}; {}/postgres -D data >> log 2>&1 & server=$!; {} read _; \
-             kill -INT $bouncer $server; wait; cd /; rm -rf {server_folder}",
-            programs.display(),
-            run_bouncer.unwrap_or_default()
+            "cd {server_folder}; {programs}/postgres -D data >> log 2>&1 & {} read _; \
+             [ -z \"$bouncer\" ] || kill -INT $bouncer; {programs}/pg_ctl -D data -m fast stop >> log 2>&1; wait; cd /; rm -rf {server_folder}",
+            run_bouncer.unwrap_or_default(),
+            programs = programs.display()
         );
         let mut guard = as_its_user("sh");
         // Its own group: a Ctrl-C for the tests must not reach it before the server has ended.
@@ -123,7 +125,8 @@ impl Server {
         };
         let deadline = Instant::now() + START_TIMEOUT;
         let roles = format!(
-            "create role {OWNER} login password '{PASSWORD}'; create role {RUN_ROLE} login password '{PASSWORD}'"
+            "create role {OWNER} login password '{PASSWORD}'; create role {RUN_ROLE} login password '{PASSWORD}';
+             create role {OTHER_ROLE} login password '{PASSWORD}' in role {RUN_ROLE}"
         );
         while let failed @ Output { .. } = server.psql("postgres", &roles)
             && !failed.status.success()
@@ -163,6 +166,21 @@ impl Server {
         std::iter::once(main).chain(children.split_whitespace().map(|child| child.parse().unwrap())).collect()
     }
 
+    /// Runs a script as the user of the server, in its folder. `pg_ctl` and `pg_dump` are functions in it.
+    fn run(&self, script: &str) {
+        let programs = self.programs.display();
+        let script = format!(
+            "set -e; cd {folder}; export PGPASSWORD={PASSWORD} PGPORT={port} PGHOST={folder} PGUSER={SUPERUSER}
+             pg_ctl() {{ {programs}/pg_ctl -D data -l log -w \"$@\" >> log 2>&1; }}
+             pg_dump() {{ {programs}/pg_dump \"$@\"; }}
+             {script}",
+            folder = self.folder.display(),
+            port = self.port
+        );
+        let done = as_its_user("sh").args(["-c", &script]).output().unwrap();
+        assert!(done.status.success(), "{script}: {}{}", String::from_utf8_lossy(&done.stderr), log_of(&self.folder));
+    }
+
     fn signal(processes: impl IntoIterator<Item = u32>, signal: Signal) {
         for process in processes {
             // A process may have ended meanwhile.
@@ -189,7 +207,7 @@ fn write_bouncer_settings(folder: &Path, bouncer: u16, port: u16) {
          client_tls_cert_file = {at}/server.pem\nclient_tls_key_file = {at}/server.key\n\
          server_tls_sslmode = verify-full\nserver_tls_ca_file = {at}/ca.pem\nserver_login_retry = 1\n"
     );
-    let users = [RUN_ROLE, OWNER].map(|role| format!("\"{role}\" \"{PASSWORD}\"\n")).concat();
+    let users = [RUN_ROLE, OTHER_ROLE, OWNER].map(|role| format!("\"{role}\" \"{PASSWORD}\"\n")).concat();
     for (name, text) in [("bouncer.ini", settings), ("users", users)] {
         std::fs::write(folder.join(name), text).unwrap();
     }
@@ -254,6 +272,32 @@ impl TestDatabase {
         Server::signal(self.server.processes(), Signal::CONT);
     }
 
+    /// Keeps the disk of the server as it is now.
+    pub(crate) fn keep_disk(&self) {
+        self.server.run("pg_ctl -m fast stop; cp -a data kept; pg_ctl start");
+    }
+
+    /// Sets the disk back to what was kept, as a snapshot of a virtual machine does.
+    pub(crate) fn set_disk_back(&self) {
+        self.server.run("pg_ctl -m immediate stop; rm -rf data; mv kept data; pg_ctl start");
+    }
+
+    /// Makes the server a standby without a primary, and promotes it.
+    pub(crate) fn promote(&self) {
+        self.server.run("pg_ctl -m fast stop; touch data/standby.signal; pg_ctl start; pg_ctl promote");
+    }
+
+    /// Writes a dump of the database.
+    pub(crate) fn dump(&self) {
+        self.server.run(&format!("pg_dump --clean --if-exists -f dump.sql {}", self.name));
+    }
+
+    /// Restores the dump.
+    pub(crate) fn restore(&self) {
+        let dump = std::fs::read_to_string(self.server.folder.join("dump.sql")).unwrap();
+        self.sql(&dump);
+    }
+
     /// The URL of a role, with its password.
     pub(crate) fn url(&self, role: &str) -> String {
         format!("postgresql://{role}:{PASSWORD}@127.0.0.1:{}/{}", self.server.port_of_larder, self.name)
@@ -262,6 +306,18 @@ impl TestDatabase {
     /// The authority of the server's certificate.
     pub(crate) fn ca(&self) -> PathBuf {
         self.server.folder.join("ca.pem")
+    }
+
+    /// Ends all connections of a role, and refuses new ones.
+    pub(crate) fn cut(&self, role: &str) {
+        self.sql(&format!(
+            "alter role {role} nologin; select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"
+        ));
+    }
+
+    /// Lets a role connect again.
+    pub(crate) fn mend(&self, role: &str) {
+        self.sql(&format!("alter role {role} login"));
     }
 
     /// Connections of the role that serves.
@@ -274,7 +330,7 @@ impl TestDatabase {
         self.connect_as(OWNER)
     }
 
-    fn connect_as(&self, role: &str) -> Database {
+    pub(crate) fn connect_as(&self, role: &str) -> Database {
         Database::new(&self.url(role), Some(&self.ca())).unwrap()
     }
 

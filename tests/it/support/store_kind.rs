@@ -6,14 +6,16 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::support::lagging_records::LaggingRecords;
 use crate::support::memory_records::MemoryRecords;
-use crate::support::postgres::TestDatabase;
+use crate::support::postgres::{RUN_ROLE, TestDatabase};
 use larder::clock::Timestamp;
 use larder::fleet::copy::CopiedRecords;
 use larder::fleet::database::Database;
 use larder::fleet::records::DatabaseRecords;
+use larder::fleet::replicas::Announcement;
 use larder::store::{Archives, Staged, Store, StoreError};
 use larder::verify::Verified;
 
@@ -25,7 +27,25 @@ static RECORDS: Mutex<BTreeMap<PathBuf, Kind>> = Mutex::new(BTreeMap::new());
 enum Kind {
     Memory(MemoryRecords),
     Lagging(LaggingRecords),
-    Fleet(Arc<TestDatabase>),
+    Fleet(Replica),
+}
+
+/// A replica of a fleet whose records are in PostgreSQL.
+#[derive(Debug, Clone)]
+pub(crate) struct Replica {
+    pub(crate) database: Arc<TestDatabase>,
+    /// The role of its connections.
+    pub(crate) role: &'static str,
+    /// The URL at which it announces itself; it hears of others by itself only then.
+    pub(crate) url: Option<&'static str>,
+    pub(crate) serve_behind: Option<Duration>,
+}
+
+impl Replica {
+    /// A replica that nobody lists.
+    pub(crate) fn of(database: TestDatabase) -> Self {
+        Self { database: Arc::new(database), role: RUN_ROLE, url: None, serve_behind: None }
+    }
 }
 
 impl Kind {
@@ -33,7 +53,7 @@ impl Kind {
     fn asked() -> Option<Self> {
         match std::env::var("LARDER_TEST_RECORDS").ok()?.as_str() {
             "memory" => Some(Self::Memory(MemoryRecords::default())),
-            "fleet" => Some(Self::Fleet(Arc::new(TestDatabase::new().expect("PostgreSQL is not installed")))),
+            "fleet" => Some(Self::Fleet(Replica::of(TestDatabase::new().expect("PostgreSQL is not installed")))),
             other => panic!("LARDER_TEST_RECORDS is {other}"),
         }
     }
@@ -68,6 +88,11 @@ pub(crate) fn join(folder: &Path, replica: &LaggingRecords) -> LaggingRecords {
     records
 }
 
+/// Makes the larder of this folder a replica of a fleet.
+pub(crate) fn join_fleet(folder: &Path, replica: &Replica) {
+    RECORDS.lock().unwrap().insert(folder.to_owned(), Kind::Fleet(replica.clone()));
+}
+
 /// The records in memory of a folder; `None` where they are files, as are those of a larder in a process of its own.
 pub(crate) fn records_in_memory(folder: &Path) -> Option<MemoryRecords> {
     match RECORDS.lock().unwrap().get(folder)? {
@@ -89,10 +114,13 @@ pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
     Ok(match kind {
         Kind::Memory(records) => Store::assemble(Box::new(records), archives, local),
         Kind::Lagging(records) => Store::assemble(Box::new(records), archives, local),
-        Kind::Fleet(database) => {
-            let database = Arc::new(database.connect());
+        Kind::Fleet(Replica { database, role, url, serve_behind }) => {
+            let database = Arc::new(database.connect_as(role));
             let shared = DatabaseRecords::of(Arc::clone(&database));
-            let records = CopiedRecords::new(records, Arc::clone(&local.index), shared)?;
+            let records = CopiedRecords::new(records, Arc::clone(&local.index), shared, serve_behind)?;
+            if let Some(url) = url {
+                records.join_fleet(Announcement::new(url.to_owned()).unwrap()).unwrap();
+            }
             Store::assemble(Box::new(records), Box::new(NotedInDatabase(database)), local)
         }
     })

@@ -1,0 +1,131 @@
+//! The life of a database. One that was restored, or that a standby took over, may have forgotten what it acknowledged, so it begins
+//! another life: copies are compared whole, and for a minute nothing is recorded as first.
+
+use parking_lot::Mutex;
+use tokio_postgres::types::Type;
+
+use super::database::{Database, DatabaseError};
+use crate::store::CopiedRecord;
+
+/// What every statement asks first. `$1`: the epoch of the fleet. `$2`: the life that the caller knows. `$3`: the last position in the
+/// log that it has seen.
+macro_rules! in_known_life {
+    () => {
+        "larder.here h where h.epoch = $1 and h.life = $2 and starts_with(h.life, h.identity || ' ') and h.inserted >= $3"
+    };
+}
+pub(super) use in_known_life;
+
+/// The rounds in which replicas may be faster to notice another life.
+const MAX_ROUNDS: usize = 4;
+
+/// The life of a database, as a replica knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Life {
+    /// The epoch of the fleet.
+    pub epoch: i64,
+    /// The life as the database has it; empty before the database was asked.
+    pub text: String,
+    /// The beginning of its hash.
+    pub hash: u64,
+    /// The last position in the log that was seen: what came before it is on the disk of the database.
+    pub position: i64,
+}
+
+/// The state of the fleet in the database.
+#[derive(Debug)]
+pub struct Here {
+    /// The life.
+    pub life: Life,
+    /// True if the fleet takes no writes any more.
+    pub is_sealed: bool,
+    /// True if nothing is recorded as first, because another life began a moment ago.
+    pub settles: bool,
+}
+
+/// The life that this process knows.
+#[derive(Debug, Default)]
+pub struct KnownLife(Mutex<Life>);
+
+impl KnownLife {
+    /// The life that another process of this replica has seen, by its hash.
+    pub fn remember(&self, hash: u64, position: i64) {
+        let mut known = self.0.lock();
+        if known.text.is_empty() {
+            (known.hash, known.position) = (hash, position);
+        }
+    }
+
+    /// The hash of the life.
+    pub fn hash(&self) -> u64 {
+        self.0.lock().hash
+    }
+
+    /// The life, of which the database is asked once.
+    pub fn get(&self, database: &Database) -> Result<Life, DatabaseError> {
+        let known = self.0.lock().clone();
+        if known.text.is_empty() { self.learn(database).map(|here| here.life) } else { Ok(known) }
+    }
+
+    /// Notes that a position of the log of this life is on the disk.
+    pub fn reached(&self, life: u64, position: i64) {
+        let mut known = self.0.lock();
+        if known.hash == life {
+            known.position = known.position.max(position);
+        }
+    }
+
+    /// Asks for the present life. If the database may have forgotten something, this begins another one.
+    pub fn learn(&self, database: &Database) -> Result<Here, DatabaseError> {
+        for _ in 0..MAX_ROUNDS {
+            // Before the question: others go on meanwhile.
+            let before = self.0.lock().clone();
+            let asked = database.run(|client| {
+                Box::pin(async move {
+                    let ask = "select epoch, life, sealed, settles, is_standby, identity, flushed from larder.here";
+                    client.query_typed(ask, &[]).await
+                })
+            })?;
+            let Some(row) = asked.first() else {
+                return Err(DatabaseError::Unreachable("the database has no fleet".to_owned()));
+            };
+            let (Some(identity), Some(flushed)) = (row.get::<_, Option<&str>>(5), row.get::<_, Option<i64>>(6)) else {
+                return Err(DatabaseError::Unreachable("the database is a standby, which takes no writes".to_owned()));
+            };
+            let text: String = row.get(1);
+            let hash = CopiedRecord::hash_of(text.as_bytes());
+            let is_same_data = text.strip_prefix(identity).is_some_and(|mark| mark.starts_with(' '));
+            let was_set_back = before.hash == hash && flushed < before.position;
+            if is_same_data && !was_set_back {
+                let mut known = self.0.lock();
+                let position = if known.hash == hash { known.position.max(flushed) } else { flushed };
+                *known = Life { epoch: row.get(0), text, hash, position };
+                return Ok(Here { life: known.clone(), is_sealed: row.get(2), settles: row.get(3) });
+            }
+            Self::begin_another(database, text)?;
+        }
+        Err(DatabaseError::Unreachable("the database changes again and again".to_owned()))
+    }
+
+    /// Begins another life after this one, unless another replica has done so.
+    pub fn begin_another(database: &Database, after: String) -> Result<(), DatabaseError> {
+        let is_first = after.is_empty();
+        let begun = database.run(move |client| {
+            Box::pin(async move {
+                // The first life of a fleet has nothing to forget.
+                let begin = "update larder.fleet f set life = h.identity || ' ' || gen_random_uuid(),
+                    settle_until = case when f.life = '' then f.settle_until
+                        else greatest(f.settle_until, now() + interval '60 seconds') end
+                    from larder.here h where f.life = $1 and h.identity is not null returning 1";
+                client.query_typed(begin, &[(&after, Type::TEXT)]).await
+            })
+        })?;
+        if !is_first && !begun.is_empty() {
+            tracing::error!(
+                "the database was restored, or a standby took over: it may have forgotten what it acknowledged, so nothing is \
+                 recorded as first for a minute"
+            );
+        }
+        Ok(())
+    }
+}

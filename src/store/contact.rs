@@ -1,0 +1,69 @@
+//! How long ago the shared records of a fleet last answered a replica.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// The silence after which a replica is behind: it may serve what others have changed.
+const BEHIND_AFTER: Duration = Duration::from_secs(5);
+
+/// A replica that may serve what a command has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Unreached {
+    /// Its URL.
+    pub url: String,
+    /// The seconds since it last reached the shared records.
+    pub silent_seconds: u64,
+    /// True if it was heard a moment ago: it serves clients, and has not heard of the change yet.
+    pub is_heard: bool,
+}
+
+/// The last answer of the shared records.
+#[derive(Debug)]
+pub struct Contact {
+    began: Instant,
+    /// Milliseconds from the beginning to the last answer.
+    heard: AtomicU64,
+    /// The silence after which nothing is served (`serve_behind`); `None` for no limit.
+    serve_behind: Option<Duration>,
+}
+
+/// How far the answers of a replica may be behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// By a moment.
+    Current,
+    /// By more: others may have changed what is served.
+    Behind,
+    /// By more than `serve_behind` allows: nothing is served after this silence.
+    TooFar(Duration),
+}
+
+impl Contact {
+    /// The contact of a replica that begins now. `serve_behind` is the silence after which it serves nothing.
+    pub fn new(serve_behind: Option<Duration>) -> Self {
+        Self { began: Instant::now(), heard: AtomicU64::new(0), serve_behind }
+    }
+
+    /// Notes an answer to a question that was asked at this time.
+    pub fn heard(&self, asked: Instant) {
+        let millis = asked.saturating_duration_since(self.began).as_millis();
+        self.heard.fetch_max(u64::try_from(millis).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+
+    /// The time since the last answer, or since the start.
+    pub fn silence(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Duration::from_millis(self.heard.load(Ordering::Acquire)))
+    }
+
+    /// How far this replica may be behind.
+    pub fn standing(&self) -> Standing {
+        match self.silence() {
+            silence if self.serve_behind.is_some_and(|limit| silence >= limit) => Standing::TooFar(silence),
+            silence if silence >= BEHIND_AFTER => Standing::Behind,
+            _ => Standing::Current,
+        }
+    }
+}

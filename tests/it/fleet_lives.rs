@@ -1,0 +1,128 @@
+//! A database that has forgotten something: replicas compare their copies with it, and record nothing as first for a minute.
+
+use larder::store::{Durability, RecordScope, Records, StoreError};
+
+use crate::fleet_copy::{new_replica, put, read, replica};
+use crate::fleet_database::{alarms, first_seen, until_answered};
+use crate::support::larder::wait_until_unlocked;
+use crate::support::postgres::TestDatabase;
+
+/// How a database forgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// A dump is restored.
+    Dump,
+    /// The disk is set back to a former state, as that of a virtual machine.
+    Disk,
+}
+
+fn generation(database: &TestDatabase) -> String {
+    database.sql(&format!("select gen from larder.grp where grp = '{}'", alarms("null").group().name()))
+}
+
+/// Whatever the way back, and whoever notices first: what the database has forgotten, the replicas forget, too, also where it has come
+/// to the same generation with another record.
+#[test]
+fn what_a_database_has_forgotten_is_forgotten_by_the_replicas() {
+    for loss in [Loss::Dump, Loss::Disk] {
+        let Some(database) = TestDatabase::on_its_own_server() else { return };
+        let ((one, _one), (other, folder)) = (new_replica(&database), new_replica(&database));
+        put(&one, &first_seen("null"), "first");
+        put(&one, &alarms("null"), "kept");
+        match loss {
+            Loss::Dump => database.dump(),
+            Loss::Disk => database.keep_disk(),
+        }
+        until_answered(|| one.feed().hear());
+        let life = database.sql("select life from larder.fleet");
+        for number in 0..20 {
+            put(&one, &alarms(&format!("p{number}")), &"lost".repeat(1000));
+        }
+        put(&one, &alarms("null"), "lost");
+        let lost_generation = generation(&database);
+        for replica in [&one, &other] {
+            until_answered(|| replica.feed().hear());
+            assert_eq!(read(replica, &alarms("null")).as_deref(), Some("lost"));
+        }
+        drop(other);
+        wait_until_unlocked(folder.path());
+
+        match loss {
+            Loss::Dump => database.restore(),
+            Loss::Disk => database.set_disk_back(),
+        }
+        assert_eq!(database.sql("select life from larder.fleet"), life);
+        // A replica without a memory comes to the same generation.
+        let (third, _third) = new_replica(&database);
+        for number in 0..20 {
+            let records: &dyn Records = &third;
+            let other = alarms(&format!("q{number}"));
+            until_answered(|| records.put(&other, b"", Durability::Synced));
+        }
+        put(&third, &alarms("null"), "another");
+        assert_eq!(generation(&database), lost_generation, "{loss:?}: a test of nothing");
+
+        let restarted = replica(&folder, &database);
+        for replica in [&restarted, &one] {
+            until_answered(|| replica.feed().hear());
+            assert_eq!(read(replica, &alarms("null")).as_deref(), Some("another"), "{loss:?}");
+            assert_eq!(read(replica, &alarms("p0")), None, "{loss:?}");
+        }
+        let now = database.sql("select life from larder.fleet");
+        assert_ne!(now, life);
+        for replica in [&restarted, &one, &third] {
+            let records: &dyn Records = replica;
+            let refused = records.put(&first_seen("random"), b"first", Durability::Synced).unwrap_err();
+            assert!(
+                matches!(&refused, StoreError::Unreachable(reason) if reason.contains("for a minute")),
+                "{refused}"
+            );
+            put(replica, &alarms("null"), "known");
+        }
+        database.sql("update larder.fleet set settle_until = now()");
+        for (name, replica) in [("a", &restarted), ("b", &one), ("c", &third)] {
+            put(replica, &first_seen(name), "first");
+        }
+        assert_eq!(database.sql("select life from larder.fleet"), now, "noticed more than once");
+    }
+}
+
+/// A standby that is promoted may lack what was acknowledged last.
+#[test]
+fn a_promoted_standby_begins_another_life() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
+    put(&one, &first_seen("null"), "first");
+    assert_eq!(read(&other, &first_seen("null")).as_deref(), Some("first"));
+    database.promote();
+    for replica in [&one, &other] {
+        let records: &dyn Records = replica;
+        until_answered(|| records.put(&alarms("null"), b"alarm", Durability::Synced));
+        let refused = records.put(&first_seen("random"), b"first", Durability::Synced).unwrap_err();
+        assert!(refused.to_string().contains("for a minute"), "{refused}");
+        assert_eq!(read(replica, &first_seen("null")).as_deref(), Some("first"));
+    }
+    database.sql("update larder.fleet set settle_until = now()");
+    put(&other, &first_seen("random"), "first");
+}
+
+/// A crash forgets nothing that was acknowledged, so it is no other life.
+#[test]
+fn a_crash_begins_no_other_life() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let (one, _one) = new_replica(&database);
+    put(&one, &first_seen("null"), "first");
+    until_answered(|| one.feed().hear());
+    let life = database.sql("select life from larder.fleet");
+    for number in 0..5 {
+        // Positions beyond what is on the disk are seen by nobody.
+        let records: &dyn Records = &one;
+        until_answered(|| records.put(&alarms("null"), &vec![b'x'; 100_000], Durability::Synced));
+        until_answered(|| one.feed().hear());
+        database.crash();
+        until_answered(|| one.refresh(RecordScope::Group(&alarms("null").group())));
+        let name = format!("p{number}");
+        until_answered(|| records.put(&first_seen(&name), b"first", Durability::Synced));
+    }
+    assert_eq!(database.sql("select life from larder.fleet"), life);
+}
