@@ -17,7 +17,7 @@ use crate::http::admin_client::AdminClient;
 use crate::mirror::{AcceptOutcome, AcceptResult, EvidenceName, VerifyEvent};
 use crate::protocol::admin::VERIFY;
 use crate::protocol::admin::operation::{AcceptRequest, Operation, OperationReport, TargetAddresses};
-use crate::protocol::admin::outcome_lines::accepted_lines;
+use crate::protocol::admin::outcome_lines::{accepted_lines, unreached_lines};
 
 #[derive(Debug, Args)]
 pub(super) struct Addresses {
@@ -145,6 +145,7 @@ pub(super) fn print_result<T: Serialize>(
     for error in &report.errors {
         print_error(error);
     }
+    unreached_lines(&report.unreached).for_each(|line| print_error(&line));
     Ok(report.ok)
 }
 

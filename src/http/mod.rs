@@ -27,6 +27,7 @@ pub mod tls;
 pub mod watchdog;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Version};
@@ -56,6 +57,7 @@ use crate::protocol::rights::{Rights, without_url_token};
 use crate::protocol::route::{Api, Route, RouteError, RouteKind, is_probe};
 use crate::protocol::run::RunId;
 use crate::protocol::{self, Protocols, RequestFailure, VariesBy};
+use crate::store::{Standing, StoreError};
 
 /// The challenge of a request without the token of a client (RFC 6750).
 const CHALLENGE: HeaderValue = HeaderValue::from_static("Bearer realm=\"larder\"");
@@ -223,7 +225,12 @@ impl MainListener {
                 parsed_request.origin = origin_of_browser(tls, headers, host, is_upstream);
             }
         }
-        match self.protocols.answer(&target, &parsed_request).await {
+        let standing = self.protocols.standing();
+        let answer = match standing {
+            Standing::TooFar(silence) if !is_open => Err(RequestFailure::from(too_far_behind(silence))),
+            _ => self.protocols.answer(&target, &parsed_request).await,
+        };
+        match answer {
             Ok(reply) => {
                 log.decision.note_reply(&reply);
                 let (outcome, age) = (reply.outcome.map_or(RequestOutcome::NoOutcome, RequestOutcome::from), reply.age);
@@ -235,6 +242,9 @@ impl MainListener {
                     Rights::Of(_) => VariesBy::Client,
                 };
                 response::set_vary(response.headers_mut(), varies_by);
+                if standing != Standing::Current {
+                    response::note_behind(response.headers_mut());
+                }
                 if let Some(age) = age {
                     self.requests.record_document_age(route.kind(), age);
                 }
@@ -401,6 +411,13 @@ fn host_of<B>(request: &Request<B>) -> Result<Option<&str>, BadHost> {
         return Err(BadHost::Missing);
     }
     Ok(authority.or(header.flatten()))
+}
+
+/// The failure of every request while this replica is further behind the others than `serve_behind` allows.
+fn too_far_behind(silence: Duration) -> Error {
+    let silence = humantime::format_duration(Duration::from_secs(silence.as_secs()));
+    StoreError::Unreachable(format!("the database has not answered for {silence}, longer than serve_behind allows"))
+        .into()
 }
 
 /// HEAD: the headers of the GET with its true length, and no body (retries of clients).

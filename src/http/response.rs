@@ -83,6 +83,13 @@ pub(super) fn set_vary(headers: &mut HeaderMap, varies_by: VariesBy) {
     headers.insert(header::VARY, HeaderValue::from_static(names));
 }
 
+/// Says of a hit that others may have changed it.
+pub(super) fn note_behind(headers: &mut HeaderMap) {
+    if headers.get(CACHE_STATUS).is_some_and(|status| status == HIT) {
+        headers.insert(CACHE_STATUS, HeaderValue::from_static("larder; hit; detail=behind"));
+    }
+}
+
 /// Value of Cache-Status (RFC 9211).
 fn cache_status(outcome: Outcome) -> &'static str {
     match outcome {

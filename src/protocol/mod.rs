@@ -36,6 +36,7 @@ use crate::explanation::Explanation;
 use crate::mirror::{
     Answer, Archive, ClientAddress, ClientList, Connectivity, Mirror, Outcome, RequestContext, RuntimeConfig,
 };
+use crate::store::Standing;
 
 /// Answers of at least this size are compressed on a blocking thread.
 const LARGE_BODY_BYTES: usize = 64 * 1024;
@@ -264,6 +265,11 @@ impl Protocols {
     /// Returns true if a Host is an upstream's name under which larder answers (take-over).
     pub fn is_upstream(&self, host: &str) -> bool {
         self.route_context.taken_over(Some(host)).is_some()
+    }
+
+    /// How far the answers may be behind those of other replicas.
+    pub fn standing(&self) -> Standing {
+        self.mirror.library.standing()
     }
 
     /// The facts of a request that decide its answer, besides its path. `may_know_origin` says whether requests of this kind

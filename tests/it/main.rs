@@ -46,6 +46,8 @@ mod faults_requests;
 mod first_use;
 mod fleet_copy;
 mod fleet_database;
+mod fleet_lives;
+mod fleet_replicas;
 mod from_artifactory;
 mod full_disk;
 mod history;

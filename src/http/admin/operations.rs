@@ -17,14 +17,14 @@ impl Admin {
     pub(super) async fn refresh(&self, addresses: Vec<PackageSelector>) -> OperationReport<RefreshResult> {
         let operations = &self.mirror.operations;
         let refresh = |selector| async move { operations.refresh(&selector, &self.job_context()).await };
-        report_each(addresses, refresh, |refreshed| refreshed.outcome.succeeded()).await
+        self.report_each(addresses, refresh, |refreshed| refreshed.outcome.succeeded()).await
     }
 
     /// Removes from the store.
     pub(super) async fn purge(&self, addresses: Vec<PackageSelector>) -> OperationReport<PurgeResult> {
         let operations = &self.mirror.operations;
         let purge = |selector| async move { operations.purge(&selector).await.map(|purged| vec![purged]) };
-        report_each(addresses, purge, PurgeResult::removed_everything).await
+        self.report_each(addresses, purge, PurgeResult::removed_everything).await
     }
 
     /// Accepts changed bytes, keys or trees.
@@ -45,7 +45,7 @@ impl Admin {
         let is_accepted = |accepted: &AcceptResult| {
             !matches!(accepted.outcome, AcceptOutcome::Failed { .. } | AcceptOutcome::Undecided(_))
         };
-        report_each(addresses, accept, is_accepted).await
+        self.report_each(addresses, accept, is_accepted).await
     }
 
     /// Approves versions, or takes approvals back.
@@ -61,7 +61,7 @@ impl Admin {
             let call = &call;
             async move { Ok::<_, Error>(vec![operations.decide(decision, &version, words, call).await?]) }
         };
-        report_each(versions, decide, ApprovalResult::succeeded).await
+        self.report_each(versions, decide, ApprovalResult::succeeded).await
     }
 
     /// Pins or unpins.
@@ -72,19 +72,20 @@ impl Admin {
     ) -> OperationReport<PinResult> {
         let operations = &self.mirror.operations;
         let change_pin = |selector| async move { operations.pin(&selector, pin).await };
-        report_each(addresses, change_pin, PinResult::succeeded).await
+        self.report_each(addresses, change_pin, PinResult::succeeded).await
     }
-}
 
-/// Runs an operation on each subject, and reports all results.
-async fn report_each<S, T, E: Display, F: Future<Output = Result<Vec<T>, E>>>(
-    subjects: Vec<S>,
-    run: impl Fn(S) -> F,
-    is_success: impl Fn(&T) -> bool,
-) -> OperationReport<T> {
-    let mut results = Vec::new();
-    for subject in subjects {
-        results.push(run(subject).await);
+    /// Runs an operation on each subject, and reports all results once the other replicas have heard of them.
+    async fn report_each<S, T, E: Display, F: Future<Output = Result<Vec<T>, E>>>(
+        &self,
+        subjects: Vec<S>,
+        run: impl Fn(S) -> F,
+        is_success: impl Fn(&T) -> bool,
+    ) -> OperationReport<T> {
+        let mut results = Vec::new();
+        for subject in subjects {
+            results.push(run(subject).await);
+        }
+        OperationReport::of(results, is_success).spread(self.mirror.library.spread().await)
     }
-    OperationReport::of(results, is_success)
 }

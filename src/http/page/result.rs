@@ -8,6 +8,7 @@ use super::{Body, Frame, page};
 use crate::policy::ApprovalDecision;
 use crate::protocol::admin::Operation;
 use crate::protocol::admin::operation::OperationReport;
+use crate::protocol::admin::outcome_lines::unreached_lines;
 
 /// The most lines shown.
 const MAX_LINES: usize = 200;
@@ -36,6 +37,7 @@ impl OperationResult {
     pub(in crate::http) fn of<T>(report: OperationReport<T>, lines_of: impl Fn(&[T]) -> Vec<String>) -> Self {
         let mut lines = lines_of(&report.items);
         lines.extend(report.errors);
+        lines.extend(unreached_lines(&report.unreached));
         Self { ok: report.ok, lines }
     }
 }

@@ -63,7 +63,7 @@ use crate::mirror::library::latest_time::LatestTime;
 use crate::mirror::library::missing::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
-use crate::store::{RecordGroup, RecordScope, Store, StoreError};
+use crate::store::{Contact, RecordGroup, RecordScope, Standing, Store, StoreError, Unreached};
 
 /// Everything stored, and the services that read and change it.
 #[derive(Debug)]
@@ -164,6 +164,19 @@ impl Library {
     /// The shared records cannot be read.
     pub async fn refresh_all(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|library| library.store.records.refresh(RecordScope::All)).await
+    }
+
+    /// Waits until the other replicas have heard of what was written before. Returns those that have not.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    pub async fn spread(self: &Arc<Self>) -> Result<Vec<Unreached>, Error> {
+        self.on_disk(|library| library.store.records.spread()).await
+    }
+
+    /// How far this replica may be behind the others.
+    pub fn standing(&self) -> Standing {
+        self.store.records.contact().map_or(Standing::Current, Contact::standing)
     }
 
     /// Looks for something in the records of a group, and where it is absent, again in what other replicas have written

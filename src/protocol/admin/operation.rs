@@ -12,6 +12,7 @@ use crate::address::{Hostname, PackageSelector};
 use crate::jobs::{JobId, ToPin};
 use crate::labels::labelled_enum;
 use crate::mirror::{EvidenceName, Mirror, PinChange, PinOutcome, PinResult};
+use crate::store::Unreached;
 
 /// Maximum number of addresses in one request.
 const MAX_ADDRESSES: usize = 256;
@@ -156,12 +157,15 @@ pub struct OperationReport<T> {
     pub items: Vec<T>,
     /// Targets that failed completely, with the reason.
     pub errors: Vec<String>,
+    /// Of a fleet: the replicas that may still serve what was changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreached: Vec<Unreached>,
 }
 
 impl<T> OperationReport<T> {
     /// Collects the results for each address.
     pub fn of<E: Display>(results: Vec<Result<Vec<T>, E>>, is_success: impl Fn(&T) -> bool) -> Self {
-        let mut report = Self { ok: true, items: Vec::new(), errors: Vec::new() };
+        let mut report = Self { ok: true, items: Vec::new(), errors: Vec::new(), unreached: Vec::new() };
         for result in results {
             match result {
                 Ok(items) => report.items.extend(items),
@@ -170,6 +174,21 @@ impl<T> OperationReport<T> {
         }
         report.ok = report.errors.is_empty() && report.items.iter().all(is_success);
         report
+    }
+
+    /// Adds what is known of the other replicas. A silent one may be gone, and is only named.
+    pub fn spread(mut self, spread: Result<Vec<Unreached>, impl Display>) -> Self {
+        match spread {
+            Ok(unreached) => {
+                self.ok &= !unreached.iter().any(|replica| replica.is_heard);
+                self.unreached = unreached;
+            }
+            Err(error) => {
+                self.ok = false;
+                self.errors.push(format!("nobody knows whether the other replicas have heard of this: {error}"));
+            }
+        }
+        self
     }
 }
 

@@ -1,6 +1,8 @@
 //! The results of operations in words: as the commands print them, and as the status page shows them. Each is a line, and
 //! what belongs to the line before it is indented. An address is without its host, if that is the default one.
 
+use std::time::Duration;
+
 use bytesize::ByteSize;
 
 use crate::address::{Hostname, PackageRef};
@@ -8,7 +10,24 @@ use crate::mirror::{
     AcceptOutcome, AcceptResult, ApprovalOutcome, ApprovalResult, ChangedFile, KnownKey, PinOutcome, PinResult,
     PurgeResult, RefreshOutcome, RefreshResult, UndecidedEvidence, UndecidedVersion,
 };
+use crate::store::Unreached;
 use crate::wording::{escape_invisible, format_timestamp, plural};
+
+/// Describes the replicas that may still serve what was changed.
+pub(crate) fn unreached_lines(replicas: &[Unreached]) -> impl Iterator<Item = String> {
+    replicas.iter().map(|Unreached { url, silent_seconds, is_heard }| {
+        let silence = humantime::format_duration(Duration::from_secs(*silent_seconds));
+        if *is_heard {
+            format!(
+                "{url} has not heard of this yet: it reached the database {silence} ago; try again, or look at its log"
+            )
+        } else {
+            format!(
+                "{url} is silent: it reached the database {silence} ago, and serves what it had then if it still runs"
+            )
+        }
+    })
+}
 
 /// Describes the results of `refresh`.
 pub(crate) fn refreshed_lines(items: &[RefreshResult], host: &Hostname) -> Vec<String> {

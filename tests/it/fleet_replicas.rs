@@ -1,0 +1,136 @@
+//! Larders that share records in PostgreSQL, each with its own copy: when a command returns, all of them have its effect, and a
+//! replica that cannot know says so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::larder::{Folder, Larder};
+use crate::support::larder_commands::run_larder_in;
+use crate::support::postgres::{OTHER_ROLE, RUN_ROLE, TestDatabase};
+use crate::support::process::CommandOutput;
+use crate::support::store_kind::{Replica, join_fleet};
+use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::{repetitions, until};
+
+const ONE: &str = "http://one.test:8082/";
+const OTHER: &str = "http://other.test:8082/";
+
+/// Two replicas.
+struct Fleet {
+    upstream: FakeUpstream,
+    database: Arc<TestDatabase>,
+    one: Larder,
+    other: Larder,
+}
+
+impl Fleet {
+    /// The second replica serves nothing after this silence.
+    async fn start(serve_behind: Option<Duration>) -> Option<Self> {
+        // Roles are of a whole server.
+        let database = Arc::new(TestDatabase::on_its_own_server()?);
+        let upstream = FakeUpstream::start().await;
+        let start = async |url, role, serve_behind| {
+            let folder = Folder::new();
+            let replica = Replica { database: Arc::clone(&database), role, url: Some(url), serve_behind };
+            join_fleet(folder.path(), &replica);
+            Larder::mirroring(&upstream).store_at(&folder).start().await
+        };
+        let (one, other) = (start(ONE, RUN_ROLE, None).await, start(OTHER, OTHER_ROLE, serve_behind).await);
+        Some(Self { upstream, database, one, other })
+    }
+
+    fn publish(&self, edition: u64) {
+        self.upstream.publish(Provider::new("acme", "null").version("1.2.0").edition(edition));
+    }
+
+    async fn until_both_are_heard(&self) {
+        let heard = "select count(*) from larder.replica where applied <> '' and left_at is null";
+        until("both replicas are heard", async || self.database.sql(heard) == "2").await;
+    }
+}
+
+/// A command for a replica.
+async fn command(replica: &Larder, arguments: &[&str]) -> CommandOutput {
+    let (admin, folder) = (replica.admin(), &replica.folder);
+    let admin = admin.strip_prefix("http://").unwrap();
+    let text = format!("[admin]\nlisten = \"{admin}\"\n[store]\npath = {:?}\n", folder.path());
+    std::fs::write(folder.path().join("mirror.toml"), text).unwrap();
+    run_larder_in(folder.path(), folder, arguments).await
+}
+
+/// After a command on one replica has returned, the next answer of the other has its effect.
+#[tokio::test]
+async fn a_command_returns_when_every_replica_has_its_effect() {
+    let Some(fleet) = Fleet::start(None).await else { return };
+    fleet.publish(1);
+    fleet.until_both_are_heard().await;
+    for round in 0..repetitions(8, 1000) {
+        fleet.one.document("null", "1.2.0").await.expect(200);
+        // From memory, of its copy.
+        for _ in 0..2 {
+            fleet.other.document("null", "1.2.0").await.expect(200);
+        }
+        let purged = command(&fleet.one, &["purge", "acme/null"]).await;
+        assert_eq!(purged.code, Some(0), "{purged:?}");
+        let asked = fleet.upstream.count("/v1/providers/acme/null/1.2.0/download/linux/amd64");
+        let answer = fleet.other.document("null", "1.2.0").await.expect(200);
+        assert_eq!(answer.header("cache-status"), "larder; fwd=miss; stored", "round {round}");
+        assert_eq!(fleet.upstream.count("/v1/providers/acme/null/1.2.0/download/linux/amd64"), asked + 1);
+    }
+}
+
+/// A replica whose connections are cut is named by the command, and says itself that it is behind. It serves what it has, says of
+/// nothing that it is absent, and goes on by itself.
+#[tokio::test]
+async fn a_replica_that_hears_nothing_is_named_and_says_that_it_is_behind() {
+    let Some(fleet) = Fleet::start(None).await else { return };
+    fleet.publish(1);
+    fleet.other.document("null", "1.2.0").await.expect(200);
+    fleet.until_both_are_heard().await;
+    fleet.database.cut(OTHER_ROLE);
+    let named = command(&fleet.one, &["refresh", "acme/null"]).await;
+    assert_eq!(named.code, Some(1), "{named:?}");
+    assert!(named.err.contains(&format!("{OTHER} has not heard of this yet")) && !named.err.contains(ONE), "{named:?}");
+    let status = async || fleet.other.document("null", "1.2.0").await.expect(200).header("cache-status").to_owned();
+    until("the other replica is behind", async || status().await == "larder; hit; detail=behind").await;
+    let unknown = fleet.other.document("nothing", "1.2.0").await.expect(503).text();
+    assert!(unknown.contains("no connection to the database"), "{unknown}");
+    // It may be gone for good, which no command waits for.
+    fleet.database.sql("update larder.replica set seen = now() - interval '2 minutes' where url like '%other%'");
+    let silent = command(&fleet.one, &["refresh", "acme/null"]).await;
+    assert_eq!(silent.code, Some(0), "{silent:?}");
+    assert!(silent.err.contains(&format!("{OTHER} is silent: it reached the database 2m")), "{silent:?}");
+    fleet.database.mend(OTHER_ROLE);
+    until("the other replica hears again", async || status().await == "larder; hit").await;
+    let refreshed = command(&fleet.one, &["refresh", "acme/null"]).await;
+    assert_eq!((refreshed.code, refreshed.err.as_str()), (Some(0), ""));
+}
+
+/// A replica that was behind for too long serves nothing, but its health.
+#[tokio::test]
+async fn a_replica_serves_nothing_that_may_be_too_old() {
+    let Some(fleet) = Fleet::start(Some(Duration::from_secs(6))).await else { return };
+    fleet.publish(1);
+    fleet.other.document("null", "1.2.0").await.expect(200);
+    fleet.until_both_are_heard().await;
+    fleet.database.cut(OTHER_ROLE);
+    until("it serves nothing", async || fleet.other.document("null", "1.2.0").await.status == 503).await;
+    let refused = fleet.other.document("null", "1.2.0").await.expect(503).text();
+    assert!(refused.contains("the database has not answered for 6s, longer than serve_behind allows"), "{refused}");
+    fleet.other.get("/healthz").await.expect(200);
+    fleet.database.mend(OTHER_ROLE);
+    until("it serves again", async || fleet.other.document("null", "1.2.0").await.status == 200).await;
+}
+
+/// A replica that stops says so: nobody waits for it.
+#[tokio::test]
+async fn a_replica_that_stops_is_not_waited_for() {
+    let Some(fleet) = Fleet::start(None).await else { return };
+    fleet.publish(1);
+    fleet.until_both_are_heard().await;
+    let Fleet { database, one, other, upstream: _upstream } = fleet;
+    other.stop().await;
+    assert_eq!(database.sql("select url from larder.replica where left_at is not null"), OTHER);
+    let refreshed = command(&one, &["refresh", "acme/null"]).await;
+    assert_eq!((refreshed.code, refreshed.err.as_str()), (Some(0), ""));
+}
