@@ -264,6 +264,11 @@ impl CopiedRecords {
         self.fetch(group, key, listed)
     }
 
+    /// The records of this machine, if the group is one of them.
+    fn own(&self, group: &RecordGroup) -> Option<&dyn Records> {
+        group.is_of_machine().then_some(&*self.local)
+    }
+
     /// Runs `own` on the copy of one group if the paths of `folder` are all in it, and otherwise `all` on the database: what is
     /// here would be a partial list.
     fn listed<T>(
@@ -273,6 +278,7 @@ impl CopiedRecords {
         all: impl FnOnce(&dyn Records) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         match RecordGroup::of_folder(folder) {
+            None if RecordGroup::is_folder_of_machine(folder) => all(&*self.local),
             Some(group) => {
                 self.ensure_or_behind(&group)?;
                 own(&group)
@@ -309,6 +315,9 @@ fn removal(key: Key) -> Change {
 impl Records for CopiedRecords {
     fn read(&self, key: &Key) -> Result<ReadOutcome, StoreError> {
         let (group, path) = (key.group(), key.path());
+        if let Some(own) = self.own(&group) {
+            return own.read(key);
+        }
         for _ in 0..MAX_ROUNDS {
             let ensured = self.ensure(&group);
             match (self.index.copied_record(&group, &path)?, ensured) {
@@ -326,6 +335,9 @@ impl Records for CopiedRecords {
 
     fn stat(&self, key: &Key) -> Result<Option<(u64, Timestamp)>, StoreError> {
         let group = key.group();
+        if let Some(own) = self.own(&group) {
+            return own.stat(key);
+        }
         let ensured = self.ensure(&group);
         match self.index.copied_record(&group, &key.path())? {
             Some(listed) => Ok(Some((listed.size_bytes, listed.written))),
@@ -335,12 +347,16 @@ impl Records for CopiedRecords {
 
     fn refresh(&self, scope: RecordScope<'_>) -> Result<(), StoreError> {
         match scope {
+            RecordScope::Group(group) if group.is_of_machine() => Ok(()),
             RecordScope::Group(group) => self.bring_up_to_date(group),
             RecordScope::All => self.feed.hear().map(drop),
         }
     }
 
     fn generation(&self, group: &RecordGroup) -> Result<Generation, StoreError> {
+        if let Some(own) = self.own(group) {
+            return own.generation(group);
+        }
         match self.ensure(group) {
             Ok(()) | Err(StoreError::Unreachable(_)) => {}
             Err(error) => return Err(error),
@@ -360,6 +376,9 @@ impl Records for CopiedRecords {
     }
 
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError> {
+        if let Some(own) = self.own(group) {
+            return own.write(group, read_at, changes);
+        }
         let groups = self.groups.of(&group.as_ref());
         if !changes.is_empty() && changes.iter().all(|change| change.action == RecordAction::Keep) {
             // Only the index changes, which is of this machine.
@@ -395,6 +414,10 @@ impl Records for CopiedRecords {
         })
     }
 
+    fn of_machine(&self) -> &dyn Records {
+        &*self.local
+    }
+
     fn spread(&self) -> Result<Vec<Unreached>, StoreError> {
         self.feed.spread()
     }
@@ -408,6 +431,9 @@ impl Records for CopiedRecords {
     }
 
     fn sync(&self, key: &Key) -> Result<bool, StoreError> {
+        if let Some(own) = self.own(&key.group()) {
+            return own.sync(key);
+        }
         // A record in the database is durable.
         Ok(self.stat(key)?.is_some())
     }

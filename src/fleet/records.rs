@@ -545,6 +545,10 @@ impl Records for DatabaseRecords {
         })
     }
 
+    fn of_machine(&self) -> &dyn Records {
+        self
+    }
+
     fn turns(&self) -> &Turns {
         &self.turns
     }

@@ -200,6 +200,10 @@ impl Records for FolderRecords {
         self.groups.of(&group).generation()
     }
 
+    fn of_machine(&self) -> &dyn Records {
+        self
+    }
+
     fn turns(&self) -> &Turns {
         &self.turns
     }

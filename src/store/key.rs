@@ -197,6 +197,16 @@ impl RecordGroup {
         Some(Self::from(&address))
     }
 
+    /// True for a record that replicas do not share: what this machine did, and what it was asked to do.
+    pub fn is_of_machine(&self) -> bool {
+        matches!(self, Self::Alone(_))
+    }
+
+    /// True for a folder whose records are all of this machine.
+    pub fn is_folder_of_machine(folder: &Path) -> bool {
+        ["jobs", "traffic"].iter().any(|own| folder.starts_with(own))
+    }
+
     /// The group by reference.
     pub fn as_ref(&self) -> GroupRef<'_> {
         match self {

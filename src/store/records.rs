@@ -176,6 +176,9 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// A change failed. Those before it are in the store.
     fn write(&self, group: &RecordGroup, read_at: Generation, changes: &[Change]) -> Result<WriteOutcome, StoreError>;
 
+    /// The records that are on this machine: all of them, unless replicas share them.
+    fn of_machine(&self) -> &dyn Records;
+
     /// Waits until all replicas have heard of what was written before, for a few seconds at most. Returns those that have not.
     ///
     /// # Errors

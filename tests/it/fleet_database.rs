@@ -67,6 +67,7 @@ fn rounds() -> usize {
     repetitions(40, 1000)
 }
 
+/// Promise 16.
 #[test]
 fn each_version_has_one_first_whatever_crashes() {
     let Some(database) = TestDatabase::on_its_own_server() else { return };

@@ -20,7 +20,7 @@ fn generation(database: &TestDatabase) -> String {
     database.sql(&format!("select gen from larder.grp where grp = '{}'", alarms("null").group().name()))
 }
 
-/// Whatever the way back, and whoever notices first: what the database has forgotten, the replicas forget, too, also where it has come
+/// Promise 16: whatever the way back, and whoever notices first: what the database has forgotten, the replicas forget, too, also where it has come
 /// to the same generation with another record.
 #[test]
 fn what_a_database_has_forgotten_is_forgotten_by_the_replicas() {
@@ -87,7 +87,7 @@ fn what_a_database_has_forgotten_is_forgotten_by_the_replicas() {
     }
 }
 
-/// A standby that is promoted may lack what was acknowledged last.
+/// Promise 16: a standby that is promoted may lack what was acknowledged last.
 #[test]
 fn a_promoted_standby_begins_another_life() {
     let Some(database) = TestDatabase::on_its_own_server() else { return };

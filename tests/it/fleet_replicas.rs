@@ -58,7 +58,7 @@ async fn command(replica: &Larder, arguments: &[&str]) -> CommandOutput {
     run_larder_in(folder.path(), folder, arguments).await
 }
 
-/// After a command on one replica has returned, the next answer of the other has its effect.
+/// Promise 16: after a command on one replica has returned, the next answer of the other has its effect.
 #[tokio::test]
 async fn a_command_returns_when_every_replica_has_its_effect() {
     let Some(fleet) = Fleet::start(None).await else { return };
@@ -79,7 +79,7 @@ async fn a_command_returns_when_every_replica_has_its_effect() {
     }
 }
 
-/// A replica whose connections are cut is named by the command, and says itself that it is behind. It serves what it has, says of
+/// Promise 16: a replica whose connections are cut is named by the command, and says itself that it is behind. It serves what it has, says of
 /// nothing that it is absent, and goes on by itself.
 #[tokio::test]
 async fn a_replica_that_hears_nothing_is_named_and_says_that_it_is_behind() {
@@ -106,7 +106,7 @@ async fn a_replica_that_hears_nothing_is_named_and_says_that_it_is_behind() {
     assert_eq!((refreshed.code, refreshed.err.as_str()), (Some(0), ""));
 }
 
-/// A replica that was behind for too long serves nothing, but its health.
+/// Promise 16: a replica that was behind for too long serves nothing, but its health.
 #[tokio::test]
 async fn a_replica_serves_nothing_that_may_be_too_old() {
     let Some(fleet) = Fleet::start(Some(Duration::from_secs(6))).await else { return };

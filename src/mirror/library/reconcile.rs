@@ -71,7 +71,7 @@ impl Library {
 
     /// Compares the entries of documents and first-seen records with the records; returns the number of records.
     fn reconcile_counted(&self) -> Result<usize, StoreError> {
-        let (index, records) = (&self.store.local.index, &self.store.records);
+        let (index, records) = (&self.store.local.index, self.store.records.of_machine());
         let check = |key: Key| {
             self.require_running()?;
             records.change(&key, |step| {
@@ -104,7 +104,7 @@ impl Library {
 
     /// Compares the entries of names with the records; returns the number of records.
     fn reconcile_names(&self) -> Result<usize, StoreError> {
-        let records = &self.store.records;
+        let records = self.store.records.of_machine();
         let indexed = |after: Option<&Artifact>| {
             let (mut page, after) = (Vec::new(), after.map(NameCursor::of));
             records.each_name_of(&AddressFilter::All, after.as_ref(), &mut |artifact, _| {
@@ -137,7 +137,7 @@ impl Library {
     /// one, the archive of its proof set stands in. Failing that, the name is marked unreadable, because it may list any
     /// archive.
     fn index_name(&self, artifact: &Artifact) -> Result<(), StoreError> {
-        let (records, key) = (&self.store.records, Key::Name(artifact.clone()));
+        let (records, key) = (self.store.records.of_machine(), Key::Name(artifact.clone()));
         let ((), written) = records.try_change(&key, |step| {
             let lost = match step.read_as(&key, NameRecord::parse) {
                 Ok(ReadOutcome::Intact(name)) => {
@@ -148,7 +148,7 @@ impl Library {
                     step.change(&key, RecordAction::Keep, IndexEntry::Name(IndexedName::default()));
                     return Ok(());
                 }
-                _ if matches!(self.store.records.name(artifact), Ok(Some(_))) => return Ok(()),
+                _ if matches!(records.name(artifact), Ok(Some(_))) => return Ok(()),
                 Ok(ReadOutcome::Damaged) => named_by_set(step, artifact),
                 Err(unreadable) => Err(unreadable),
             };

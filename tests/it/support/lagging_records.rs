@@ -100,6 +100,10 @@ impl Records for LaggingRecords {
         self.copy.generation_now(group)
     }
 
+    fn of_machine(&self) -> &dyn Records {
+        &self.copy
+    }
+
     fn turns(&self) -> &Turns {
         self.copy.turns()
     }

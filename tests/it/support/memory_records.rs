@@ -150,6 +150,10 @@ impl Records for MemoryRecords {
         self.0.now.lock().generation(&group.to_owned())
     }
 
+    fn of_machine(&self) -> &dyn Records {
+        self
+    }
+
     fn turns(&self) -> &Turns {
         &self.0.turns
     }
