@@ -4,7 +4,7 @@ use super::{Check, in_time};
 use crate::clock::Timestamp;
 use crate::config::Fleet;
 use crate::fleet::database::{Database, DatabaseError, MAX_CONNECTIONS, SettingsError};
-use crate::fleet::examine::{SchemaFacts, ServerFacts, schema_facts, server_facts};
+use crate::fleet::examine::{SchemaFacts, ServerFacts, check_log, schema_facts, server_facts};
 use crate::fleet::schema::{self, SchemaError};
 use secrecy::ExposeSecret as _;
 
@@ -19,6 +19,8 @@ const MIN_VERSION: i32 = 140_000;
 const MAX_SKEW: f64 = 5.0;
 const UNREACHABLE_ADVICE: &str = "check the host, the port and the password in [fleet] database, and the authority in database_ca: psql \
      with the same URL and sslmode=verify-full must connect";
+const LOG_ADVICE: &str = "the role must be allowed to call pg_control_system, pg_walfile_name, pg_current_wal_insert_lsn and \
+     pg_current_wal_flush_lsn, and the server must offer them: Amazon Aurora does with rds.logical_replication = 1 only";
 const MIGRATE_ADVICE: &str = "run larder fleet migrate --serve-as ROLE, with the URL of the role that owns the schema and the ROLE of the \
      replicas";
 
@@ -62,6 +64,12 @@ fn checks_of(fleet: &Fleet, now: Timestamp) -> Result<Vec<Check>, SettingsError>
             checks.push(Check::fail(SCHEMA, error.to_string()).advise(advice));
             return Ok(checks);
         }
+    }
+    if let Err(error) = check_log(&database) {
+        let finding = format!(
+            "the database does not say where it is in its log, so a restored one would not be noticed: {error}"
+        );
+        checks.push(Check::fail(DATABASE, finding).advise(LOG_ADVICE));
     }
     match schema_facts(&database) {
         Ok(schema) => checks.extend(of_schema(&server, &schema)),

@@ -21,7 +21,7 @@ use super::groups::{CopiedGroups, GroupStripe};
 use super::records::{DatabaseRecords, Delta, Extent, SharedRecord, SharedWrite, Written};
 use super::replicas::Announcement;
 use crate::address::Artifact;
-use crate::clock::Timestamp;
+use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::store::{
     Change, Contact, CopiedRecord, Durability, Generation, GroupRef, Index, IndexEntry, IndexedName, Key, Moment,
@@ -50,7 +50,7 @@ pub struct CopiedRecords {
 
 impl CopiedRecords {
     /// The copy in a folder, of the records in the database. `local` are the records of the folder, and `index` is its index.
-    /// After a silence of `serve_behind` nothing is served.
+    /// After a silence of `serve_behind` by `clock`, which earlier processes count to, nothing is served.
     ///
     /// # Errors
     /// The index cannot be read.
@@ -59,16 +59,18 @@ impl CopiedRecords {
         index: Arc<Index>,
         shared: DatabaseRecords,
         serve_behind: Option<Duration>,
+        clock: Clock,
     ) -> Result<Self, StoreError> {
         if !index.is_complete() {
             // The last process may have ended between a record and its note.
             index.forget_copied_moments()?;
         }
-        if let Some((life, position)) = index.seen_life()? {
-            shared.remember_life(life, position);
-        }
+        let seen = index.seen_life()?;
+        let silence = seen.map_or(Duration::ZERO, |seen| clock.now().since(seen.at));
+        seen.into_iter().for_each(|seen| shared.remember_life(seen));
         let (shared, groups) = (Arc::new(shared), Arc::<CopiedGroups>::default());
-        let feed = Feed::new(Arc::clone(&shared), Arc::clone(&index), Arc::clone(&groups), serve_behind);
+        let contact = Contact::new(silence, serve_behind);
+        let feed = Feed::new(Arc::clone(&shared), Arc::clone(&index), Arc::clone(&groups), contact, clock);
         let (following, turns, unknown) = Default::default();
         Ok(Self { local, index, shared, groups, feed, following, turns, unknown })
     }
@@ -83,6 +85,10 @@ impl CopiedRecords {
     /// # Errors
     /// The system refuses a thread.
     pub fn join_fleet(&self, announcement: Announcement) -> std::io::Result<()> {
+        // What is served from the first moment on is no older than it must be. Without an answer this replica begins behind.
+        if let Err(error) = self.feed.hear() {
+            tracing::warn!(%error, "the database does not answer at the start; what is here is served, and may be behind");
+        }
         *self.following.lock() = Some(self.feed.follow(announcement)?);
         Ok(())
     }
@@ -139,7 +145,7 @@ impl CopiedRecords {
                 ControlFlow::Continue(())
             })?;
         }
-        for SharedRecord { key, at, size_bytes, written, body, name } in delta.records {
+        for SharedRecord { key, at, size_bytes, written, body, hash, name } in delta.records {
             let path = key.path();
             let Some(size_bytes) = size_bytes else {
                 changes.push(removal(key));
@@ -147,7 +153,7 @@ impl CopiedRecords {
                 continue;
             };
             let known = self.index.copied_record(group, &path)?;
-            let kept = known.filter(|known| known.at == at).and_then(|known| known.here);
+            let kept = known.and_then(|known| known.here).filter(|here| hash == Some(*here));
             let here = body.as_deref().map(CopiedRecord::hash_of).or(kept);
             let entry = match name {
                 Some(name) => IndexEntry::Name(name),
@@ -349,7 +355,7 @@ impl Records for CopiedRecords {
         match scope {
             RecordScope::Group(group) if group.is_of_machine() => Ok(()),
             RecordScope::Group(group) => self.bring_up_to_date(group),
-            RecordScope::All => self.feed.hear().map(drop),
+            RecordScope::All => self.feed.hear_now(),
         }
     }
 

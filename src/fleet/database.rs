@@ -185,8 +185,16 @@ impl Database {
         step: impl for<'a> FnOnce(&'a Client) -> BoxFuture<'a, Result<T, tokio_postgres::Error>> + Send + 'static,
     ) -> Result<T, DatabaseError> {
         let _place = self.waiting.try_acquire().map_err(|_| DatabaseError::Busy)?;
-        self.health.lock().admit(Instant::now())?;
+        self.admit()?;
         self.run_in(&self.pool, limit, step)
+    }
+
+    /// Lets a caller through, unless the database did not answer a moment ago.
+    ///
+    /// # Errors
+    /// The reason why it did not.
+    pub fn admit(&self) -> Result<(), DatabaseError> {
+        self.health.lock().admit(Instant::now())
     }
 
     /// Runs `step` like [`Database::run`], on one of the lines.

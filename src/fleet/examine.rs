@@ -86,6 +86,15 @@ pub fn server_facts(database: &Database) -> Result<ServerFacts, DatabaseError> {
     facts?.ok_or_else(|| DatabaseError::Unreachable("the server does not know the role of the connection".to_owned()))
 }
 
+/// Asks for what every statement of a replica asks first: where the database is in its log, and whose log it is.
+///
+/// # Errors
+/// The database does not tell it: some hosted ones refuse these functions.
+pub fn check_log(database: &Database) -> Result<(), DatabaseError> {
+    let ask = "select place, data, inserted, flushed from larder.here";
+    database.run(move |client| Box::pin(async move { client.query_typed(ask, &[]).await.map(drop) }))
+}
+
 /// Asks which rights the role has in the schema.
 ///
 /// # Errors

@@ -10,8 +10,11 @@ use parking_lot::Mutex;
 use super::groups::CopiedGroups;
 use super::records::{DatabaseRecords, News, Snapshot};
 use super::replicas::Announcement;
-use crate::store::{Contact, Index, StoreError, Unreached};
+use crate::clock::Clock;
+use crate::store::{Contact, Index, SeenLife, StoreError, Unreached};
 
+/// The time between two notes of the life of the database, where it stays the same.
+const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 /// The time between two questions.
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -21,11 +24,19 @@ pub struct Feed {
     shared: Arc<DatabaseRecords>,
     index: Arc<Index>,
     groups: Arc<CopiedGroups>,
-    /// The snapshot of the last answer.
-    heard: Mutex<Option<Snapshot>>,
+    heard: Mutex<Option<Heard>>,
     contact: Contact,
+    clock: Clock,
     /// What this replica says of itself, once it does.
     announcement: OnceLock<Announcement>,
+}
+
+/// The last answer.
+#[derive(Debug)]
+struct Heard {
+    snapshot: Snapshot,
+    /// When the life of the database was noted last.
+    noted: Instant,
 }
 
 impl Feed {
@@ -33,10 +44,11 @@ impl Feed {
         shared: Arc<DatabaseRecords>,
         index: Arc<Index>,
         groups: Arc<CopiedGroups>,
-        serve_behind: Option<Duration>,
+        contact: Contact,
+        clock: Clock,
     ) -> Arc<Self> {
-        let (heard, contact, announcement) = (Mutex::default(), Contact::new(serve_behind), OnceLock::new());
-        Arc::new(Self { shared, index, groups, heard, contact, announcement })
+        let (heard, announcement) = (Mutex::default(), OnceLock::new());
+        Arc::new(Self { shared, index, groups, heard, contact, clock, announcement })
     }
 
     /// When the database last answered.
@@ -52,12 +64,29 @@ impl Feed {
     pub fn hear(&self) -> Result<Snapshot, StoreError> {
         let mut heard = self.heard.lock();
         let asked = Instant::now();
-        let News { snapshot, position, changed } = self.shared.changes_since(heard.as_ref())?;
-        self.index.note_seen_life(snapshot.life, position);
+        let News { snapshot, log, position, changed } =
+            self.shared.changes_since(heard.as_ref().map(|last| &last.snapshot))?;
         self.groups.make_groups_old(changed.as_deref());
-        *heard = Some(snapshot.clone());
         self.contact.heard(asked);
+        let is_noted = |last: &&Heard| last.snapshot.life == snapshot.life && last.noted.elapsed() < NOTE_INTERVAL;
+        let noted = match heard.as_ref().filter(is_noted) {
+            Some(last) => last.noted,
+            None => {
+                self.index.note_seen_life(SeenLife { life: snapshot.life, log, position, at: self.clock.now() });
+                asked
+            }
+        };
+        *heard = Some(Heard { snapshot: snapshot.clone(), noted });
         Ok(snapshot)
+    }
+
+    /// Asks like [`Feed::hear`], for a request: not while the database is left alone, because it does not answer.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn hear_now(&self) -> Result<(), StoreError> {
+        self.shared.admit()?;
+        self.hear().map(drop)
     }
 
     /// Waits until all other replicas have heard of what was written before: five seconds at most. Returns those that have not.
@@ -76,18 +105,27 @@ impl Feed {
         let announcement = self.announcement.get_or_init(|| announcement).clone();
         let (feed, (stop, stopped)) = (Arc::clone(self), mpsc::channel::<()>());
         let thread = std::thread::Builder::new().name("larder-feed".to_owned()).spawn(move || {
-            loop {
+            let mut is_told = false;
+            let answers = loop {
                 let began = Instant::now();
-                match feed.hear().and_then(|snapshot| feed.shared.announce(&announcement, &snapshot)) {
-                    Ok(()) => {}
-                    // The log says once that the database does not answer.
-                    Err(error) => tracing::debug!(%error, "nothing was heard of the changes of other replicas"),
+                let serve_behind = feed.contact.serve_behind();
+                let said =
+                    feed.hear().and_then(|snapshot| feed.shared.announce(&announcement, &snapshot, serve_behind));
+                if matches!(said, Ok(true)) && !std::mem::replace(&mut is_told, true) {
+                    tracing::error!(
+                        url = announcement.url(),
+                        "another replica that runs has the same URL, so commands wait for one of them only: set [fleet] \
+                         advertise to the URL of each"
+                    );
                 }
+                // The log says once that the database does not answer.
+                let answers =
+                    said.inspect_err(|error| tracing::debug!(%error, "nothing was heard of other replicas")).is_ok();
                 if stopped.recv_timeout(INTERVAL.saturating_sub(began.elapsed())) != Err(RecvTimeoutError::Timeout) {
-                    break;
+                    break answers;
                 }
-            }
-            if let Err(error) = feed.shared.leave(&announcement) {
+            };
+            if answers && let Err(error) = feed.shared.leave(&announcement) {
                 tracing::debug!(%error, "the other replicas wait for this one for ten seconds");
             }
         })?;
@@ -106,7 +144,7 @@ impl Drop for Following {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Within two steps.
+            // Its steps have limits, so this takes a few seconds at most, where the database hangs.
             let _ = thread.join();
         }
     }

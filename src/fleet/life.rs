@@ -11,10 +11,18 @@ use crate::store::CopiedRecord;
 /// log that it has seen.
 macro_rules! in_known_life {
     () => {
-        "larder.here h where h.epoch = $1 and h.life = $2 and starts_with(h.life, h.identity || ' ') and h.inserted >= $3"
+        "larder.here h where h.epoch = $1 and h.life = $2 and starts_with(h.life, h.place || ' ') and h.inserted >= $3"
     };
 }
 pub(super) use in_known_life;
+
+/// What a statement asks besides that decides something for good, or that nobody waits for: whether the data are still the same.
+macro_rules! of_known_data {
+    () => {
+        " and starts_with(h.life, h.place || ' ' || h.data || ' ')"
+    };
+}
+pub(super) use of_known_data;
 
 /// The rounds in which replicas may be faster to notice another life.
 const MAX_ROUNDS: usize = 4;
@@ -28,6 +36,8 @@ pub struct Life {
     pub text: String,
     /// The beginning of its hash.
     pub hash: u64,
+    /// The beginning of the hash of its place and data: positions are those of one log while these are the same.
+    pub log: u64,
     /// The last position in the log that was seen: what came before it is on the disk of the database.
     pub position: i64,
 }
@@ -48,11 +58,11 @@ pub struct Here {
 pub struct KnownLife(Mutex<Life>);
 
 impl KnownLife {
-    /// The life that another process of this replica has seen, by its hash.
-    pub fn remember(&self, hash: u64, position: i64) {
+    /// The life that another process of this replica has seen, by its hash, and a position in its log.
+    pub fn remember(&self, hash: u64, log: u64, position: i64) {
         let mut known = self.0.lock();
         if known.text.is_empty() {
-            (known.hash, known.position) = (hash, position);
+            (known.hash, known.log, known.position) = (hash, log, position);
         }
     }
 
@@ -82,42 +92,48 @@ impl KnownLife {
             let before = self.0.lock().clone();
             let asked = database.run(|client| {
                 Box::pin(async move {
-                    let ask = "select epoch, life, sealed, settles, is_standby, identity, flushed from larder.here";
+                    let ask = "select epoch, life, sealed, settles, place || ' ' || data, flushed from larder.here";
                     client.query_typed(ask, &[]).await
                 })
             })?;
             let Some(row) = asked.first() else {
                 return Err(DatabaseError::Unreachable("the database has no fleet".to_owned()));
             };
-            let (Some(identity), Some(flushed)) = (row.get::<_, Option<&str>>(5), row.get::<_, Option<i64>>(6)) else {
+            let (Some(identity), Some(flushed)) = (row.get::<_, Option<&str>>(4), row.get::<_, Option<i64>>(5)) else {
                 return Err(DatabaseError::Unreachable("the database is a standby, which takes no writes".to_owned()));
             };
             let text: String = row.get(1);
             let hash = CopiedRecord::hash_of(text.as_bytes());
+            let log = CopiedRecord::hash_of(identity.as_bytes());
             let is_same_data = text.strip_prefix(identity).is_some_and(|mark| mark.starts_with(' '));
-            let was_set_back = before.hash == hash && flushed < before.position;
+            // Another replica may have noticed it, and have begun the life that follows.
+            let is_next = before.hash != hash && text.ends_with(&format!(" {:016x}", before.hash));
+            let was_set_back = before.log == log && flushed < before.position && !is_next;
             if is_same_data && !was_set_back {
                 let mut known = self.0.lock();
                 let position = if known.hash == hash { known.position.max(flushed) } else { flushed };
-                *known = Life { epoch: row.get(0), text, hash, position };
+                *known = Life { epoch: row.get(0), text, hash, log, position };
                 return Ok(Here { life: known.clone(), is_sealed: row.get(2), settles: row.get(3) });
             }
-            Self::begin_another(database, text)?;
+            Self::begin_another(database, text, before.hash)?;
         }
         Err(DatabaseError::Unreachable("the database changes again and again".to_owned()))
     }
 
-    /// Begins another life after this one, unless another replica has done so.
-    pub fn begin_another(database: &Database, after: String) -> Result<(), DatabaseError> {
-        let is_first = after.is_empty();
+    /// Begins another life after that of the database, unless another replica has done so. `known` is the hash of the life that this
+    /// replica knows; 0 for none.
+    pub fn begin_another(database: &Database, after: String, known: u64) -> Result<(), DatabaseError> {
+        // The first life of a fleet has nothing to forget.
+        let is_first = after.is_empty() && known == 0;
+        let mark = format!(" {known:016x}");
         let begun = database.run(move |client| {
             Box::pin(async move {
-                // The first life of a fleet has nothing to forget.
-                let begin = "update larder.fleet f set life = h.identity || ' ' || gen_random_uuid(),
-                    settle_until = case when f.life = '' then f.settle_until
+                let begin = "update larder.fleet f
+                    set life = h.place || ' ' || h.data || ' ' || gen_random_uuid() || $2,
+                    settle_until = case when $3 then f.settle_until
                         else greatest(f.settle_until, now() + interval '60 seconds') end
-                    from larder.here h where f.life = $1 and h.identity is not null returning 1";
-                client.query_typed(begin, &[(&after, Type::TEXT)]).await
+                    from larder.here h where f.life = $1 and h.place is not null returning 1";
+                client.query_typed(begin, &[(&after, Type::TEXT), (&mark, Type::TEXT), (&is_first, Type::BOOL)]).await
             })
         })?;
         if !is_first && !begun.is_empty() {

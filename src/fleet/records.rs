@@ -13,13 +13,13 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::database::{Database, DatabaseError, Line};
-use super::life::{Here, KnownLife, Life, in_known_life};
+use super::life::{Here, KnownLife, Life, in_known_life, of_known_data};
 use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::store::{
-    Change, Generation, GroupRef, IndexEntry, IndexedName, Key, Moment, NameCursor, ReadOutcome, RecordAction,
-    RecordGroup, RecordScope, Records, StoreError, Striped, Turns, WriteOutcome, sort_text,
+    Change, CopiedRecord, Generation, GroupRef, IndexEntry, IndexedName, Key, Moment, NameCursor, ReadOutcome,
+    RecordAction, RecordGroup, RecordScope, Records, SeenLife, StoreError, Striped, Turns, WriteOutcome, sort_text,
 };
 
 /// The lives that one step asks for, where the database changes meanwhile.
@@ -30,9 +30,11 @@ const PAGE_ROWS: usize = 1000;
 /// The one statement that writes. `$1` to `$3`: the life. `$4`: history changes. `$5`, `$6`: the group, and the generation that was
 /// read, 0 for a new group. `$7`, `$8`: paths and bodies of history. `$9` to `$13`: paths, bodies, index entries and marks of other
 /// records; a null body removes one. `$14`: the damaged ones among them. `$15`: the names that change; `$16`, `$17`: their archives.
+/// `$18`, `$19`: the hashes of the bodies.
 const WRITE: &str = concat!(
     "with f as (select from ",
     in_known_life!(),
+    of_known_data!(),
     " and not h.sealed and not (h.settles and $4)
 ), up as (
     update larder.grp set gen = nextval('larder.gen'), tx = pg_current_xact_id()
@@ -47,13 +49,14 @@ const WRITE: &str = concat!(
 ), damaged as (
     insert into larder.past (path, gen, body) select r.path, r.gen, r.body from larder.record r, g where r.path = any($14)
 ), hist as (
-    insert into larder.history (path, grp, gen, body) select p, $5, g.gen, b from g, unnest($7, $8) u(p, b)
-    on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, written = now()
+    insert into larder.history (path, grp, gen, body, hash) select p, $5, g.gen, b, h from g, unnest($7, $8, $18) u(p, b, h)
+    on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, hash = excluded.hash,
+        written = now()
 ), rec as (
-    insert into larder.record (path, grp, gen, body, entry, pinned, imported)
-    select p, $5, g.gen, b, e, pin, imp from g, unnest($9, $10, $11, $12, $13) u(p, b, e, pin, imp)
-    on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, written = now(),
-        entry = excluded.entry, pinned = excluded.pinned, imported = excluded.imported
+    insert into larder.record (path, grp, gen, body, hash, entry, pinned, imported)
+    select p, $5, g.gen, b, h, e, pin, imp from g, unnest($9, $10, $19, $11, $12, $13) u(p, b, h, e, pin, imp)
+    on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, hash = excluded.hash,
+        written = now(), entry = excluded.entry, pinned = excluded.pinned, imported = excluded.imported
 ), gone as (
     delete from larder.name_archive n using g
     where n.path = any($15) and not exists (select from unnest($16, $17) u(p, d) where u.p = n.path and u.d = n.sha256)
@@ -69,15 +72,15 @@ const DELTA: &str = concat!(
     "select g.gen, r.path, r.gen, octet_length(r.body)::int8, extract(epoch from r.written)::int8,
     case when $6 and octet_length(r.body) <= 65536
         and sum(octet_length(r.body)) over (order by r.gen, r.path) <= 1048576 then r.body end,
-    r.entry
+    r.entry, r.hash
 from (select from ",
     in_known_life!(),
     ") one left join larder.grp g on g.grp = $4
 left join (
-    select path, grp, gen, body, written, entry from larder.record
+    select path, grp, gen, body, hash, written, entry from larder.record
     where grp = $4 and gen > $5 and ($6 or body is not null)
     union all
-    select path, grp, gen, body, written, null from larder.history
+    select path, grp, gen, body, hash, written, null from larder.history
     where grp = $4 and gen > $5 and ($6 or body is not null)
 ) r on r.grp = g.grp"
 );
@@ -100,12 +103,15 @@ const HISTORY_BODY: &str = concat!(
 );
 
 /// The groups that became visible after a snapshot, with the present snapshot and the position of the log, also where nothing changed;
-/// no row in another life. `$1` to `$3`: the life. `$4`: the snapshot; null names no group.
+/// no row in another life. `$1` to `$3`: the life. `$4`: the snapshot; null names no group. A group of a dump may have a transaction that
+/// this database has not reached.
 const CHANGED_SINCE: &str = concat!(
     "select pg_current_snapshot()::text, one.flushed, g.grp from (select h.flushed from ",
     in_known_life!(),
+    of_known_data!(),
     ") one left join larder.grp g on g.tx >= pg_snapshot_xmin($4::text::pg_snapshot)
     and not pg_visible_in_snapshot(g.tx, $4::text::pg_snapshot)
+    and g.tx < pg_snapshot_xmax(pg_current_snapshot())
 limit 10001"
 );
 /// The most changed groups that are named.
@@ -154,6 +160,8 @@ pub struct SharedRecord {
     pub written: Timestamp,
     /// Its bytes, if they came along.
     pub body: Option<Vec<u8>>,
+    /// The beginning of the hash of its bytes.
+    pub hash: Option<u64>,
     /// Of a name: what it lists.
     pub name: Option<IndexedName>,
 }
@@ -172,7 +180,9 @@ pub struct Snapshot {
 pub struct News {
     /// The snapshot of this answer: the next question begins here.
     pub snapshot: Snapshot,
-    /// The position in the log of the database.
+    /// The log of the database, by its hash.
+    pub log: u64,
+    /// The position in it.
     pub position: u64,
     /// The groups that have changed; `None` where any may have.
     pub changed: Option<Vec<RecordGroup>>,
@@ -259,9 +269,17 @@ impl DatabaseRecords {
         Self { database, life: KnownLife::default(), writes: Striped::default(), turns: Turns::default() }
     }
 
-    /// The life that another process of this replica has seen, by its hash, and a position in the log.
-    pub fn remember_life(&self, hash: u64, position: u64) {
-        self.life.remember(hash, position.cast_signed());
+    /// The life that another process of this replica has seen.
+    pub fn remember_life(&self, SeenLife { life, log, position, .. }: SeenLife) {
+        self.life.remember(life, log, position.cast_signed());
+    }
+
+    /// Lets a request through, unless the database did not answer a moment ago.
+    ///
+    /// # Errors
+    /// The reason why it did not.
+    pub fn admit(&self) -> Result<(), StoreError> {
+        Ok(self.database.admit()?)
     }
 
     /// True for a moment of the life that this process knows.
@@ -344,7 +362,7 @@ impl DatabaseRecords {
             let since = since(&life);
             if since.is_some_and(|since| since.0 > at.generation.0) {
                 // It has forgotten what is here.
-                KnownLife::begin_another(&self.database, life.text)?;
+                KnownLife::begin_another(&self.database, life.text, life.hash)?;
                 continue;
             }
             let record = |row: &Row| {
@@ -355,6 +373,7 @@ impl DatabaseRecords {
                     size_bytes: number(row, 3),
                     written: Timestamp(number(row, 4)?),
                     body: row.get(5),
+                    hash: number(row, 7),
                     name: row.get::<_, Option<&[u8]>>(6).and_then(IndexedName::decode),
                 })
             };
@@ -398,7 +417,12 @@ impl DatabaseRecords {
         let group = |row: &Row| RecordGroup::of_name(row.get::<_, Option<&str>>(2)?);
         let is_complete = last_in(&life).is_some() && rows.len() <= MAX_CHANGED;
         let changed = is_complete.then(|| rows.iter().filter_map(group).collect());
-        Ok(News { snapshot: Snapshot { life: life.hash, text }, position: position.cast_unsigned(), changed })
+        Ok(News {
+            snapshot: Snapshot { life: life.hash, text },
+            log: life.log,
+            position: position.cast_unsigned(),
+            changed,
+        })
     }
 
     /// Makes changes to records of one group, if it is still at the moment `read_at`.
@@ -444,6 +468,9 @@ impl DatabaseRecords {
         read_at: Moment,
         Parameters { history, records, damaged, names, archives }: Parameters,
     ) -> Result<Option<Written>, DatabaseError> {
+        let hash_of = |body: &Option<Vec<u8>>| body.as_deref().map(|body| CopiedRecord::hash_of(body).cast_signed());
+        let history_hashes: Vec<_> = history.iter().map(|(_, body)| hash_of(body)).collect();
+        let hashes: Vec<_> = records.iter().map(|row| hash_of(&row.body)).collect();
         let (history_paths, history_bodies): (Vec<_>, Vec<_>) = history.into_iter().unzip();
         let changes_history = !history_paths.is_empty();
         let (archive_paths, digests): (Vec<_>, Vec<_>) = archives.into_iter().unzip();
@@ -476,6 +503,8 @@ impl DatabaseRecords {
                 (Box::new(names), Type::TEXT_ARRAY),
                 (Box::new(archive_paths), Type::TEXT_ARRAY),
                 (Box::new(digests), Type::BYTEA_ARRAY),
+                (Box::new(history_hashes), Type::INT8_ARRAY),
+                (Box::new(hashes), Type::INT8_ARRAY),
             ],
         )?;
         let written = |row: &Row| {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use aws_lc_rs::error::Unspecified;
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 
 use super::database::Line;
 use super::records::{DatabaseRecords, Snapshot, text};
@@ -11,24 +12,33 @@ use crate::store::{StoreError, Unreached};
 
 /// The longest time for which a command waits for the replicas.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// The time for which a replica and the one that it replaces are both in the list.
+const REPLACED_WITHIN: Duration = Duration::from_secs(10);
 /// The time between two looks at them.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// `$1`: the replica. `$2`: its URL. `$3`: its version. `$4`: the snapshot up to which it has heard. What another process has announced
-/// at this URL has ended.
+/// `$1`: the replica. `$2`: its URL. `$3`: its version. `$4`: the snapshot up to which it has heard. `$5`: the seconds after which it
+/// serves nothing. What another process has announced at this URL has ended, unless it was heard a moment ago: the answer says how many
+/// were. Rows of which nobody needs to know any more go.
 const ANNOUNCE: &str = "
 with ended as (
-    update larder.replica set left_at = now() where url = $2 and id <> $1::text::uuid and left_at is null
+    update larder.replica set left_at = now()
+    where url = $2 and id <> $1::text::uuid and left_at is null and seen < now() - interval '3 seconds'
+), forgotten as (
+    delete from larder.replica where id <> $1::text::uuid and (left_at < now() - interval '1 day'
+        or seen < now() - least(serve_behind, 604800) * interval '1 second' - interval '1 day')
 )
-insert into larder.replica (id, url, version, applied) values ($1::text::uuid, $2, $3, $4)
-on conflict (id) do update set url = excluded.url, version = excluded.version, applied = excluded.applied, seen = now(),
-    left_at = null";
+insert into larder.replica (id, url, version, applied, serve_behind) values ($1::text::uuid, $2, $3, $4, $5)
+on conflict (id) do update set url = excluded.url, version = excluded.version, applied = excluded.applied,
+    serve_behind = excluded.serve_behind, seen = now(), left_at = null
+returning (select count(*) from larder.replica r where r.url = $2 and r.id <> $1::text::uuid and r.left_at is null
+    and r.seen > now() - interval '3 seconds')";
 
-/// The replicas that have not heard of a transaction, with the seconds since each was heard: those of the last day. `$1`: the
-/// transaction. `$2`: the replica that asks.
+/// The replicas that have not heard of a transaction, with the seconds since each was heard, as long as they serve: a week at most. `$1`:
+/// the transaction. `$2`: the replica that asks.
 const UNREACHED: &str = "
 select url, extract(epoch from now() - seen)::int8, seen > now() - interval '10 seconds' from larder.replica
-where left_at is null and seen > now() - interval '1 day' and id <> $2::text::uuid
+where left_at is null and id <> $2::text::uuid and seen > now() - least(serve_behind, 604800) * interval '1 second'
     and not (applied <> '' and pg_visible_in_snapshot($1::text::xid8, applied::pg_snapshot))
 order by url";
 
@@ -39,6 +49,8 @@ pub struct Announcement {
     id: String,
     /// Where the other replicas reach it.
     url: String,
+    /// When it began.
+    began: Instant,
 }
 
 impl Announcement {
@@ -49,20 +61,36 @@ impl Announcement {
     pub fn new(url: String) -> Result<Self, Unspecified> {
         let mut id = [0; 16];
         aws_lc_rs::rand::fill(&mut id)?;
-        Ok(Self { id: hex::encode(id), url })
+        Ok(Self { id: hex::encode(id), url, began: Instant::now() })
+    }
+}
+
+impl Announcement {
+    /// The URL.
+    pub fn url(&self) -> &str {
+        &self.url
     }
 }
 
 impl DatabaseRecords {
-    /// Announces a replica that has heard of everything in a snapshot.
+    /// Announces a replica that has heard of everything in a snapshot, and serves nothing after a silence of `serve_behind`. Returns true
+    /// if another one announces itself at the same URL.
     ///
     /// # Errors
     /// The database does not answer.
-    pub fn announce(&self, Announcement { id, url }: &Announcement, heard: &Snapshot) -> Result<(), StoreError> {
+    pub fn announce(
+        &self,
+        Announcement { id, url, began }: &Announcement,
+        heard: &Snapshot,
+        serve_behind: Option<Duration>,
+    ) -> Result<bool, StoreError> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let parameters = [text(id.clone()), text(url.clone()), text(version), text(heard.text.clone())];
-        self.rows_on(Line::Apart, ANNOUNCE, parameters)?;
-        Ok(())
+        let seconds = serve_behind.map(|limit| i64::try_from(limit.as_secs()).unwrap_or(i64::MAX));
+        let [id, url, version, heard] = [id.clone(), url.clone(), version, heard.text.clone()].map(text);
+        let rows = self.rows_on(Line::Apart, ANNOUNCE, [id, url, version, heard, (Box::new(seconds), Type::INT8)])?;
+        let others: i64 = rows.first().map_or(0, |row| row.get(0));
+        // What it replaces may have ended a moment ago.
+        Ok(others > 0 && began.elapsed() > REPLACED_WITHIN)
     }
 
     /// Says that a replica ends.
@@ -89,7 +117,13 @@ impl DatabaseRecords {
         let transaction: String = rows.first().map(|row| row.get(0)).unwrap_or_default();
         let deadline = Instant::now() + LONGEST_WAIT;
         loop {
-            let rows = self.rows_on(Line::Shared, UNREACHED, [text(transaction.clone()), text(id.clone())])?;
+            let rows = match self.rows_on(Line::Shared, UNREACHED, [text(transaction.clone()), text(id.clone())]) {
+                Err(_) if Instant::now() < deadline => {
+                    std::thread::sleep(LOOK_INTERVAL);
+                    continue;
+                }
+                rows => rows?,
+            };
             let unreached = |row: &Row| Unreached {
                 url: row.get(0),
                 silent_seconds: row.get::<_, i64>(1).unsigned_abs(),

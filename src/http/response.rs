@@ -83,9 +83,9 @@ pub(super) fn set_vary(headers: &mut HeaderMap, varies_by: VariesBy) {
     headers.insert(header::VARY, HeaderValue::from_static(names));
 }
 
-/// Says of a hit that others may have changed it.
+/// Says of what is stored that others may have changed it.
 pub(super) fn note_behind(headers: &mut HeaderMap) {
-    if headers.get(CACHE_STATUS).is_some_and(|status| status == HIT) {
+    if headers.get(CACHE_STATUS).is_some_and(|status| status.as_bytes().starts_with(HIT.as_bytes())) {
         headers.insert(CACHE_STATUS, HeaderValue::from_static("larder; hit; detail=behind"));
     }
 }

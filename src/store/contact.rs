@@ -24,7 +24,9 @@ pub struct Unreached {
 #[derive(Debug)]
 pub struct Contact {
     began: Instant,
-    /// Milliseconds from the beginning to the last answer.
+    /// The silence before the beginning, as far as an earlier process has noted it.
+    silence_before: Duration,
+    /// Milliseconds from the beginning to the last answer; 0 before the first one.
     heard: AtomicU64,
     /// The silence after which nothing is served (`serve_behind`); `None` for no limit.
     serve_behind: Option<Duration>,
@@ -42,27 +44,36 @@ pub enum Standing {
 }
 
 impl Contact {
-    /// The contact of a replica that begins now. `serve_behind` is the silence after which it serves nothing.
-    pub fn new(serve_behind: Option<Duration>) -> Self {
-        Self { began: Instant::now(), heard: AtomicU64::new(0), serve_behind }
+    /// The contact of a replica that begins now, after a silence: a restart makes nothing newer. `serve_behind` is the silence after
+    /// which it serves nothing.
+    pub fn new(silence_before: Duration, serve_behind: Option<Duration>) -> Self {
+        Self { began: Instant::now(), silence_before, heard: AtomicU64::new(0), serve_behind }
     }
 
     /// Notes an answer to a question that was asked at this time.
     pub fn heard(&self, asked: Instant) {
         let millis = asked.saturating_duration_since(self.began).as_millis();
-        self.heard.fetch_max(u64::try_from(millis).unwrap_or(u64::MAX), Ordering::AcqRel);
+        self.heard.fetch_max(u64::try_from(millis).unwrap_or(u64::MAX).max(1), Ordering::AcqRel);
     }
 
-    /// The time since the last answer, or since the start.
+    /// The silence after which nothing is served.
+    pub fn serve_behind(&self) -> Option<Duration> {
+        self.serve_behind
+    }
+
+    /// The time since the last answer.
     pub fn silence(&self) -> Duration {
-        self.began.elapsed().saturating_sub(Duration::from_millis(self.heard.load(Ordering::Acquire)))
+        match self.heard.load(Ordering::Acquire) {
+            0 => self.silence_before.saturating_add(self.began.elapsed()),
+            heard => self.began.elapsed().saturating_sub(Duration::from_millis(heard)),
+        }
     }
 
     /// How far this replica may be behind.
     pub fn standing(&self) -> Standing {
         match self.silence() {
             silence if self.serve_behind.is_some_and(|limit| silence >= limit) => Standing::TooFar(silence),
-            silence if silence >= BEHIND_AFTER => Standing::Behind,
+            silence if silence >= BEHIND_AFTER || self.heard.load(Ordering::Acquire) == 0 => Standing::Behind,
             _ => Standing::Current,
         }
     }

@@ -15,7 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use self::backend::{IndexBackend, quarantine_index, refuse_if_locked};
-pub use self::copies::{CopiedRecord, Moment};
+pub use self::copies::{CopiedRecord, Moment, SeenLife};
 use self::entries::{
     ARCHIVE, DOCUMENT, EvictableEntry, IMPORTED_NAME, PAGE, PINNED_NAME, SEEN, archive_key, artifact, counted_bytes,
     document_key, key_below_names, key_of_name, listed_key, listed_prefix, name_key, names_prefix, pages_prefix,

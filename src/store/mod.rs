@@ -47,7 +47,7 @@ pub use self::contact::{Contact, Standing, Unreached};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
 pub use self::index::{
-    CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, Moment, NameCursor, SizeLimit, Totals,
+    CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, Moment, NameCursor, SeenLife, SizeLimit, Totals,
 };
 pub use self::key::{DocumentKey, GroupRef, HourOfDay, Key, RecordGroup, sort_text};
 pub use self::local::Local;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use larder::clock::Timestamp;
+use larder::clock::{Clock, Timestamp};
 use larder::fleet::copy::CopiedRecords;
 use larder::fleet::records::DatabaseRecords;
 use larder::store::{Durability, IndexEntry, Key, ReadOutcome, RecordScope, Records, Store, StoreError};
@@ -16,7 +16,7 @@ use crate::support::postgres::TestDatabase;
 pub(crate) fn replica(folder: &Folder, database: &TestDatabase) -> CopiedRecords {
     let Store { records, local, .. } = open_store(folder.path(), Timestamp(1));
     let shared = DatabaseRecords::of(Arc::new(database.connect()));
-    CopiedRecords::new(records, Arc::clone(&local.index), shared, None).unwrap()
+    CopiedRecords::new(records, Arc::clone(&local.index), shared, None, Clock::system()).unwrap()
 }
 
 /// A replica in a folder of its own.
@@ -118,7 +118,7 @@ fn without_the_database_what_is_here_is_read_and_nothing_is_absent() {
     for closed in [true, false] {
         let Store { records, local, .. } = open_store(folder.path(), Timestamp(1));
         let shared = DatabaseRecords::of(Arc::new(database.connect()));
-        let copied = CopiedRecords::new(records, Arc::clone(&local.index), shared, None).unwrap();
+        let copied = CopiedRecords::new(records, Arc::clone(&local.index), shared, None, Clock::system()).unwrap();
         put(&copied, &key, "first");
         put(&copied, &alarms("null"), if closed { "one" } else { "two" });
         database.freeze();

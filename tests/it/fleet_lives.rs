@@ -1,6 +1,7 @@
 //! A database that has forgotten something: replicas compare their copies with it, and record nothing as first for a minute.
 
 use larder::store::{Durability, RecordScope, Records, StoreError};
+use rand::{Rng as _, SeedableRng as _};
 
 use crate::fleet_copy::{new_replica, put, read, replica};
 use crate::fleet_database::{alarms, first_seen, until_answered};
@@ -35,8 +36,11 @@ fn what_a_database_has_forgotten_is_forgotten_by_the_replicas() {
         }
         until_answered(|| one.feed().hear());
         let life = database.sql("select life from larder.fleet");
+        // Much more than the log has afterwards, which nothing compresses.
+        let mut random = rand::rngs::StdRng::seed_from_u64(1);
         for number in 0..20 {
-            put(&one, &alarms(&format!("p{number}")), &"lost".repeat(1000));
+            let noise: [u8; 16384] = std::array::from_fn(|_| random.r#gen());
+            put(&one, &alarms(&format!("p{number}")), &hex::encode(noise));
         }
         put(&one, &alarms("null"), "lost");
         let lost_generation = generation(&database);
@@ -118,6 +122,7 @@ fn a_crash_begins_no_other_life() {
         // Positions beyond what is on the disk are seen by nobody.
         let records: &dyn Records = &one;
         until_answered(|| records.put(&alarms("null"), &vec![b'x'; 100_000], Durability::Synced));
+        database.leave_open();
         until_answered(|| one.feed().hear());
         database.crash();
         until_answered(|| one.refresh(RecordScope::Group(&alarms("null").group())));
@@ -125,4 +130,42 @@ fn a_crash_begins_no_other_life() {
         until_answered(|| records.put(&first_seen(&name), b"first", Durability::Synced));
     }
     assert_eq!(database.sql("select life from larder.fleet"), life);
+}
+
+/// A dump has the transactions of the server that it was made on, which may be far ahead of those of the server that it is restored
+/// into: no group is changed for that.
+#[test]
+fn a_dump_of_another_server_is_no_change_of_each_group() {
+    let Some(former) = TestDatabase::on_its_own_server() else { return };
+    let (one, _one) = new_replica(&former);
+    put(&one, &first_seen("null"), "first");
+    former.sql("update larder.grp set tx = '900000000'");
+    former.dump();
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    database.restore_from(&former);
+    let (other, _other) = new_replica(&database);
+    until_answered(|| other.feed().hear());
+    let group = first_seen("null").group();
+    assert_eq!(read(&other, &first_seen("null")).as_deref(), Some("first"));
+    let generation = other.generation_now(group.as_ref());
+    other.feed().hear().unwrap();
+    assert_eq!(other.generation_now(group.as_ref()), generation, "nothing changed");
+}
+
+/// Bytes that are the same stay where they are: a database that fails again is the usual case.
+#[test]
+fn a_copy_of_another_life_keeps_what_is_the_same() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let (one, folder) = new_replica(&database);
+    put(&one, &first_seen("null"), "first");
+    put(&one, &alarms("null"), "alarm");
+    database.promote();
+    until_answered(|| one.feed().hear());
+    assert_eq!(read(&one, &first_seen("null")).as_deref(), Some("first"));
+    assert_eq!((folder.files("seen").len(), folder.files("alarms").len()), (1, 1));
+    database.freeze();
+    for (key, text) in [(first_seen("null"), "first"), (alarms("null"), "alarm")] {
+        assert_eq!(read(&one, &key).as_deref(), Some(text));
+    }
+    database.unfreeze();
 }

@@ -3,8 +3,8 @@ create table larder.fleet (
     one boolean primary key default true check (one),
     id uuid not null default gen_random_uuid(),
     epoch bigint not null default 1,
-    -- The identity of the database, and a mark of its own for each time at which it may have forgotten something; empty until a
-    -- replica has noted it.
+    -- The place and the data of the database, a mark of its own for each time at which it may have forgotten something, and the hash
+    -- of the life before; empty until a replica has noted it.
     life text not null default '',
     -- Nothing is recorded as first before this time.
     settle_until timestamptz not null default '-infinity',
@@ -13,21 +13,25 @@ create table larder.fleet (
 );
 insert into larder.fleet default values;
 
--- The fleet, and the database as it is now. A restored or promoted database has another identity: of its data, of its timeline, or
--- of this table. Positions in the log only grow, unless the disk was set back; what is flushed survives a crash.
+-- The fleet, and the database as it is now; null on a standby. A restored or promoted database has another place, which is its
+-- timeline, its number and that of this table, or other data. Positions in the log only grow, unless the disk was set back; what is
+-- flushed survives a crash. What a statement does not ask for is not evaluated: the number of the data is read from a file.
 create view larder.here as
-select f.epoch, f.life, f.sealed, f.settle_until > now() as settles, pg_is_in_recovery() as is_standby,
-    s.system_identifier || '/' || d.oid || '/' || 'larder.fleet'::regclass::oid || '/'
-        || case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end as identity,
+select f.epoch, f.life, f.sealed, f.settle_until > now() as settles,
+    case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) || '/' || d.oid || '/'
+        || 'larder.fleet'::regclass::oid end as place,
+    (select system_identifier::text from pg_control_system()) as data,
     case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - '0/0')::int8 end as inserted,
     case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0')::int8 end as flushed
-from larder.fleet f, pg_control_system() s, pg_database d where d.datname = current_database();
+from larder.fleet f, pg_database d where d.datname = current_database();
 
 create table larder.replica (
     id uuid primary key,
     url text not null,
     version text not null,
     formats text not null default '',
+    -- The seconds of silence after which it serves nothing; null for no limit.
+    serve_behind bigint,
     -- The snapshot that the replica has applied, and when it was heard last.
     applied text not null default '',
     seen timestamptz not null default now(),
@@ -48,6 +52,8 @@ create table larder.record (
     grp text collate "C" not null,
     gen bigint not null,
     body bytea,
+    -- The beginning of the hash of the body.
+    hash bigint,
     written timestamptz not null default now(),
     -- Of a name: its archives and marks, as the index has them.
     entry bytea,
@@ -65,6 +71,7 @@ create table larder.history (
     grp text collate "C" not null,
     gen bigint not null,
     body bytea,
+    hash bigint,
     written timestamptz not null default now()
 );
 create index history_grp on larder.history (grp, gen);

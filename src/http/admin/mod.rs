@@ -421,7 +421,8 @@ impl Admin {
             OperationTarget::Addresses(target) => target,
             OperationTarget::Job(id) => {
                 let items = self.job(id)?.to_pin(pin).await;
-                return Ok(json(&operation::pin_job(&self.mirror, items, pin).await));
+                let report = operation::pin_job(&self.mirror, items, pin).await;
+                return Ok(json(&report.spread(self.mirror.library.spread().await)));
             }
         };
         let addresses = target.addresses(&self.default_host).map_err(refused)?;

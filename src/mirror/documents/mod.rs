@@ -302,10 +302,12 @@ impl Documents {
         let if_task_dies = Err(Error::Interrupted(request.subject.clone()));
         let work = || {
             let (documents, call) = (Arc::clone(self), self.runtime.flight_context(call));
-            let kind = kind.clone();
+            let (kind, rule) = (kind.clone(), request.rule);
             async move {
                 // Another flight may have got the first answer since, which changed the rule.
                 let request = DocumentRequest::of(&kind, &call)?;
+                // What the caller found too old by another rule may do.
+                let seen = seen.filter(|_| request.rule == rule);
                 let fetch = documents.fetch(&kind, &request, seen, fetch_reason, &call);
                 match kind.service() {
                     Some(_) => documents.runtime.with_deadline(&request, &call, fetch).await,

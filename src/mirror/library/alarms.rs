@@ -274,7 +274,11 @@ impl Alarms {
     /// # Errors
     /// The store failed.
     pub fn load(store: Arc<Store>) -> Result<Self, StoreError> {
-        let addresses = store.records.addresses_with_alarms()?;
+        let addresses = match store.records.addresses_with_alarms() {
+            // A replica that starts without the database shows those that it knows.
+            Err(StoreError::Unreachable(_)) => store.records.of_machine().addresses_with_alarms()?,
+            addresses => addresses?,
+        };
         let alarms = Self { store, known: Mutex::default(), reading: Striped::default() };
         for address in addresses {
             alarms.read_again(&address)?;

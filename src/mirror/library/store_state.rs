@@ -11,7 +11,7 @@ use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::counters::ObjectKind;
 use crate::mirror::effects::Effects;
-use crate::store::{DiskSpace, StoreError, Totals};
+use crate::store::{DiskSpace, Standing, StoreError, Totals};
 
 /// Deadline of the readiness probe of the store.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -23,6 +23,8 @@ pub enum NotReady {
     StoreGone,
     /// Its disk does not respond.
     DiskUnresponsive,
+    /// It is further behind other replicas than `serve_behind` allows.
+    TooFarBehind,
 }
 
 impl NotReady {
@@ -31,6 +33,7 @@ impl NotReady {
         match self {
             Self::StoreGone => "the store is not there",
             Self::DiskUnresponsive => "the store does not answer",
+            Self::TooFarBehind => "the database has not answered for longer than serve_behind allows",
         }
     }
 }
@@ -81,6 +84,9 @@ impl Library {
     /// # Errors
     /// [`NotReady`] with the reason.
     pub async fn ready(self: &Arc<Self>) -> Result<(), NotReady> {
+        if let Standing::TooFar(_) = self.standing() {
+            return Err(NotReady::TooFarBehind);
+        }
         let probe = self.work.probe_flights.join_or_spawn(
             Effects::Real,
             &self.runtime.tasks,

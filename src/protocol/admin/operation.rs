@@ -185,7 +185,9 @@ impl<T> OperationReport<T> {
             }
             Err(error) => {
                 self.ok = false;
-                self.errors.push(format!("nobody knows whether the other replicas have heard of this: {error}"));
+                self.errors.push(format!(
+                    "this is done here, but nobody knows whether the other replicas have heard of it: {error}"
+                ));
             }
         }
         self

@@ -38,6 +38,19 @@ impl Moment {
     }
 }
 
+/// The life of the database, as a replica last saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SeenLife {
+    /// The beginning of its hash.
+    pub life: u64,
+    /// The log, by the beginning of a hash.
+    pub log: u64,
+    /// The last position in the log.
+    pub position: u64,
+    /// The time, by the clock of this machine.
+    pub at: Timestamp,
+}
+
 /// A record that the replicas share, as its group was copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopiedRecord {
@@ -93,21 +106,21 @@ impl Index {
         self.put(&[(moment_key(group), value)]);
     }
 
-    /// The life of the database that was seen last, and the last position in its log.
+    /// The life of the database that was seen last.
     ///
     /// # Errors
     /// The index cannot be read.
-    pub fn seen_life(&self) -> Result<Option<(u64, u64)>, StoreError> {
+    pub fn seen_life(&self) -> Result<Option<SeenLife>, StoreError> {
         let value = self.entries.read().get(&[LIFE])?;
         Ok(value.and_then(|value| match *decode_numbers(&value)? {
-            [life, position] => Some((life, position)),
+            [life, log, position, at] => Some(SeenLife { life, log, position, at: Timestamp(at) }),
             _ => None,
         }))
     }
 
-    /// Notes the life of the database, and a position in its log.
-    pub fn note_seen_life(&self, life: u64, position: u64) {
-        self.put(&[(vec![LIFE], Some(encode_numbers(&[life, position])))]);
+    /// Notes the life of the database.
+    pub fn note_seen_life(&self, SeenLife { life, log, position, at }: SeenLife) {
+        self.put(&[(vec![LIFE], Some(encode_numbers(&[life, log, position, at.0])))]);
     }
 
     /// Forgets the moments of all copies. What is here stays.

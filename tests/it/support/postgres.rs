@@ -294,8 +294,7 @@ impl TestDatabase {
 
     /// Restores the dump.
     pub(crate) fn restore(&self) {
-        let dump = std::fs::read_to_string(self.server.folder.join("dump.sql")).unwrap();
-        self.sql(&dump);
+        self.restore_from(self);
     }
 
     /// The URL of a role, with its password.
@@ -306,6 +305,27 @@ impl TestDatabase {
     /// The authority of the server's certificate.
     pub(crate) fn ca(&self) -> PathBuf {
         self.server.folder.join("ca.pem")
+    }
+
+    /// Leaves a transaction open that has written much which nobody has acknowledged, so that it is not on the disk yet.
+    pub(crate) fn leave_open(&self) {
+        let (server, name) = (Arc::clone(&self.server), self.name.clone());
+        let noise = "insert into larder.past select 'noise' || i, i, gen_random_uuid()::text::bytea from generate_series(1, 3000) i";
+        std::thread::spawn(move || {
+            // It ends with the server.
+            let _ = server.psql(&name, &format!("begin; {noise}; select pg_sleep(600);"));
+        });
+        let sleeps =
+            "select count(*) from pg_stat_activity where state = 'active' and query like 'select pg_sleep(600)%'";
+        while self.sql(sleeps) == "0" {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Restores the dump of another database into this one.
+    pub(crate) fn restore_from(&self, other: &Self) {
+        let dump = std::fs::read_to_string(other.server.folder.join("dump.sql")).unwrap();
+        self.sql(&dump);
     }
 
     /// Ends all connections of a role, and refuses new ones.

@@ -1,6 +1,6 @@
 //! The kind of store of the larders that run in this process: files, which larder runs with, or, where `LARDER_TEST_RECORDS` is
 //! `memory`, records in memory, and where it is `fleet`, a copy of records in a PostgreSQL database of its own.
-//! `tests/long/run memory fleet` runs the tests with these.
+//! `tests/long/run memory copy` runs the tests with these.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::support::lagging_records::LaggingRecords;
 use crate::support::memory_records::MemoryRecords;
 use crate::support::postgres::{RUN_ROLE, TestDatabase};
-use larder::clock::Timestamp;
+use larder::clock::{Clock, Timestamp};
 use larder::fleet::copy::CopiedRecords;
 use larder::fleet::database::Database;
 use larder::fleet::records::DatabaseRecords;
@@ -36,15 +36,17 @@ pub(crate) struct Replica {
     pub(crate) database: Arc<TestDatabase>,
     /// The role of its connections.
     pub(crate) role: &'static str,
-    /// The URL at which it announces itself; it hears of others by itself only then.
-    pub(crate) url: Option<&'static str>,
+    /// The URL at which it announces itself.
+    pub(crate) url: &'static str,
     pub(crate) serve_behind: Option<Duration>,
+    pub(crate) clock: Clock,
 }
 
 impl Replica {
-    /// A replica that nobody lists.
-    pub(crate) fn of(database: TestDatabase) -> Self {
-        Self { database: Arc::new(database), role: RUN_ROLE, url: None, serve_behind: None }
+    /// The one replica of a fleet.
+    fn of(database: TestDatabase) -> Self {
+        let url = "http://replica.test:8082/";
+        Self { database: Arc::new(database), role: RUN_ROLE, url, serve_behind: None, clock: Clock::system() }
     }
 }
 
@@ -114,13 +116,11 @@ pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
     Ok(match kind {
         Kind::Memory(records) => Store::assemble(Box::new(records), archives, local),
         Kind::Lagging(records) => Store::assemble(Box::new(records), archives, local),
-        Kind::Fleet(Replica { database, role, url, serve_behind }) => {
+        Kind::Fleet(Replica { database, role, url, serve_behind, clock }) => {
             let database = Arc::new(database.connect_as(role));
             let shared = DatabaseRecords::of(Arc::clone(&database));
-            let records = CopiedRecords::new(records, Arc::clone(&local.index), shared, serve_behind)?;
-            if let Some(url) = url {
-                records.join_fleet(Announcement::new(url.to_owned()).unwrap()).unwrap();
-            }
+            let records = CopiedRecords::new(records, Arc::clone(&local.index), shared, serve_behind, clock)?;
+            records.join_fleet(Announcement::new(url.to_owned()).unwrap()).unwrap();
             Store::assemble(Box::new(records), Box::new(NotedInDatabase(database)), local)
         }
     })
