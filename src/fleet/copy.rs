@@ -270,6 +270,21 @@ impl CopiedRecords {
         self.fetch(group, key, listed)
     }
 
+    /// Brings a group up to date, and says where it is read: in the database, while this machine's disk takes no copy.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    fn place(&self, group: &RecordGroup) -> Result<Place, StoreError> {
+        match self.ensure(group) {
+            Ok(()) => Ok(Place::Copy),
+            Err(unknown @ (StoreError::Unreachable(_) | StoreError::Busy(_))) => Err(unknown),
+            Err(error) => {
+                tracing::warn!(%group, %error, "the copy of records could not be stored; they are read from the database");
+                Ok(Place::Database)
+            }
+        }
+    }
+
     /// The records of this machine, if the group is one of them.
     fn own(&self, group: &RecordGroup) -> Option<&dyn Records> {
         group.is_of_machine().then_some(&*self.local)
@@ -285,21 +300,28 @@ impl CopiedRecords {
     ) -> Result<T, StoreError> {
         match RecordGroup::of_folder(folder) {
             None if RecordGroup::is_folder_of_machine(folder) => all(&*self.local),
-            Some(group) => {
-                self.ensure_or_behind(&group)?;
-                own(&group)
-            }
+            Some(group) => match self.ensure_or_behind(&group)? {
+                Place::Copy => own(&group),
+                Place::Database => all(&*self.shared),
+            },
             None => all(&*self.shared),
         }
     }
 
-    /// Brings a group up to date if the database answers; otherwise a copy that was whole once counts.
-    fn ensure_or_behind(&self, group: &RecordGroup) -> Result<(), StoreError> {
-        match self.ensure(group) {
-            Err(StoreError::Unreachable(_)) if self.index.copied_moment(group)?.is_some() => Ok(()),
-            ensured => ensured,
+    /// As [`Self::place`]; without the database, a copy that was whole once counts.
+    fn ensure_or_behind(&self, group: &RecordGroup) -> Result<Place, StoreError> {
+        match self.place(group) {
+            Err(StoreError::Unreachable(_)) if self.index.copied_moment(group)?.is_some() => Ok(Place::Copy),
+            place => place,
         }
     }
+}
+
+/// Where a group is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Copy,
+    Database,
 }
 
 /// A change as it is made to a copy: nothing waits for the disk, and nothing is quarantined, for the record is in the database.
@@ -325,13 +347,16 @@ impl Records for CopiedRecords {
             return own.read(key);
         }
         for _ in 0..MAX_ROUNDS {
-            let ensured = self.ensure(&group);
-            match (self.index.copied_record(&group, &path)?, ensured) {
+            let place = self.place(&group);
+            if let Ok(Place::Database) = place {
+                return self.shared.read(key);
+            }
+            match (self.index.copied_record(&group, &path)?, place) {
                 (Some(listed), _) => match self.read_listed(&group, key, listed)? {
                     Some(body) => return Ok(ReadOutcome::Intact(body)),
                     None => drop(self.groups.of(&group.as_ref()).make_old(&group)),
                 },
-                (None, Ok(())) => return Ok(ReadOutcome::Absent),
+                (None, Ok(_)) => return Ok(ReadOutcome::Absent),
                 // Nobody knows that it is absent.
                 (None, Err(error)) => return Err(error),
             }
@@ -344,10 +369,13 @@ impl Records for CopiedRecords {
         if let Some(own) = self.own(&group) {
             return own.stat(key);
         }
-        let ensured = self.ensure(&group);
+        let place = self.place(&group);
+        if let Ok(Place::Database) = place {
+            return self.shared.stat(key);
+        }
         match self.index.copied_record(&group, &key.path())? {
             Some(listed) => Ok(Some((listed.size_bytes, listed.written))),
-            None => ensured.map(|()| None),
+            None => place.map(|_| None),
         }
     }
 
@@ -363,8 +391,9 @@ impl Records for CopiedRecords {
         if let Some(own) = self.own(group) {
             return own.generation(group);
         }
-        match self.ensure(group) {
-            Ok(()) | Err(StoreError::Unreachable(_)) => {}
+        match self.place(group) {
+            Ok(Place::Copy) | Err(StoreError::Unreachable(_)) => {}
+            Ok(Place::Database) => return self.shared.generation(group),
             Err(error) => return Err(error),
         }
         let unknown = || {
@@ -395,8 +424,12 @@ impl Records for CopiedRecords {
             return self.write_local(group, changes).map(|()| WriteOutcome::Written);
         }
         let Some(read_at) = self.index.copied_moment(group)?.filter(|at| at.as_generation() == read_at) else {
-            self.bring_up_to_date(group)?;
-            return Ok(WriteOutcome::Conflict);
+            return match self.place(group)? {
+                Place::Copy => Ok(WriteOutcome::Conflict),
+                Place::Database => self.shared.write(group, read_at, changes).inspect(|_| {
+                    self.groups.of(&group.as_ref()).make_old(group);
+                }),
+            };
         };
         let marks = groups.make_old(group);
         let outcome = self.shared.write_at(group, read_at, changes);
@@ -472,8 +505,10 @@ impl Records for CopiedRecords {
     }
 
     fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError> {
-        self.ensure_or_behind(&Key::Name(artifact.clone()).group())?;
-        self.local.name(artifact)
+        match self.ensure_or_behind(&Key::Name(artifact.clone()).group())? {
+            Place::Copy => self.local.name(artifact),
+            Place::Database => self.shared.name(artifact),
+        }
     }
 
     fn each_name(
@@ -482,8 +517,9 @@ impl Records for CopiedRecords {
         after: Option<&NameCursor>,
         visit: &mut dyn FnMut(Artifact, IndexedName) -> ControlFlow<()>,
     ) -> Result<(), StoreError> {
-        if let Some(group) = RecordGroup::of_folder(folder) {
-            self.ensure_or_behind(&group)?;
+        if let Some(group) = RecordGroup::of_folder(folder)
+            && self.ensure_or_behind(&group)? == Place::Copy
+        {
             return self.local.each_name(folder, after, visit);
         }
         self.shared.each_name(folder, after, visit)

@@ -109,6 +109,30 @@ fn a_damaged_copy_is_read_from_the_database() {
     assert!(folder.files("aside").is_empty());
 }
 
+/// A disk that takes no copy costs questions to the database, and no record.
+#[test]
+fn a_replica_whose_disk_takes_no_copy_reads_and_writes_the_database() {
+    let Some(database) = TestDatabase::new() else { return };
+    let ((one, _one), (other, folder)) = (new_replica(&database), new_replica(&database));
+    put(&one, &first_seen("null"), "first");
+    let in_the_way = folder.path().join("v1/seen");
+    std::fs::remove_dir_all(&in_the_way).unwrap();
+    std::fs::write(&in_the_way, "no folder").unwrap();
+    assert_eq!(read(&other, &first_seen("null")).as_deref(), Some("first"));
+    assert_eq!(other.stat(&first_seen("null")).unwrap().map(|(size, _)| size), Some(5));
+    put(&other, &first_seen("null"), "second");
+    put(&other, &first_seen("random"), "another");
+    for records in [&one, &other] {
+        records.feed().hear().unwrap();
+        assert_eq!(read(records, &first_seen("null")).as_deref(), Some("second"));
+        assert_eq!(read(records, &first_seen("random")).as_deref(), Some("another"));
+        assert_eq!(read(records, &first_seen("nothing")), None);
+    }
+    std::fs::remove_file(&in_the_way).unwrap();
+    assert_eq!(read(&other, &first_seen("null")).as_deref(), Some("second"));
+    assert_eq!(folder.files("seen").len(), 1);
+}
+
 /// Without the database a replica serves what it has, also after a restart, and says of nothing that it is absent.
 #[test]
 fn without_the_database_what_is_here_is_read_and_nothing_is_absent() {
