@@ -256,7 +256,8 @@ async fn a_new_connection_may_send_its_first_request_after_a_stop() {
                 answer
             }
         };
-        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"), "{answer}");
+        // It ends after its answer, which may have been on its way before the connection heard of the stop.
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("secure="), "{answer}");
         listener.wait_for_end().await;
         drop(silent);
     }
