@@ -75,7 +75,7 @@ impl CopiedRecords {
         Ok(Self { local, index, shared, groups, feed, following, turns, unknown })
     }
 
-    /// What is heard of the changes of other replicas.
+    /// The news of other replicas.
     pub fn feed(&self) -> &Arc<Feed> {
         &self.feed
     }
@@ -85,7 +85,7 @@ impl CopiedRecords {
     /// # Errors
     /// The system refuses a thread.
     pub fn join_fleet(&self, announcement: Announcement) -> std::io::Result<()> {
-        // What is served from the first moment on is no older than it must be. Without an answer this replica begins behind.
+        // The first answers to clients are no older than they must be. Without an answer of the database this replica begins behind.
         if let Err(error) = self.feed.hear() {
             tracing::warn!(%error, "the database does not answer at the start; what is here is served, and may be behind");
         }
@@ -317,7 +317,7 @@ impl CopiedRecords {
     }
 }
 
-/// Where a group is read.
+/// The place at which a group is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Copy,

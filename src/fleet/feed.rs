@@ -18,7 +18,7 @@ const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 /// The time between two questions.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a replica hears of the changes of others.
+/// The news of other replicas, as one replica hears them.
 #[derive(Debug)]
 pub struct Feed {
     shared: Arc<DatabaseRecords>,
@@ -27,7 +27,7 @@ pub struct Feed {
     heard: Mutex<Option<Heard>>,
     contact: Contact,
     clock: Clock,
-    /// What this replica says of itself, once it does.
+    /// The announcement of this replica, once it is made.
     announcement: OnceLock<Announcement>,
 }
 

@@ -7,8 +7,8 @@ use tokio_postgres::types::Type;
 use super::database::{Database, DatabaseError};
 use crate::store::CopiedRecord;
 
-/// What every statement asks first. `$1`: the epoch of the fleet. `$2`: the life that the caller knows. `$3`: the last position in the
-/// log that it has seen.
+/// The condition of every statement: the database lives on as the caller knows it. `$1`: the epoch of the fleet. `$2`: the life that the
+/// caller knows. `$3`: the last position in the log that it has seen.
 macro_rules! in_known_life {
     () => {
         "larder.here h where h.epoch = $1 and h.life = $2 and starts_with(h.life, h.place || ' ') and h.inserted >= $3"
@@ -16,7 +16,7 @@ macro_rules! in_known_life {
 }
 pub(super) use in_known_life;
 
-/// What a statement asks besides that decides something for good, or that nobody waits for: whether the data are still the same.
+/// A condition more, of writes and of the feed: the data are still the same. Reads leave it out, because a file must be read for it.
 macro_rules! of_known_data {
     () => {
         " and starts_with(h.life, h.place || ' ' || h.data || ' ')"

@@ -127,7 +127,7 @@ pub struct DatabaseRecords {
     turns: Turns,
 }
 
-/// What changed in a group.
+/// The changes of a group.
 #[derive(Debug)]
 pub struct Delta {
     /// The group now; generation 0 for one without records.
@@ -166,7 +166,7 @@ pub struct SharedRecord {
     pub name: Option<IndexedName>,
 }
 
-/// What of the database is visible.
+/// The transactions that are visible at a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The hash of its life.

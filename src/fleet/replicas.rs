@@ -18,8 +18,8 @@ const REPLACED_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// `$1`: the replica. `$2`: its URL. `$3`: its version. `$4`: the snapshot up to which it has heard. `$5`: the seconds after which it
-/// serves nothing. What another process has announced at this URL has ended, unless it was heard a moment ago: the answer says how many
-/// were. Rows of which nobody needs to know any more go.
+/// serves nothing. Another process at this URL has ended, unless it was heard a moment ago: the answer says how many were. Rows of which
+/// nobody needs to know any more go.
 const ANNOUNCE: &str = "
 with ended as (
     update larder.replica set left_at = now()
@@ -42,12 +42,12 @@ where left_at is null and id <> $2::text::uuid and seen > now() - least(serve_be
     and not (applied <> '' and pg_visible_in_snapshot($1::text::xid8, applied::pg_snapshot))
 order by url";
 
-/// What a replica says of itself.
+/// The announcement of a replica.
 #[derive(Debug, Clone)]
 pub struct Announcement {
     /// This process, as 32 hexadecimal digits.
     id: String,
-    /// Where the other replicas reach it.
+    /// The URL at which the other replicas reach it.
     url: String,
     /// When it began.
     began: Instant,
@@ -63,9 +63,7 @@ impl Announcement {
         aws_lc_rs::rand::fill(&mut id)?;
         Ok(Self { id: hex::encode(id), url, began: Instant::now() })
     }
-}
 
-impl Announcement {
     /// The URL.
     pub fn url(&self) -> &str {
         &self.url
@@ -89,7 +87,7 @@ impl DatabaseRecords {
         let [id, url, version, heard] = [id.clone(), url.clone(), version, heard.text.clone()].map(text);
         let rows = self.rows_on(Line::Apart, ANNOUNCE, [id, url, version, heard, (Box::new(seconds), Type::INT8)])?;
         let others: i64 = rows.first().map_or(0, |row| row.get(0));
-        // What it replaces may have ended a moment ago.
+        // The one that it replaces may have ended a moment ago.
         Ok(others > 0 && began.elapsed() > REPLACED_WITHIN)
     }
 
@@ -111,7 +109,7 @@ impl DatabaseRecords {
     pub fn spread(&self, own: Option<&Announcement>) -> Result<Vec<Unreached>, StoreError> {
         // Nobody has this id: a command that runs by itself waits for all.
         let id = own.map_or_else(|| "0".repeat(32), |own| own.id.clone());
-        // What a snapshot has of a transaction that begins now, it has of all that have ended.
+        // A snapshot that has a transaction which begins now has all that have ended.
         let mark = "select pg_current_xact_id()::text";
         let rows = self.rows_on(Line::Shared, mark, [])?;
         let transaction: String = rows.first().map(|row| row.get(0)).unwrap_or_default();

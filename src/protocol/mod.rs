@@ -267,7 +267,7 @@ impl Protocols {
         self.route_context.taken_over(Some(host)).is_some()
     }
 
-    /// How far the answers may be behind those of other replicas.
+    /// The standing of this replica: its answers may be behind those of others.
     pub fn standing(&self) -> Standing {
         self.mirror.library.standing()
     }

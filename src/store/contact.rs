@@ -32,7 +32,7 @@ pub struct Contact {
     serve_behind: Option<Duration>,
 }
 
-/// How far the answers of a replica may be behind.
+/// The standing of a replica: its answers may be behind those of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     /// By a moment.
@@ -69,7 +69,7 @@ impl Contact {
         }
     }
 
-    /// How far this replica may be behind.
+    /// The standing of this replica now.
     pub fn standing(&self) -> Standing {
         match self.silence() {
             silence if self.serve_behind.is_some_and(|limit| silence >= limit) => Standing::TooFar(silence),

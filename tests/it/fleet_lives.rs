@@ -8,7 +8,7 @@ use crate::fleet_database::{alarms, first_seen, until_answered};
 use crate::support::larder::wait_until_unlocked;
 use crate::support::postgres::TestDatabase;
 
-/// How a database forgets.
+/// The way in which a database forgets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loss {
     /// A dump is restored.

@@ -306,7 +306,7 @@ impl Documents {
             async move {
                 // Another flight may have got the first answer since, which changed the rule.
                 let request = DocumentRequest::of(&kind, &call)?;
-                // What the caller found too old by another rule may do.
+                // A copy that was too old by the rule of the caller may be fresh by this one.
                 let seen = seen.filter(|_| request.rule == rule);
                 let fetch = documents.fetch(&kind, &request, seen, fetch_reason, &call);
                 match kind.service() {

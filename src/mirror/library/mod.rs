@@ -174,7 +174,7 @@ impl Library {
         self.on_disk(|library| library.store.records.spread()).await
     }
 
-    /// How far this replica may be behind the others.
+    /// The standing of this replica: it may be behind the others.
     pub fn standing(&self) -> Standing {
         self.store.records.contact().map_or(Standing::Current, Contact::standing)
     }

@@ -27,7 +27,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// What a step names that has read at this moment: of two moments of a group never the same.
+    /// The generation that a step names after it has read at this moment: of two moments of a group never the same.
     pub fn as_generation(self) -> Generation {
         Generation(self.life.wrapping_add(self.generation.0))
     }

@@ -50,7 +50,7 @@ use std::time::Duration;
 /// message.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a test repeats what it draws at random: `many` times in `tests/long/run repetitions`.
+/// The number of times that a test repeats a random draw: `many` in `tests/long/run repetitions`.
 pub(crate) fn repetitions(few: usize, many: usize) -> usize {
     if std::env::var("LARDER_TEST_REPETITIONS").as_deref() == Ok("many") { many } else { few }
 }
