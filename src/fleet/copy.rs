@@ -153,12 +153,16 @@ impl CopiedRecords {
                 continue;
             };
             let known = self.index.copied_record(group, &path)?;
-            let kept = known.and_then(|known| known.here).filter(|here| hash == Some(*here));
+            let copy = match known {
+                Some(known) => known.here,
+                // The notes were lost, and not the files.
+                None => self.local.read(&key)?.intact().as_deref().map(CopiedRecord::hash_of),
+            };
+            let kept = copy.filter(|copy| hash == Some(*copy));
             let here = body.as_deref().map(CopiedRecord::hash_of).or(kept);
             let entry = match name {
                 Some(name) => IndexEntry::Name(name),
-                None if key.is_counted() => IndexEntry::Found(size_bytes, written),
-                None => IndexEntry::Unindexed,
+                None => entry_of_copy(&key, here.map(|_| (size_bytes, written))),
             };
             let action = match body {
                 Some(body) => RecordAction::Put(body, Durability::Lazy),
@@ -244,7 +248,8 @@ impl CopiedRecords {
         let path = key.path();
         if self.index.copied_record(group, &path)? == Some(listed) {
             let action = RecordAction::Put(body.clone(), Durability::Lazy);
-            let kept = self.write_local(group, &[Change { key: key.clone(), action, entry: IndexEntry::Unindexed }]);
+            let entry = entry_of_copy(key, Some((listed.size_bytes, listed.written)));
+            let kept = self.write_local(group, &[Change { key: key.clone(), action, entry }]);
             match kept {
                 Ok(()) => {
                     let here = CopiedRecord { here: Some(CopiedRecord::hash_of(&body)), ..listed };
@@ -270,12 +275,13 @@ impl CopiedRecords {
         self.fetch(group, key, listed)
     }
 
-    /// Brings a group up to date, and says where it is read: in the database, while this machine's disk takes no copy.
+    /// Says where a group is read, after an attempt to bring its copy up to date: in the database, while this machine's disk takes no
+    /// copy.
     ///
     /// # Errors
     /// The database does not answer.
-    fn place(&self, group: &RecordGroup) -> Result<Place, StoreError> {
-        match self.ensure(group) {
+    fn place_after(group: &RecordGroup, attempt: Result<(), StoreError>) -> Result<Place, StoreError> {
+        match attempt {
             Ok(()) => Ok(Place::Copy),
             Err(unknown @ (StoreError::Unreachable(_) | StoreError::Busy(_))) => Err(unknown),
             Err(error) => {
@@ -283,6 +289,14 @@ impl CopiedRecords {
                 Ok(Place::Database)
             }
         }
+    }
+
+    /// Brings a group up to date unless it is current, and says where it is read.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    fn place(&self, group: &RecordGroup) -> Result<Place, StoreError> {
+        Self::place_after(group, self.ensure(group))
     }
 
     /// The records of this machine, if the group is one of them.
@@ -334,6 +348,16 @@ fn as_copy(mut change: Change) -> Change {
     change
 }
 
+/// The entry of a copy in the index of this machine, by its size in bytes and the time of the record, if the bytes are here. Names have
+/// others.
+fn entry_of_copy(key: &Key, here: Option<(u64, Timestamp)>) -> IndexEntry {
+    match here {
+        _ if !key.is_counted() => IndexEntry::Unindexed,
+        Some((size_bytes, written)) => IndexEntry::Found(size_bytes, written),
+        None => IndexEntry::Gone,
+    }
+}
+
 /// The removal of a record from a copy.
 fn removal(key: Key) -> Change {
     let entry = if let Key::Name(_) = key { IndexEntry::Name(IndexedName::default()) } else { IndexEntry::Gone };
@@ -382,7 +406,7 @@ impl Records for CopiedRecords {
     fn refresh(&self, scope: RecordScope<'_>) -> Result<(), StoreError> {
         match scope {
             RecordScope::Group(group) if group.is_of_machine() => Ok(()),
-            RecordScope::Group(group) => self.bring_up_to_date(group),
+            RecordScope::Group(group) => Self::place_after(group, self.bring_up_to_date(group)).map(drop),
             RecordScope::All => self.feed.hear_now(),
         }
     }
@@ -415,22 +439,22 @@ impl Records for CopiedRecords {
             return own.write(group, read_at, changes);
         }
         let groups = self.groups.of(&group.as_ref());
-        if !changes.is_empty() && changes.iter().all(|change| change.action == RecordAction::Keep) {
-            // Only the index changes, which is of this machine.
-            let _applying = groups.applying.lock();
-            if self.index.copied_moment(group)?.map(Moment::as_generation) != Some(read_at) {
-                return Ok(WriteOutcome::Conflict);
-            }
-            return self.write_local(group, changes).map(|()| WriteOutcome::Written);
-        }
         let Some(read_at) = self.index.copied_moment(group)?.filter(|at| at.as_generation() == read_at) else {
             return match self.place(group)? {
                 Place::Copy => Ok(WriteOutcome::Conflict),
                 Place::Database => self.shared.write(group, read_at, changes).inspect(|_| {
-                    self.groups.of(&group.as_ref()).make_old(group);
+                    groups.make_old(group);
                 }),
             };
         };
+        if !changes.is_empty() && changes.iter().all(|change| change.action == RecordAction::Keep) {
+            // Only the index changes, which is of this machine.
+            let _applying = groups.applying.lock();
+            if self.index.copied_moment(group)? != Some(read_at) {
+                return Ok(WriteOutcome::Conflict);
+            }
+            return self.write_local(group, changes).map(|()| WriteOutcome::Written);
+        }
         let marks = groups.make_old(group);
         let outcome = self.shared.write_at(group, read_at, changes);
         let applied = match &outcome {

@@ -109,6 +109,32 @@ fn a_damaged_copy_is_read_from_the_database() {
     assert!(folder.files("aside").is_empty());
 }
 
+/// Where only the notes were lost, the files stay: nothing is fetched again.
+#[test]
+fn a_copy_whose_index_was_lost_is_kept() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let folder = Folder::new();
+    let one = replica(&folder, &database);
+    put(&one, &first_seen("null"), "first");
+    put(&one, &alarms("null"), "alarm");
+    put(&one, &alarms("other"), "old");
+    drop(one);
+    wait_until_unlocked(folder.path());
+    folder.lose_index();
+    let (another, _another) = new_replica(&database);
+    put(&another, &alarms("other"), "new");
+    let restarted = replica(&folder, &database);
+    for name in ["null", "other"] {
+        restarted.refresh(RecordScope::Group(&alarms(name).group())).unwrap();
+    }
+    database.freeze();
+    assert_eq!(read(&restarted, &first_seen("null")).as_deref(), Some("first"));
+    assert_eq!(read(&restarted, &alarms("null")).as_deref(), Some("alarm"));
+    assert!(restarted.read(&alarms("other")).is_err(), "an old copy counts");
+    database.unfreeze();
+    assert_eq!(until_answered(|| restarted.read(&alarms("other"))).intact().as_deref(), Some(&b"new"[..]));
+}
+
 /// A disk that takes no copy costs questions to the database, and no record.
 #[test]
 fn a_replica_whose_disk_takes_no_copy_reads_and_writes_the_database() {
