@@ -117,7 +117,12 @@ impl KnownLife {
             }
             Self::begin_another(database, text, before.hash)?;
         }
-        Err(DatabaseError::Unreachable("the database changes again and again".to_owned()))
+        Err(Self::changes_again())
+    }
+
+    /// The error of a caller that met too many lives.
+    pub fn changes_again() -> DatabaseError {
+        DatabaseError::Unreachable("the database changes again and again".to_owned())
     }
 
     /// Begins another life after that of the database, unless another replica has done so. `known` is the hash of the life that this

@@ -287,7 +287,7 @@ impl DatabaseRecords {
         self.life.hash() == at.life
     }
 
-    /// Runs a query whose first three parameters are the life. Returns its rows and the life; asks for the life again where they are
+    /// Runs a query whose first three parameters are the life, and those given follow. Returns its rows and the life; asks for the life again where they are
     /// none, which is the answer of another life.
     fn rows_in_life<const N: usize>(
         &self,
@@ -297,32 +297,28 @@ impl DatabaseRecords {
     ) -> Result<(Vec<Row>, Life), DatabaseError> {
         let mut life = self.life.get(&self.database)?;
         for _ in 0..MAX_LIVES {
-            let rows = self.rows_on(line, sql, parameters(&life))?;
+            let rows = self.rows_on(line, sql, in_life(&life, parameters(&life)))?;
             if !rows.is_empty() {
                 return Ok((rows, life));
             }
             life = self.life.learn(&self.database)?.life;
         }
-        Err(DatabaseError::Unreachable("the database changes again and again".to_owned()))
+        Err(KnownLife::changes_again())
     }
 
     /// Runs one query. Its parameters have these types, in order.
-    fn rows<const N: usize>(
-        &self,
-        sql: impl Into<String>,
-        parameters: [Parameter; N],
-    ) -> Result<Vec<Row>, DatabaseError> {
+    fn rows(&self, sql: impl Into<String>, parameters: impl Into<Vec<Parameter>>) -> Result<Vec<Row>, DatabaseError> {
         self.rows_on(Line::Shared, sql, parameters)
     }
 
     /// Runs one query on one of the lines to the database.
-    pub(super) fn rows_on<const N: usize>(
+    pub(super) fn rows_on(
         &self,
         line: Line,
         sql: impl Into<String>,
-        parameters: [Parameter; N],
+        parameters: impl Into<Vec<Parameter>>,
     ) -> Result<Vec<Row>, DatabaseError> {
-        let sql = sql.into();
+        let (sql, parameters) = (sql.into(), parameters.into());
         self.database.run_on(line, move |client| {
             Box::pin(async move {
                 let typed: Vec<(&(dyn ToSql + Sync), Type)> =
@@ -334,10 +330,7 @@ impl DatabaseRecords {
 
     /// The moment of a group in the database; generation 0 for one without records.
     fn moment(&self, group: &RecordGroup) -> Result<Moment, DatabaseError> {
-        let (rows, life) = self.rows_in_life(Line::Shared, MOMENT, |life| {
-            let [epoch, text_of_life, position] = life_parameters(life);
-            [epoch, text_of_life, position, text(group.name())]
-        })?;
+        let (rows, life) = self.rows_in_life(Line::Shared, MOMENT, |_| [text(group.name())])?;
         let generation = rows.first().and_then(|row| row.get::<_, Option<i64>>(0)).unwrap_or_default();
         Ok(Moment { life: life.hash, generation: Generation(generation.cast_unsigned()) })
     }
@@ -352,9 +345,8 @@ impl DatabaseRecords {
             let since = |life: &Life| after.filter(|after| after.life == life.hash).map(|after| after.generation);
             let (rows, life) = self.rows_in_life(Line::Shared, DELTA, |life| {
                 let since = since(life);
-                let [epoch, text_of_life, position] = life_parameters(life);
                 let number = since.map_or(0, |since| since.0.cast_signed());
-                [epoch, text_of_life, position, text(group.name()), number8(number), boolean(since.is_some())]
+                [text(group.name()), number8(number), boolean(since.is_some())]
             })?;
             let number = |row: &Row, column| row.get::<_, Option<i64>>(column).map(i64::cast_unsigned);
             let moment = |generation| Moment { life: life.hash, generation: Generation(generation) };
@@ -389,10 +381,7 @@ impl DatabaseRecords {
     /// The database does not answer.
     pub fn body(&self, key: &Key) -> Result<Option<(Moment, Vec<u8>)>, StoreError> {
         let sql = if key.is_history() { HISTORY_BODY } else { RECORD_BODY };
-        let (rows, life) = self.rows_in_life(Line::Shared, sql, |life| {
-            let [epoch, text_of_life, position] = life_parameters(life);
-            [epoch, text_of_life, position, text(text_of(&key.path()))]
-        })?;
+        let (rows, life) = self.rows_in_life(Line::Shared, sql, |_| [text(text_of(&key.path()))])?;
         let found = |row: &Row| {
             let generation = Generation(row.get::<_, Option<i64>>(0)?.cast_unsigned());
             Some((Moment { life: life.hash, generation }, row.get(1)))
@@ -407,10 +396,8 @@ impl DatabaseRecords {
     pub fn changes_since(&self, last: Option<&Snapshot>) -> Result<News, StoreError> {
         // One of another life says nothing.
         let last_in = |life: &Life| last.filter(|last| last.life == life.hash).map(|last| last.text.clone());
-        let (rows, life) = self.rows_in_life(Line::Apart, CHANGED_SINCE, |life| {
-            let [epoch, text_of_life, position] = life_parameters(life);
-            [epoch, text_of_life, position, (Box::new(last_in(life)), Type::TEXT)]
-        })?;
+        let (rows, life) =
+            self.rows_in_life(Line::Apart, CHANGED_SINCE, |life| [(Box::new(last_in(life)), Type::TEXT)])?;
         let (text, position): (String, i64) = rows.first().map(|row| (row.get(0), row.get(1))).unwrap_or_default();
         self.life.reached(life.hash, position);
         // A group that this larder does not know has no copy.
@@ -482,30 +469,29 @@ impl DatabaseRecords {
             bodies.push(row.body);
             entries.push(row.entry);
         }
-        let [epoch, text_of_life, position] = life_parameters(life);
         let rows = self.rows(
             WRITE,
-            [
-                epoch,
-                text_of_life,
-                position,
-                boolean(changes_history),
-                text(group.name()),
-                number8(read_at.generation.0.cast_signed()),
-                (Box::new(history_paths), Type::TEXT_ARRAY),
-                (Box::new(history_bodies), Type::BYTEA_ARRAY),
-                (Box::new(paths), Type::TEXT_ARRAY),
-                (Box::new(bodies), Type::BYTEA_ARRAY),
-                (Box::new(entries), Type::BYTEA_ARRAY),
-                (Box::new(pinned), Type::BOOL_ARRAY),
-                (Box::new(imported), Type::BOOL_ARRAY),
-                (Box::new(damaged), Type::TEXT_ARRAY),
-                (Box::new(names), Type::TEXT_ARRAY),
-                (Box::new(archive_paths), Type::TEXT_ARRAY),
-                (Box::new(digests), Type::BYTEA_ARRAY),
-                (Box::new(history_hashes), Type::INT8_ARRAY),
-                (Box::new(hashes), Type::INT8_ARRAY),
-            ],
+            in_life(
+                life,
+                [
+                    boolean(changes_history),
+                    text(group.name()),
+                    number8(read_at.generation.0.cast_signed()),
+                    (Box::new(history_paths), Type::TEXT_ARRAY),
+                    (Box::new(history_bodies), Type::BYTEA_ARRAY),
+                    (Box::new(paths), Type::TEXT_ARRAY),
+                    (Box::new(bodies), Type::BYTEA_ARRAY),
+                    (Box::new(entries), Type::BYTEA_ARRAY),
+                    (Box::new(pinned), Type::BOOL_ARRAY),
+                    (Box::new(imported), Type::BOOL_ARRAY),
+                    (Box::new(damaged), Type::TEXT_ARRAY),
+                    (Box::new(names), Type::TEXT_ARRAY),
+                    (Box::new(archive_paths), Type::TEXT_ARRAY),
+                    (Box::new(digests), Type::BYTEA_ARRAY),
+                    (Box::new(history_hashes), Type::INT8_ARRAY),
+                    (Box::new(hashes), Type::INT8_ARRAY),
+                ],
+            ),
         )?;
         let written = |row: &Row| {
             let [generation, time] = [0, 1].map(|column| row.get::<_, i64>(column).cast_unsigned());
@@ -703,9 +689,10 @@ fn boolean(value: bool) -> Parameter {
     (Box::new(value), Type::BOOL)
 }
 
-/// The life as the first parameters of a statement.
-fn life_parameters(life: &Life) -> [Parameter; 3] {
-    [number8(life.epoch), text(life.text.clone()), number8(life.position)]
+/// The parameters of a statement that begin with a life.
+fn in_life(life: &Life, others: impl IntoIterator<Item = Parameter>) -> Vec<Parameter> {
+    let life = [number8(life.epoch), text(life.text.clone()), number8(life.position)];
+    life.into_iter().chain(others).collect()
 }
 
 /// The table of a record.

@@ -114,22 +114,17 @@ impl DatabaseRecords {
         let rows = self.rows_on(Line::Shared, mark, [])?;
         let transaction: String = rows.first().map(|row| row.get(0)).unwrap_or_default();
         let deadline = Instant::now() + LONGEST_WAIT;
+        let unreached = |row: &Row| Unreached {
+            url: row.get(0),
+            silent_seconds: row.get::<_, i64>(1).unsigned_abs(),
+            is_heard: row.get(2),
+        };
         loop {
-            let rows = match self.rows_on(Line::Shared, UNREACHED, [text(transaction.clone()), text(id.clone())]) {
-                Err(_) if Instant::now() < deadline => {
-                    std::thread::sleep(LOOK_INTERVAL);
-                    continue;
-                }
-                rows => rows?,
-            };
-            let unreached = |row: &Row| Unreached {
-                url: row.get(0),
-                silent_seconds: row.get::<_, i64>(1).unsigned_abs(),
-                is_heard: row.get(2),
-            };
-            let unreached: Vec<_> = rows.iter().map(unreached).collect();
-            if !unreached.iter().any(|replica| replica.is_heard) || Instant::now() >= deadline {
-                return Ok(unreached);
+            let looked = self.rows_on(Line::Shared, UNREACHED, [text(transaction.clone()), text(id.clone())]);
+            let looked = looked.map(|rows| rows.iter().map(unreached).collect::<Vec<_>>());
+            let is_awaited = looked.as_ref().map_or(true, |unreached| unreached.iter().any(|replica| replica.is_heard));
+            if !is_awaited || Instant::now() >= deadline {
+                return Ok(looked?);
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
