@@ -22,8 +22,8 @@ use super::egress_policy::{EgressPolicy, EgressRefusal, HttpClientKind};
 use super::error::{Fault, UpstreamError, sanitized};
 use super::limits::{ConcurrencyLimits, DocumentMemory, MemoryGrant, Permit, UpstreamLimits};
 use super::request::{
-    AcceptedCoding, Document, Fetched, IncomingFile, RequestPriority, UpstreamRequest, Validators, content_range,
-    fault_of_client_error, header_text, retry_after, server_time,
+    AcceptedCoding, Document, Fetched, IncomingBody, IncomingFile, RequestPriority, UpstreamRequest, Validators,
+    content_range, fault_of_client_error, header_text, retry_after, server_time,
 };
 use crate::cdn_loop::OwnEntry;
 use crate::config;
@@ -391,14 +391,14 @@ impl Outbound {
         };
         let validators = Validators::of(response.headers());
         Ok(IncomingFile {
-            response,
+            body: IncomingBody::Response(response),
             body_offset,
             length,
             validators,
             subject: request.subject.to_owned(),
             origin: origin(url),
             bytes_counter: self.traffic.bytes_counter(request.upstream),
-            _permit: permit,
+            _permit: Some(permit),
         })
     }
 }

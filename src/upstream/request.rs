@@ -1,9 +1,13 @@
 //! Requests to upstreams, and how their answers arrive: their headers, and the failures of the HTTP client.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use futures_util::stream::BoxStream;
 use http::header::{self, HeaderMap, HeaderName};
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -139,7 +143,7 @@ pub enum Fetched {
 /// A file whose body is still arriving.
 #[derive(Debug)]
 pub struct IncomingFile {
-    pub(super) response: reqwest::Response,
+    pub(super) body: IncomingBody,
     /// Offset of the first byte of the body: 0, or the start of the requested range.
     pub body_offset: u64,
     /// Length of the whole file, if it is announced.
@@ -149,19 +153,46 @@ pub struct IncomingFile {
     pub(super) subject: String,
     pub(super) origin: String,
     pub(super) bytes_counter: Counter,
-    pub(super) _permit: Permit,
+    /// The place among the fetches of an upstream.
+    pub(super) _permit: Option<Permit>,
+}
+
+/// The bytes of a file that arrives.
+pub(super) enum IncomingBody {
+    /// An upstream's answer.
+    Response(reqwest::Response),
+    /// Bytes of a place of larder's own. The lock is never taken: it makes the type one that threads may share.
+    Stream(Mutex<BoxStream<'static, Result<Bytes, Fault>>>),
+}
+
+impl fmt::Debug for IncomingBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if let Self::Response(_) = self { "Response" } else { "Stream" })
+    }
 }
 
 impl IncomingFile {
+    /// A file that comes from a place of larder's own, `origin`, from byte `body_offset` on, and has `length` bytes.
+    pub fn of_stream(
+        subject: String,
+        origin: String,
+        (body_offset, length): (u64, u64),
+        bytes: BoxStream<'static, Result<Bytes, Fault>>,
+    ) -> Self {
+        let (body, length, validators) = (IncomingBody::Stream(Mutex::new(bytes)), Some(length), Validators::default());
+        let bytes_counter = Counter::default();
+        Self { body, body_offset, length, validators, subject, origin, bytes_counter, _permit: None }
+    }
+
     /// Reads the next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, UpstreamError> {
-        match self.response.chunk().await {
-            Ok(chunk) => {
-                self.bytes_counter.inc_by(chunk.as_ref().map_or(0, Bytes::len) as u64);
-                Ok(chunk)
-            }
-            Err(e) => Err(self.upstream_error(fault_of_client_error(&e))),
-        }
+        let read = match &mut self.body {
+            IncomingBody::Response(response) => response.chunk().await.map_err(|e| fault_of_client_error(&e)),
+            IncomingBody::Stream(bytes) => bytes.get_mut().try_next().await,
+        };
+        let chunk = read.map_err(|fault| self.upstream_error(fault))?;
+        self.bytes_counter.inc_by(chunk.as_ref().map_or(0, Bytes::len) as u64);
+        Ok(chunk)
     }
 
     /// Makes the error of this download from a fault.

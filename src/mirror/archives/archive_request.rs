@@ -24,17 +24,40 @@ use crate::verify::VerificationError;
 
 /// A file that is downloaded over as many connections as needed.
 pub trait DownloadSource {
-    fn file(&mut self) -> &mut FileRequest;
+    fn state(&mut self) -> &mut DownloadState;
 
-    /// Requests the bytes from `from` on. Upstream may start at byte 0 all the same.
+    /// Requests the bytes from `from` on. The source may start at byte 0 all the same.
     async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error>;
+}
+
+/// The state of a download, over all its connections.
+#[derive(Debug)]
+pub struct DownloadState {
+    /// The file, for messages: "the archive of …".
+    pub subject: String,
+    pub attempts: DownloadAttempts,
+}
+
+impl DownloadState {
+    /// Handles a connection that broke at byte `offset` after `received_bytes` new bytes: pauses before the next
+    /// attempt, or returns the error.
+    pub async fn handle_break(&mut self, error: UpstreamError, received_bytes: u64, offset: u64) -> Result<(), Error> {
+        match self.attempts.after_break(received_bytes) {
+            NextStep::RetryAfter(pause) => {
+                tracing::warn!(of = self.subject, %error, at_byte = offset, "a download broke; it is resumed");
+                tokio::time::sleep(pause).await;
+                Ok(())
+            }
+            NextStep::TooSlow => Err(UpstreamError { fault: self.attempts.too_slow(), ..error }.into()),
+            NextStep::GiveUp => Err(error.into()),
+        }
+    }
 }
 
 /// A file that a service of an upstream names, and the state of its download.
 pub struct FileRequest {
     pub call: RequestContext,
-    pub subject: String,
-    pub attempts: DownloadAttempts,
+    pub download: DownloadState,
     documents: Arc<Documents>,
     service: Service,
     host: Hostname,
@@ -50,21 +73,8 @@ impl FileRequest {
         call: RequestContext,
     ) -> Self {
         let attempts = DownloadAttempts::new(documents.runtime.limits.stall);
-        Self { call, subject, attempts, documents: Arc::clone(documents), service, host: host.clone(), url }
-    }
-
-    /// Handles a connection that broke at byte `offset` after `received_bytes` new bytes: pauses before the next
-    /// attempt, or returns the error.
-    pub async fn handle_break(&mut self, error: UpstreamError, received_bytes: u64, offset: u64) -> Result<(), Error> {
-        match self.attempts.after_break(received_bytes) {
-            NextStep::RetryAfter(pause) => {
-                tracing::warn!(of = self.subject, %error, at_byte = offset, "a download broke; it is resumed");
-                tokio::time::sleep(pause).await;
-                Ok(())
-            }
-            NextStep::TooSlow => Err(self.upstream_error(self.attempts.too_slow()).into()),
-            NextStep::GiveUp => Err(error.into()),
-        }
+        let download = DownloadState { subject, attempts };
+        Self { call, download, documents: Arc::clone(documents), service, host: host.clone(), url }
     }
 
     async fn send_once(&self, from: u64, validators: &Validators) -> Result<IncomingFile, UpstreamError> {
@@ -81,24 +91,24 @@ impl FileRequest {
         let credentials = self.documents.credentials_for(self.service, &self.host, &self.call).await;
         let length = self.call.config.outbound.announced_length(self.upstream_request(&credentials)).await;
         length.unwrap_or_else(|error| {
-            tracing::debug!(of = self.subject, %error, "upstream does not say how large an archive is");
+            tracing::debug!(of = self.download.subject, %error, "upstream does not say how large an archive is");
             None
         })
     }
 
     fn upstream_request<'a>(&'a self, credentials: &'a CredentialScope) -> UpstreamRequest<'a> {
-        self.call.upstream_request(&self.subject, &self.url, &self.host, credentials, RETRIES)
+        self.call.upstream_request(&self.download.subject, &self.url, &self.host, credentials, RETRIES)
     }
 
     fn upstream_error(&self, fault: Fault) -> UpstreamError {
-        UpstreamError { subject: self.subject.clone(), origin: origin(&self.url), fault }
+        UpstreamError { subject: self.download.subject.clone(), origin: origin(&self.url), fault }
     }
 }
 
 /// A file that no proof set names: its URL cannot be refreshed.
 impl DownloadSource for FileRequest {
-    fn file(&mut self) -> &mut FileRequest {
-        self
+    fn state(&mut self) -> &mut DownloadState {
+        &mut self.download
     }
 
     async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
@@ -117,22 +127,22 @@ pub struct ArchiveRequest {
 }
 
 impl DownloadSource for ArchiveRequest {
-    fn file(&mut self) -> &mut FileRequest {
-        &mut self.file
+    fn state(&mut self) -> &mut DownloadState {
+        &mut self.file.download
     }
 
     async fn send(&mut self, from: u64, validators: &Validators) -> Result<IncomingFile, Error> {
         loop {
             let started = Instant::now();
             let answered = self.file.send_once(from, validators).await;
-            if self.file.attempts.is_too_slow_to_answer(started.elapsed()) {
-                return Err(self.file.upstream_error(self.file.attempts.too_slow()).into());
+            if self.file.download.attempts.is_too_slow_to_answer(started.elapsed()) {
+                return Err(self.file.upstream_error(self.file.download.attempts.too_slow()).into());
             }
             let error = match answered {
                 Ok(incoming) => return Ok(incoming),
                 Err(error) => error,
             };
-            if self.file.attempts.may_refresh_url(&error.fault) {
+            if self.file.download.attempts.may_refresh_url(&error.fault) {
                 let refreshed = self.refreshed_set(&error).await?;
                 self.is_deleted_version = refreshed.confirmed.gone;
                 self.file.url = refreshed.current.document.archive_url.clone();
@@ -172,7 +182,10 @@ impl ArchiveRequest {
             refreshed => refreshed?.value,
         };
         if refreshed.current.document.shasum != self.set.document.shasum {
-            return Err(Error::Interrupted(format!("{}: upstream has replaced it meanwhile", self.file.subject)));
+            return Err(Error::Interrupted(format!(
+                "{}: upstream has replaced it meanwhile",
+                self.file.download.subject
+            )));
         }
         Ok(refreshed)
     }
@@ -194,7 +207,7 @@ impl ArchiveRequest {
             tracing::error!(package = %self.package, %error, "a proof set could not be marked for revalidation");
         }
         let verdict = format!("its bytes have SHA-256 {actual}, and its verified SHA256SUMS say {expected}");
-        let subject = format!("{} from {}", self.file.subject, origin(&self.set.document.archive_url));
+        let subject = format!("{} from {}", self.file.download.subject, origin(&self.set.document.archive_url));
         Error::Unverified { subject, verdict, instead: None }
     }
 

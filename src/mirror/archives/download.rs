@@ -19,7 +19,7 @@ use crate::mirror::archives::archive_request::{
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::{Reservation, StoredArchive};
-use crate::store::{FileBytes, PieceReader, READ_BUFFER_BYTES, ReadShare, Staged, StoreError};
+use crate::store::{FileBytes, PieceReader, READ_BUFFER_BYTES, ReadShare, ResumeNote, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::{IncomingFile, Validators};
 
@@ -51,7 +51,7 @@ impl<S: DownloadSource> Download<'_, S> {
     /// Downloads until everything is staged.
     pub async fn run(mut self) -> Result<Staged, Error> {
         let (library, limit) = (self.library, self.library.runtime.limits.archive_bytes);
-        let subject = self.source.file().subject.clone();
+        let subject = self.source.state().subject.clone();
         let mut staged = self.stage().await?;
         loop {
             let before =
@@ -68,28 +68,29 @@ impl<S: DownloadSource> Download<'_, S> {
                 answered = self.source.send(before.bytes, &validators) => answered?,
                 reason = ListedFill::until_over_limit(self.listed_fill, &subject) => return Err(reason),
             };
-            let length = match self.source.file().attempts.compare_length(before, incoming.body_offset, incoming.length)
-            {
-                LengthAgreement::Length(length) => length,
-                LengthAgreement::StartOver => {
-                    staged = self.start_over(staged).await?;
-                    if incoming.body_offset > 0 {
-                        continue;
+            let length =
+                match self.source.state().attempts.compare_length(before, incoming.body_offset, incoming.length) {
+                    LengthAgreement::Length(length) => length,
+                    LengthAgreement::StartOver => {
+                        staged = self.start_over(staged).await?;
+                        if incoming.body_offset > 0 {
+                            continue;
+                        }
+                        incoming.length
                     }
-                    incoming.length
-                }
-                LengthAgreement::Never { sent_to_clients, announced_length } => {
-                    library.discard_staged(staged).await?;
-                    return Err(length_mismatch(&incoming, sent_to_clients, announced_length));
-                }
-            };
+                    LengthAgreement::Never { sent_to_clients, announced_length } => {
+                        library.discard_staged(staged).await?;
+                        return Err(length_mismatch(&incoming, sent_to_clients, announced_length));
+                    }
+                };
             if length.is_some_and(|length| length > limit) {
                 return Err(incoming.upstream_error(Fault::TooLarge(limit)).into());
             }
             // For the whole length, before any client gets a byte.
             let bytes = length.unwrap_or(self.expected_bytes).max(staged.written());
-            let (returned, reserved) =
-                library.reserve_staging_space(self.reservation, staged, &incoming, length, bytes).await?;
+            let Validators { etag, last_modified } = incoming.validators.clone();
+            let note = ResumeNote { etag, last_modified, length };
+            let (returned, reserved) = library.reserve_staging_space(self.reservation, staged, note, bytes).await?;
             staged = returned;
             if let Err(reason) = reserved {
                 // Bytes of an earlier run can be resumed once there is space. An empty file is useless.
@@ -99,7 +100,7 @@ impl<S: DownloadSource> Download<'_, S> {
                 return Err(reason.into());
             }
             if let Some(progress) = self.progress {
-                self.source.file().attempts.announce(length);
+                self.source.state().attempts.announce(length);
                 let (bytes, written) = (staged.bytes(), staged.written());
                 progress.send_replace(FillProgress::Streaming { bytes, written, length });
             }
@@ -121,7 +122,7 @@ impl<S: DownloadSource> Download<'_, S> {
                 }
                 ConnectionEnd::Broken(error) => {
                     let offset = staged.written();
-                    self.source.file().handle_break(error, offset.saturating_sub(before.bytes), offset).await?;
+                    self.source.state().handle_break(error, offset.saturating_sub(before.bytes), offset).await?;
                 }
             }
         }
@@ -163,7 +164,7 @@ impl<S: DownloadSource> Download<'_, S> {
         started.ok()?;
         let growing = length.is_none().then_some(&mut *self.reservation);
         let read = tokio::select! {
-            read = read(self.library, &mut incoming, &mut self.source.file().attempts, growing, pieces) => read,
+            read = read(self.library, &mut incoming, &mut self.source.state().attempts, growing, pieces) => read,
             reason = ListedFill::until_over_limit(self.listed_fill, subject) => Err(ConnectionEnd::Failed(reason)),
         };
         let (staged, written) = ended.await.ok()?;

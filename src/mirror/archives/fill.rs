@@ -143,9 +143,9 @@ impl Fill {
             return Err(self.request.wrong_digest_error(actual).await);
         }
         let (bytes, size_bytes) = (staged.bytes(), staged.written());
-        let ArchiveRequest { package, set, file: FileRequest { call, subject, .. }, .. } = &self.request;
+        let ArchiveRequest { package, set, file: FileRequest { call, download, .. }, .. } = &self.request;
         let verified = Verified::by_digest(staged, actual, expected).map_err(|verdict| Error::Unverified {
-            subject: subject.clone(),
+            subject: download.subject.clone(),
             verdict: verdict.to_string(),
             instead: None,
         })?;

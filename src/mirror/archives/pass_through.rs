@@ -102,10 +102,13 @@ impl PassThrough {
             let may_begin = self.length.unwrap_or(self.received) > SMALL_ARCHIVE_BYTES;
             if may_begin && self.length.is_none() && !call.takes_unknown_length {
                 let reason = "upstream does not say how long it is, this mirror cannot store it, and a client of HTTP/1.0 could not tell a part of it from the whole";
-                return Err(Error::Busy { subject: self.request.file.subject.clone(), reason: reason.to_owned() });
+                return Err(Error::Busy {
+                    subject: self.request.file.download.subject.clone(),
+                    reason: reason.to_owned(),
+                });
             }
             if may_begin {
-                self.request.file.attempts.announce(self.length);
+                self.request.file.download.attempts.announce(self.length);
                 let length = self.length;
                 return Ok(Archive::PassedThrough { passing: Box::new(self), length });
             }
@@ -159,8 +162,9 @@ impl PassThrough {
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             let ArchiveRequest { archives, file, .. } = &mut self.request;
-            let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(file.subject.clone()))?;
-            let error = match next_piece(&archives.library, incoming, &mut file.attempts, self.received).await {
+            let incoming = self.incoming.as_mut().ok_or_else(|| Error::Interrupted(file.download.subject.clone()))?;
+            let error = match next_piece(&archives.library, incoming, &mut file.download.attempts, self.received).await
+            {
                 Ok(Some(piece)) => {
                     self.received += piece.len() as u64;
                     if self.length.is_some_and(|length| self.received > length) {
@@ -183,18 +187,22 @@ impl PassThrough {
     async fn resume(&mut self, broken: UpstreamError) -> Result<(), Error> {
         self.request
             .file
+            .download
             .handle_break(broken, self.received.saturating_sub(self.received_before), self.received)
             .await?;
         loop {
             let incoming = self.request.send(self.received, &self.validators).await?;
             let before = PartialDownload { bytes: self.received, length: self.length };
-            let agreed = self.request.file.attempts.compare_length(before, incoming.body_offset, incoming.length);
+            let agreed =
+                self.request.file.download.attempts.compare_length(before, incoming.body_offset, incoming.length);
             let length = match agreed {
                 LengthAgreement::Length(length) if incoming.body_offset == self.received => length,
                 LengthAgreement::Never { sent_to_clients, announced_length } => {
                     return Err(length_mismatch(&incoming, sent_to_clients, announced_length));
                 }
-                LengthAgreement::StartOver if self.request.file.attempts.announced == AnnouncedLength::Nothing => {
+                LengthAgreement::StartOver
+                    if self.request.file.download.attempts.announced == AnnouncedLength::Nothing =>
+                {
                     self.restart();
                     if incoming.body_offset > 0 {
                         continue;

@@ -14,7 +14,6 @@ use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
 use crate::store::{Durability, IndexEntry, IndexedName, Key, ResumeNote, Staged, StoreError};
-use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::{PackageLimits, PackedTree, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
@@ -230,13 +229,12 @@ impl Library {
         Ok(Ok(archive))
     }
 
-    /// Reserves `bytes` in total and records the validators for a resume. The inner result reports a lack of space.
+    /// Reserves `bytes` in total and records the note for a resume. The inner result reports a lack of space.
     pub async fn reserve_staging_space(
         self: &Arc<Self>,
         reservation: &mut Reservation,
         mut staged: Staged,
-        incoming: &IncomingFile,
-        length: Option<u64>,
+        note: ResumeNote,
         bytes: u64,
     ) -> Result<(Staged, Result<(), StoreError>), Error> {
         match self.reserve(reservation, bytes).await {
@@ -244,8 +242,6 @@ impl Library {
             Err(Error::Store(no_room)) => return Ok((staged, Err(no_room))),
             Err(error) => return Err(error),
         }
-        let Validators { etag, last_modified } = incoming.validators.clone();
-        let note = ResumeNote { etag, last_modified, length };
         self.on_disk(move |library| {
             let remembered = match staged.remember(note.clone(), bytes) {
                 Err(full) if full.is_full() => {
