@@ -1,16 +1,23 @@
-//! Checks the database of a fleet: as a replica would use it, without changing anything.
+//! Checks the database and the bucket of a fleet, as a replica would use them. Nothing changes but an object of the doctor's own, which goes
+//! again.
+
+use std::time::Duration;
 
 use super::{Check, in_time};
 use crate::clock::Timestamp;
-use crate::config::Fleet;
+use crate::config::{Fleet, Network};
+use crate::fleet::bucket::Bucket;
 use crate::fleet::database::{Database, DatabaseError, MAX_CONNECTIONS, SettingsError};
-use crate::fleet::examine::{SchemaFacts, ServerFacts, check_log, schema_facts, server_facts};
+use crate::fleet::examine::{BucketFacts, SchemaFacts, ServerFacts, check_log, schema_facts, server_facts, try_bucket};
 use crate::fleet::schema::{self, SchemaError};
 use secrecy::ExposeSecret as _;
 
 const DATABASE: &str = "fleet.database";
 const SCHEMA: &str = "fleet.schema";
 const RIGHTS: &str = "fleet.rights";
+const BUCKET: &str = "fleet.bucket";
+/// The time for all that tries the bucket.
+const BUCKET_TIMEOUT: Duration = Duration::from_secs(30);
 /// The SQLSTATE of a right that is missing.
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
 /// The oldest version of PostgreSQL that has what larder asks for.
@@ -24,8 +31,43 @@ const LOG_ADVICE: &str = "the role must be allowed to call pg_control_system, pg
 const MIGRATE_ADVICE: &str = "run larder fleet migrate --serve-as ROLE, with the URL of the role that owns the schema and the ROLE of the \
      replicas";
 
+/// Connects to the database and the bucket as a replica does.
+pub(super) async fn check(fleet: &Fleet, network: &Network, now: Timestamp) -> Vec<Check> {
+    let (mut checks, of_bucket) = tokio::join!(check_database(fleet, now), check_bucket(fleet, network));
+    checks.extend(of_bucket);
+    checks
+}
+
+async fn check_bucket(fleet: &Fleet, network: &Network) -> Vec<Check> {
+    let bucket = match Bucket::new(fleet, network) {
+        Ok(bucket) => bucket,
+        Err(error) => {
+            return vec![
+                Check::fail(BUCKET, error.to_string()).advise("mend bucket, endpoint or bucket_key in [fleet]"),
+            ];
+        }
+    };
+    match tokio::time::timeout(BUCKET_TIMEOUT, try_bucket(&bucket)).await {
+        Ok(Ok(BucketFacts { checks_bytes: true })) => {
+            let finding = format!("{} takes, sends and removes objects, and checks their bytes", bucket.place());
+            vec![Check::passed(BUCKET, finding)]
+        }
+        Ok(Ok(BucketFacts { checks_bytes: false })) => {
+            let finding = format!("{} takes bytes that changed on the way", bucket.place());
+            let advice = "larder verifies what comes from it, and fetches such an archive again; an object store that checks the \
+                 x-amz-checksum-sha256 of a request saves that";
+            vec![Check::warn(BUCKET, finding).advise(advice)]
+        }
+        Ok(Err(error)) => vec![Check::fail(BUCKET, error.to_string()).advise(error.remedy())],
+        Err(_) => vec![
+            Check::fail(BUCKET, format!("{} does not respond in time", bucket.place()))
+                .advise("check endpoint in [fleet] and the network"),
+        ],
+    }
+}
+
 /// Connects to the database as a replica does, and checks its server, its schema and the rights of the role.
-pub(super) async fn check(fleet: &Fleet, now: Timestamp) -> Vec<Check> {
+async fn check_database(fleet: &Fleet, now: Timestamp) -> Vec<Check> {
     let fleet = fleet.clone();
     let checks = in_time(move || match checks_of(&fleet, now) {
         Ok(checks) => checks,

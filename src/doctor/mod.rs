@@ -41,7 +41,7 @@ pub async fn examine(reading: ConfigReading, mut report: impl FnMut(Check)) {
     let can_start = configuration_checks.iter().all(|check| check.verdict != CheckResult::Fail);
     configuration_checks.into_iter().for_each(&mut report);
     if let Some(fleet) = &config.fleet {
-        check_fleet(fleet).await.into_iter().for_each(&mut report);
+        check_fleet(fleet, &config.network).await.into_iter().for_each(&mut report);
     }
     let folder = config.store.path.clone();
     let Some(store) = in_time(move || Store::examine(&folder)).await else {
@@ -108,12 +108,12 @@ async fn examine_despite(problems: &Problems, config: &Config, mut report: impl 
 }
 
 #[cfg(feature = "fleet")]
-async fn check_fleet(fleet: &config::Fleet) -> Vec<Check> {
-    fleet::check(fleet, Clock::system().now()).await
+async fn check_fleet(fleet: &config::Fleet, network: &config::Network) -> Vec<Check> {
+    fleet::check(fleet, network, Clock::system().now()).await
 }
 
 #[cfg(not(feature = "fleet"))]
-async fn check_fleet(_: &config::Fleet) -> Vec<Check> {
+async fn check_fleet(_: &config::Fleet, _: &config::Network) -> Vec<Check> {
     let finding = "not checked: this larder was built without the feature fleet";
     vec![Check::warn("fleet.database", finding).advise("build it with cargo build --features fleet")]
 }

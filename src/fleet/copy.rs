@@ -75,6 +75,11 @@ impl CopiedRecords {
         Ok(Self { local, index, shared, groups, feed, following, turns, unknown })
     }
 
+    /// The records in the database.
+    pub fn shared(&self) -> Arc<DatabaseRecords> {
+        Arc::clone(&self.shared)
+    }
+
     /// The news of other replicas.
     pub fn feed(&self) -> &Arc<Feed> {
         &self.feed
@@ -145,7 +150,8 @@ impl CopiedRecords {
                 ControlFlow::Continue(())
             })?;
         }
-        for SharedRecord { key, at, size_bytes, written, body, hash, name } in delta.records {
+        for SharedRecord { key, at, size_bytes, written, body, hash, name, objects } in delta.records {
+            objects.iter().for_each(|(digest, object)| self.index.note_object(digest, Some(object)));
             let path = key.path();
             let Some(size_bytes) = size_bytes else {
                 changes.push(removal(key));
@@ -381,7 +387,11 @@ impl Records for CopiedRecords {
                     None => drop(self.groups.of(&group.as_ref()).make_old(&group)),
                 },
                 (None, Ok(_)) => return Ok(ReadOutcome::Absent),
-                // Nobody knows that it is absent.
+                // Nobody knows that it is absent. Where a killed process left no notes of a group, a file is its last record.
+                (None, Err(error)) if self.index.copied_moment(&group)?.is_none() => match self.local.read(key)? {
+                    ReadOutcome::Intact(body) => return Ok(ReadOutcome::Intact(body)),
+                    _ => return Err(error),
+                },
                 (None, Err(error)) => return Err(error),
             }
         }

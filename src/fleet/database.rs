@@ -21,6 +21,7 @@ use tokio_postgres::{Client, Config};
 use url::form_urlencoded;
 
 use super::tls::DatabaseTls;
+use super::trouble::Trouble;
 use crate::config;
 use crate::store::StoreError;
 use crate::upstream::clients::ConnectorError;
@@ -118,8 +119,7 @@ pub struct Database {
 #[derive(Debug)]
 struct Health {
     answered: Instant,
-    /// While it does not: the time until which it is left alone, and the last failure.
-    trouble: Option<(Instant, DatabaseError)>,
+    trouble: Trouble<DatabaseError>,
 }
 
 impl fmt::Debug for Database {
@@ -159,7 +159,7 @@ impl Database {
         let (pool, apart) = (pool_of(primary.clone(), MAX_CONNECTIONS - 1)?, pool_of(primary, 1)?);
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("larder-database").enable_all().build()?;
-        let health = Health { answered: Instant::now(), trouble: None };
+        let health = Health { answered: Instant::now(), trouble: Trouble::new(LEFT_ALONE) };
         let waiting = Semaphore::new(MAX_WAITING);
         Ok(Self { pool, apart, runtime: Some(runtime), waiting, health: Mutex::new(health) })
     }
@@ -194,7 +194,7 @@ impl Database {
     /// # Errors
     /// The reason why it did not.
     pub fn admit(&self) -> Result<(), DatabaseError> {
-        self.health.lock().admit(Instant::now())
+        self.health.lock().trouble.admit(Instant::now())
     }
 
     /// Runs `step` like [`Database::run`], on one of the lines.
@@ -342,25 +342,12 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 impl Health {
-    /// Lets a caller through, unless the database did not answer a moment ago. Of all that come afterwards, one is let through
-    /// each second.
-    fn admit(&mut self, now: Instant) -> Result<(), DatabaseError> {
-        match &mut self.trouble {
-            Some((until, error)) if now < *until => Err(error.clone()),
-            Some((until, _)) => {
-                *until = now + LEFT_ALONE;
-                Ok(())
-            }
-            None => Ok(()),
-        }
-    }
-
     /// Records the end of a step; returns true while the database does not answer. The log says when that begins and ends.
     fn record(&mut self, failed: Option<&DatabaseError>, now: Instant) -> bool {
         match failed {
             None | Some(DatabaseError::Refused { .. }) => {
                 self.answered = now;
-                if self.trouble.take().is_some() {
+                if self.trouble.end() {
                     tracing::info!("the database answers again");
                 }
                 if let Some(error) = failed {
@@ -370,13 +357,13 @@ impl Health {
             // A step may be slow for its own sake, while others are answered.
             Some(DatabaseError::Slow(_)) if now.duration_since(self.answered) < STEP_TIMEOUT => {}
             Some(error @ (DatabaseError::Unreachable(_) | DatabaseError::Slow(_))) => {
-                if self.trouble.replace((now + LEFT_ALONE, error.clone())).is_none() {
+                if self.trouble.note(error.clone(), now) {
                     tracing::error!(%error, "the database does not answer; what is here is served meanwhile");
                 }
             }
             Some(DatabaseError::Busy | DatabaseError::Broken(_)) => {}
         }
-        self.trouble.is_some()
+        self.trouble.is_here()
     }
 }
 
@@ -445,17 +432,20 @@ mod tests {
     fn a_database_that_does_not_answer_is_tried_once_a_second() {
         let start = Instant::now();
         let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
-        let mut health = Health { answered: start, trouble: None };
+        let mut health = Health { answered: start, trouble: Trouble::new(LEFT_ALONE) };
         let unreachable = DatabaseError::Unreachable("connection refused".into());
         health.record(Some(&unreachable), at(0));
-        assert!(matches!(health.admit(at(999)), Err(DatabaseError::Unreachable(_))));
-        assert!(health.admit(at(1000)).is_ok() && health.admit(at(1000)).is_err(), "two probes at once");
+        assert!(matches!(health.trouble.admit(at(999)), Err(DatabaseError::Unreachable(_))));
+        assert!(
+            health.trouble.admit(at(1000)).is_ok() && health.trouble.admit(at(1000)).is_err(),
+            "two probes at once"
+        );
         health.record(None, at(1001));
-        assert!(health.admit(at(1002)).is_ok() && health.admit(at(1002)).is_ok());
+        assert!(health.trouble.admit(at(1002)).is_ok() && health.trouble.admit(at(1002)).is_ok());
         // Slow for its own sake, while others are answered.
         health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(2000));
-        assert!(health.admit(at(2001)).is_ok());
+        assert!(health.trouble.admit(at(2001)).is_ok());
         health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(2502));
-        assert!(matches!(health.admit(at(2503)), Err(DatabaseError::Slow(_))));
+        assert!(matches!(health.trouble.admit(at(2503)), Err(DatabaseError::Slow(_))));
     }
 }

@@ -1,8 +1,15 @@
-//! The facts about the database of a fleet that a replica depends on. Changes nothing.
+//! The facts about the database and the bucket of a fleet that a replica depends on. What tries the bucket removes what it put there;
+//! nothing else changes.
 
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
 use tokio_postgres::types::Type;
 
+use super::bucket::{Bucket, BucketError, ObjectName, PART_BYTES};
 use super::database::{Database, DatabaseError};
+use crate::digest::Digest;
+use crate::upstream::buckets::{BucketFault, BucketTrouble};
+use crate::verify::Verified;
 
 /// The tables and views of the schema, with what the role that serves must be allowed, and what it must not be.
 const RIGHTS: [(&str, &[&str], &[&str]); 12] = [
@@ -93,6 +100,64 @@ pub fn server_facts(database: &Database) -> Result<ServerFacts, DatabaseError> {
 pub fn check_log(database: &Database) -> Result<(), DatabaseError> {
     let ask = "select place, data, inserted, flushed from larder.here";
     database.run(move |client| Box::pin(async move { client.query_typed(ask, &[]).await.map(drop) }))
+}
+
+/// The size of the object that tries a bucket, in bytes: one part, and a byte.
+const PROBE_BYTES: usize = PART_BYTES as usize + 1;
+
+/// What a bucket showed.
+#[derive(Debug)]
+pub struct BucketFacts {
+    /// True if it refuses bytes that change on the way.
+    pub checks_bytes: bool,
+}
+
+/// Tries what a replica asks of a bucket: an object whole and in parts, a range of it, its removal, an upload that is given up.
+///
+/// # Errors
+/// The first request that it does not fulfil.
+pub async fn try_bucket(bucket: &Bucket) -> Result<BucketFacts, BucketError> {
+    let bytes = Bytes::from(vec![b'?'; PROBE_BYTES]);
+    let (digest, wrong) = (Digest::of(&bytes), "answer with the bytes that it was sent");
+    let broken = |said: &str| {
+        let fault = BucketFault { trouble: BucketTrouble::WrongBytes, said: said.to_owned() };
+        bucket.failed(wrong, fault)
+    };
+    let name = || ObjectName::new(&digest).map_err(|_| broken("this system returns no random bytes"));
+    let proof = Verified::by_digest((), digest, digest).map_err(|_| broken("a digest is not itself"))?;
+    let (small, whole) = (bytes.slice(..100), name()?);
+    bucket.put(&whole, small.clone(), &proof).await?;
+    let read = async {
+        let arriving = bucket.get(&whole, 40).await?;
+        let pieces: Vec<Bytes> = arriving.bytes.try_collect().await?;
+        let is_right = arriving.length == 100 && pieces.concat() == small[40..];
+        if is_right { Ok(()) } else { Err(broken("a range has other bytes")) }
+    };
+    let read = read.await;
+    // What was tried goes, whatever it showed.
+    let removed = bucket.delete(&whole).await;
+    read.and(removed)?;
+    let (in_parts, given_up) = (name()?, name()?);
+    let partial = bucket.begin(&in_parts).await?;
+    let completed = async {
+        let first = bucket.put_part(&partial, 0, bytes.slice(..PART_BYTES as usize)).await?;
+        let last = bucket.put_part(&partial, 1, bytes.slice(PART_BYTES as usize..)).await?;
+        bucket.complete(&partial, &[first, last], &proof).await
+    };
+    if let Err(error) = completed.await {
+        bucket.abort(&partial).await?;
+        return Err(error);
+    }
+    let length = bucket.length(&in_parts).await;
+    bucket.delete(&in_parts).await?;
+    if length? != bytes.len() as u64 {
+        return Err(broken("an object in parts has another length"));
+    }
+    bucket.abort(&bucket.begin(&given_up).await?).await?;
+    let spoilt = name()?;
+    let checks_bytes = bucket.put_spoilt(&spoilt, small).await.is_err();
+    bucket.delete(&spoilt).await?;
+    Ok(BucketFacts { checks_bytes })
 }
 
 /// Asks which rights the role has in the schema.

@@ -1,15 +1,22 @@
 //! A fleet: larders on many machines that share one store. PostgreSQL has the records, and decides what was first.
 //!
 //! This folder has the connection to the database, its schema, the records in it, and the copy of them that each
-//! replica keeps. The bucket is not built yet, so no larder starts as a replica.
+//! replica keeps; and the bucket, which keeps the archives. What is not built yet: archives that a bucket refuses are
+//! not kept for later, and two replicas may fetch the same archive at once.
 
+pub mod archives;
+pub mod bucket;
 pub mod copy;
 pub mod database;
 pub mod examine;
 pub mod feed;
 mod groups;
+pub mod identity;
 pub mod life;
+mod objects;
+pub mod open;
 pub mod records;
 pub mod replicas;
 pub mod schema;
 mod tls;
+mod trouble;

@@ -72,7 +72,11 @@ const DELTA: &str = concat!(
     "select g.gen, r.path, r.gen, octet_length(r.body)::int8, extract(epoch from r.written)::int8,
     case when $6 and octet_length(r.body) <= 65536
         and sum(octet_length(r.body)) over (order by r.gen, r.path) <= 1048576 then r.body end,
-    r.entry, r.hash
+    r.entry, r.hash,
+    case when r.entry is not null then (
+        select string_agg(encode(n.sha256, 'hex') || ' ' || b.object, ' ') from larder.name_archive n
+        join larder.blob b on b.sha256 = n.sha256 where n.path = r.path
+    ) end
 from (select from ",
     in_known_life!(),
     ") one left join larder.grp g on g.grp = $4
@@ -164,6 +168,8 @@ pub struct SharedRecord {
     pub hash: Option<u64>,
     /// Of a name: what it lists.
     pub name: Option<IndexedName>,
+    /// Of a name: the objects of its archives in the bucket.
+    pub objects: Vec<(Digest, String)>,
 }
 
 /// The transactions that are visible at a moment.
@@ -289,7 +295,7 @@ impl DatabaseRecords {
 
     /// Runs a query whose first three parameters are the life, and those given follow. Returns its rows and the life; asks for the life again where they are
     /// none, which is the answer of another life.
-    fn rows_in_life<const N: usize>(
+    pub(super) fn rows_in_life<const N: usize>(
         &self,
         line: Line,
         sql: &'static str,
@@ -367,6 +373,7 @@ impl DatabaseRecords {
                     body: row.get(5),
                     hash: number(row, 7),
                     name: row.get::<_, Option<&[u8]>>(6).and_then(IndexedName::decode),
+                    objects: row.get::<_, Option<&str>>(8).map(objects_in).unwrap_or_default(),
                 })
             };
             let extent = if since.is_some() { Extent::Changes } else { Extent::Whole };
@@ -675,13 +682,13 @@ impl Records for DatabaseRecords {
 }
 
 /// A parameter, and its type.
-type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
+pub(super) type Parameter = (Box<dyn ToSql + Sync + Send>, Type);
 
 pub(super) fn text(value: String) -> Parameter {
     (Box::new(value), Type::TEXT)
 }
 
-fn number8(value: i64) -> Parameter {
+pub(super) fn number8(value: i64) -> Parameter {
     (Box::new(value), Type::INT8)
 }
 
@@ -710,6 +717,13 @@ fn range_below(folder: &Path) -> (String, String) {
     let folder = text_of(folder);
     // The character after a slash.
     (format!("{folder}/"), format!("{folder}0"))
+}
+
+/// The archives and their objects in a text that alternates between both.
+fn objects_in(text: &str) -> Vec<(Digest, String)> {
+    let words: Vec<&str> = text.split(' ').collect();
+    let pair = |pair: &[&str]| Some((Digest::parse(pair.first()?).ok()?, (*pair.get(1)?).to_owned()));
+    words.chunks(2).filter_map(pair).collect()
 }
 
 fn artifact_at(path: &str) -> Option<Artifact> {

@@ -9,6 +9,9 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 
 use super::disk::{self, Quarantine};
@@ -25,6 +28,48 @@ pub trait Archives: fmt::Debug + Send + Sync {
     /// # Errors
     /// They are not kept: the archive must not get a name.
     fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError>;
+
+    /// Removes what no archive needs, where the larder keeps them. Blocks.
+    ///
+    /// # Errors
+    /// The place does not answer. The next sweep tries again.
+    fn sweep(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// The archives that many larders share; `None` where the files on this machine are all.
+    fn shared(&self) -> Option<&dyn SharedArchives> {
+        None
+    }
+}
+
+/// Archives that many larders share. A file on this machine is a copy of one.
+pub trait SharedArchives: Send + Sync {
+    /// The place that keeps them, for messages.
+    fn place(&self) -> String;
+
+    /// The object that has the bytes of an archive; `None` if there is none, or if it was found to have others. Blocks.
+    ///
+    /// # Errors
+    /// Nobody knows.
+    fn object(&self, digest: &Digest) -> Result<Option<String>, StoreError>;
+
+    /// The bytes of an object, from byte `from` on. Nobody has verified them.
+    ///
+    /// # Errors
+    /// The place does not send them.
+    fn fetch(&self, digest: Digest, object: &str, from: u64) -> BoxFuture<'static, Result<ArrivingBytes, StoreError>>;
+
+    /// Notes that an object has other bytes than its archive: the next archive that is secured takes its place.
+    fn contradicts(&self, digest: Digest, object: &str);
+}
+
+/// Bytes that arrive.
+pub struct ArrivingBytes {
+    /// The length of the whole archive, in bytes.
+    pub length: u64,
+    /// The bytes, from the requested one on.
+    pub bytes: BoxStream<'static, Result<Bytes, StoreError>>,
 }
 
 /// Archives that are kept on this machine: publishing makes them durable.

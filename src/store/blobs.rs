@@ -34,6 +34,19 @@ impl FileBytes {
         let _ = self.file.sync_data();
     }
 
+    /// Reads `length` bytes from byte `from` on, in a blocking task.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is shorter.
+    pub async fn part(&self, from: u64, length: u64) -> io::Result<Bytes> {
+        let (file, length) = (Arc::clone(&self.file), usize::try_from(length).map_err(io::Error::other)?);
+        let read = move || {
+            let mut part = vec![0; length];
+            file.read_exact_at(&mut part, from).map(|()| Bytes::from(part))
+        };
+        tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
+    }
+
     /// Hashes the whole file as it is on disk now. Blocks.
     pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
         let mut hasher = FastHasher::new();

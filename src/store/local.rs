@@ -31,6 +31,11 @@ pub struct Local {
 
 const MAX_SAME_NAME: u32 = 1000;
 
+/// The note of the fleet, in the folder of this version's files.
+fn fleet_note(root: &Path) -> PathBuf {
+    root.join("fleet")
+}
+
 impl Local {
     /// Opens a store folder with the records in it; creates it if absent.
     ///
@@ -154,6 +159,37 @@ impl Local {
             written => written?,
         }
         Ok(secret)
+    }
+
+    /// The fleet whose replica a store folder is, as it was noted; `None` for another folder.
+    ///
+    /// # Errors
+    /// The note cannot be read.
+    pub fn fleet_of(folder: &Path) -> Result<Option<String>, StoreError> {
+        let note = disk::read(&fleet_note(&folder.join("v1")))?.and_then(|note| String::from_utf8(note).ok());
+        Ok(note.map(|note| note.trim().to_owned()).filter(|note| !note.is_empty()))
+    }
+
+    /// Notes durably that this is the folder of a replica of a fleet.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn note_fleet(&self, id: &str) -> Result<(), StoreError> {
+        self.check()?;
+        let (note, temp) = (fleet_note(self.root()), self.root().join("fleet.new"));
+        disk::write_new(&temp, &[id.as_bytes(), b"\n"], Durability::Synced)?;
+        disk::rename(&temp, &note)?;
+        disk::sync_folder_of(&note)
+    }
+
+    /// Makes `token` the bearer token of the admin listener, so that commands on this machine find it.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn set_admin_token(&self, token: &str) -> Result<(), StoreError> {
+        self.lock.check()?;
+        let path = Store::token_file(self.folder());
+        if disk::read_secret(&path)?.as_deref() == Some(token) { Ok(()) } else { disk::write_secret(&path, token) }
     }
 
     /// Stores a receipt durably, and returns its path.

@@ -5,6 +5,7 @@
 //! DIR/archive-url-key             the key of signed archive URLs, where clients authenticate (mode 0600)
 //! DIR/v1/lock                     locked before anything is read, swept or moved; names the owner's listeners
 //! DIR/v1/format                   the newest format ever written here
+//! DIR/v1/fleet                    the id of the fleet, in the folder of a replica
 //! DIR/v1/blobs/sha256/ab/abcd…    archives: complete, immutable, named by digest
 //! DIR/v1/names/HOST/…json         address -> current digest and earlier ones
 //! DIR/v1/documents/HOST/…         documents as upstream sent them, and proof sets
@@ -41,7 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::archives::OnThisMachine;
-pub use self::archives::{Archives, LocalArchives};
+pub use self::archives::{Archives, ArrivingBytes, LocalArchives, SharedArchives};
 pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::contact::{Contact, Standing, Unreached};
 pub use self::disk::DiskSpace;
@@ -84,6 +85,11 @@ impl Store {
     pub fn open(folder: &Path, now: Timestamp) -> Result<Self, StoreError> {
         let (local, records) = Local::open(folder, now)?;
         Ok(Self::assemble(Box::new(records), Box::new(OnThisMachine), local))
+    }
+
+    /// The folder and its records, without the place of its archives: for a store of other parts.
+    pub fn into_folder(self) -> (Local, Box<dyn Records>) {
+        (self.local, self.records)
     }
 
     /// A store of these parts.
@@ -180,6 +186,16 @@ pub enum StoreError {
     /// The records that all replicas share cannot be read or written.
     #[error("the records of the fleet cannot be reached: {0}")]
     Unreachable(String),
+    /// The place of the archives that all replicas share does not take or send them.
+    #[error("{said}")]
+    Bucket {
+        /// The kind of trouble, in a word.
+        trouble: &'static str,
+        /// What was attempted, and what came back.
+        said: String,
+        /// The remedy for the operator.
+        remedy: &'static str,
+    },
     /// A pass of eviction did not end as it should.
     #[error("no room could be made in the store: {0}")]
     NotEvicted(&'static str),
@@ -256,6 +272,7 @@ impl StoreError {
             },
             Self::Busy(_) => "try again in a moment",
             Self::Unreachable(_) => "check the database of the fleet; larder continues by itself",
+            Self::Bucket { remedy, .. } => remedy,
             Self::Locked(_) => "stop the other larder, or give this one a [store] path of its own",
             Self::Newer { .. } => "run the larder that wrote the store, or a newer one",
             Self::NotEvicted(_) => "check whether the disk of the store is very slow; the log of larder may say more",
@@ -270,6 +287,7 @@ impl StoreError {
                 self.to_string()
             }
             Self::Io { source, .. } => source.kind().to_string(),
+            Self::Bucket { trouble, .. } => format!("the bucket of the fleet is in trouble ({trouble})"),
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),
         }
     }

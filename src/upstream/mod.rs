@@ -2,6 +2,8 @@
 //! store nor larder's own URLs.
 
 pub mod backoff;
+#[cfg(feature = "fleet")]
+pub mod buckets;
 mod client_json;
 pub mod clients;
 mod credential_scope;

@@ -4,6 +4,7 @@ pub mod archive_request;
 pub mod download;
 pub mod fill;
 pub mod pass_through;
+mod recall;
 pub mod unattended;
 pub mod unpacked;
 pub mod verified_open;
@@ -172,7 +173,7 @@ impl Archives {
         {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));
         }
-        if self.runtime.connectivity() == Connectivity::Offline && !self.library.file_is_local(digest).await? {
+        if self.runtime.connectivity() == Connectivity::Offline && !self.library.file_is_at_hand(digest).await? {
             return Err(self.library.missing_error(package, subject, call).await);
         }
         if call.effects() == Effects::None {

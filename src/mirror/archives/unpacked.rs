@@ -62,7 +62,7 @@ impl UnpackedProviders {
         if let Some(tree) = library.on_disk(move |library| library.sealed_tree(&wanted, &digest)).await? {
             return Ok((tree, false));
         }
-        let is_fetched = !library.file_is_local(digest).await?;
+        let is_fetched = !library.file_is_at_hand(digest).await?;
         let key = (package.clone(), digest);
         let if_task_dies = Err(Error::Interrupted(format!("unpacking {package}")));
         let work = || {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::address::Artifact;
 use crate::clock::Timestamp;
@@ -15,6 +16,7 @@ use crate::mirror::archives::Archive;
 use crate::mirror::counters::DamageFinding;
 use crate::mirror::effects::Effects;
 use crate::mirror::library::damage::unless_damaged;
+use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::{StoredArchive, default_if_store_unavailable};
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
@@ -27,6 +29,7 @@ pub struct VerifiedReader {
     pub runtime: Arc<Runtime>,
     pub library: Arc<Library>,
     check_flights: SingleFlights<Digest, SharedResult<Result<bool, Error>>>,
+    pub(super) recall_flights: SingleFlights<Digest, watch::Receiver<FillProgress>>,
     recently_used: TtlCache<Digest, ()>,
     small: SmallCopies,
 }
@@ -37,6 +40,7 @@ impl VerifiedReader {
             runtime,
             library,
             check_flights: SingleFlights::default(),
+            recall_flights: SingleFlights::default(),
             recently_used: TtlCache::default(),
             small: SmallCopies::default(),
         })
@@ -52,26 +56,43 @@ impl VerifiedReader {
         self.runtime.tasks.spawn_blocking(move || reader.library.file_used(&digest, now));
     }
 
-    /// Opens and checks a stored archive (promise 10). A missing or damaged one, the inner error, is for the caller to
-    /// fetch again. A failure to record it is only logged.
+    /// Opens and checks a stored archive (promise 10). One that is missing or damaged here comes from where all replicas keep it. Else
+    /// the inner error is for the caller, to fetch it again. A failure to record it is only logged.
     pub async fn open_stored(
         self: &Arc<Self>,
         artifact: impl Into<Artifact>,
         listed: &StoredArchive,
         call: &RequestContext,
     ) -> Result<Result<Archive, DamageFinding>, Error> {
-        let (digest, effects) = (listed.digest, call.effects());
-        let open = move |library: &Library| default_if_store_unavailable(library.open_file(&digest));
-        let opened = match self.library.on_disk(open).await? {
-            Some(blob) => self.checked(blob, listed, effects).await?.ok_or(DamageFinding::Damaged),
-            None => Err(DamageFinding::Missing),
-        };
-        match &opened {
-            _ if effects == Effects::None => {}
-            Ok(_) => self.record_use(digest, call.now),
-            Err(found) => self.give_up_file(&artifact.into(), listed, *found).await,
+        let artifact = artifact.into();
+        let mut opened = self.open_here(listed, call.effects()).await?;
+        if call.effects() == Effects::None {
+            return Ok(opened);
+        }
+        if let Err(found) = opened {
+            self.give_up_file(&artifact, listed, found).await;
+            if let Some(recalled) = self.recalled(&artifact, listed, call).await? {
+                opened = Ok(recalled);
+            }
+        }
+        if opened.is_ok() {
+            self.record_use(listed.digest, call.now);
         }
         Ok(opened)
+    }
+
+    /// Opens and checks an archive on this machine.
+    pub(super) async fn open_here(
+        self: &Arc<Self>,
+        listed: &StoredArchive,
+        effects: Effects,
+    ) -> Result<Result<Archive, DamageFinding>, Error> {
+        let digest = listed.digest;
+        let open = move |library: &Library| default_if_store_unavailable(library.open_file(&digest));
+        Ok(match self.library.on_disk(open).await? {
+            Some(blob) => self.checked(blob, listed, effects).await?.ok_or(DamageFinding::Damaged),
+            None => Err(DamageFinding::Missing),
+        })
     }
 
     /// Checks an open archive; `None` if it is damaged.

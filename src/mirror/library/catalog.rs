@@ -252,8 +252,8 @@ impl Library {
         Ok(pinned)
     }
 
-    /// True if this larder has an archive of a package: its name lists it. Its file may be missing on this machine, as
-    /// [`Library::is_local`] says. Blocks.
+    /// True if this larder has an archive of a package: its name lists it. Its bytes may be missing, as
+    /// [`Library::is_at_hand`] says. Blocks.
     pub fn is_stored(&self, artifact: impl Into<Artifact>, digest: &Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name_record(artifact)?.get(digest).is_some())
     }

@@ -75,7 +75,7 @@ impl Library {
         let _lock = self.catalog.digest_lock(&digest).lock();
         match opened {
             Some(opened) if !self.store.local.archives.quarantine_unless_replaced(&digest, opened)? => return Ok(None),
-            None if self.is_local(&digest)? => return Ok(None),
+            None if self.is_at_hand(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
         self.forget_file(&digest);
@@ -91,7 +91,7 @@ impl Library {
     pub fn is_superseded(&self, artifact: &Artifact, digest: &Digest) -> Result<bool, StoreError> {
         let name = self.catalog.name_record(artifact)?;
         for later in name.archives.iter().rev().take_while(|archive| archive.digest != *digest) {
-            if self.is_local(&later.digest)? {
+            if self.is_at_hand(&later.digest)? {
                 return Ok(true);
             }
         }
@@ -105,7 +105,7 @@ impl Library {
         let package = artifact.clone();
         let drop_lost = move |library: &Self| {
             let _lock = library.catalog.digest_lock(&digest).lock();
-            if library.is_local(&digest)? || !library.is_stored(&artifact, &digest)? {
+            if library.is_at_hand(&digest)? || !library.is_stored(&artifact, &digest)? {
                 return Ok(());
             }
             if let Artifact::Module(package) = &artifact {

@@ -318,7 +318,8 @@ impl Library {
         if self.is_exempt(digest, &names)? || (names.is_empty() && self.store.records.unreadable_name().is_some()) {
             return Ok(EvictionResult::Exempt);
         }
-        if !self.drop_archive(digest, &names)? {
+        // What all replicas share stays theirs: a file here is a copy.
+        if self.shared_archives().is_none() && !self.drop_archive(digest, &names)? {
             return Ok(EvictionResult::Exempt);
         }
         self.trim(digest, Durability::Lazy)?;

@@ -3,7 +3,8 @@
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::Library;
-use crate::store::{Blob, Durability, IndexedArchive, Scratch, Staged, StoreError};
+use crate::store::{Blob, Durability, IndexedArchive, Scratch, SharedArchives, Staged, StoreError};
+use crate::verify::Verified;
 
 /// The result of removing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,9 +42,35 @@ impl Library {
         self.store.local.archives.open(digest)
     }
 
-    /// True if an archive's file is on this machine. Blocks.
-    pub fn is_local(&self, digest: &Digest) -> Result<bool, StoreError> {
-        self.store.local.archives.contains(digest)
+    /// True if the bytes of an archive can be had without upstream: on this machine, or where all replicas keep them. Blocks.
+    pub fn is_at_hand(&self, digest: &Digest) -> Result<bool, StoreError> {
+        if self.store.local.archives.contains(digest)? {
+            return Ok(true);
+        }
+        self.shared_archives().map_or(Ok(false), |shared| Ok(shared.object(digest)?.is_some()))
+    }
+
+    /// The archives that all replicas share; `None` for a larder of one machine.
+    pub fn shared_archives(&self) -> Option<&dyn SharedArchives> {
+        self.store.archives.shared()
+    }
+
+    /// Makes a verified archive that has its name already a file of this machine. Blocks.
+    pub fn keep_copy(&self, verified: Verified<Staged>, now: Timestamp) -> Result<(), StoreError> {
+        let (digest, size_bytes) = (verified.digest(), verified.value().written());
+        let _lock = self.catalog.digest_lock(&digest).lock();
+        self.publish(verified)?;
+        self.store.local.index.archive_stored(&digest, size_bytes, now);
+        Ok(())
+    }
+
+    /// Makes a verified archive a file of this machine. The caller holds its digest lock.
+    pub(super) fn publish(&self, verified: Verified<Staged>) -> Result<(), StoreError> {
+        let digest = verified.digest();
+        self.store.local.archives.publish(verified)?;
+        self.catalog.verified_since_start.lock().insert(digest);
+        self.presence_changed(&digest);
+        Ok(())
     }
 
     /// Every file of an archive, with its size in bytes, by a look at the folder. Blocks.

@@ -82,7 +82,7 @@ impl Library {
         let Some(stored) = self.read_set(package)?.and_then(|stored| stored.meeting_policy(policy)) else {
             return Ok(false);
         };
-        self.is_local(&stored.offline_set().document.shasum)
+        self.is_at_hand(&stored.offline_set().document.shasum)
     }
 
     /// The newest release before a package's version that can be installed on its platform from the store, and that is
@@ -182,7 +182,7 @@ impl Library {
                 }
                 Artifact::Module(_) => true,
             };
-            Ok(is_proven && library.is_stored(&artifact, &digest)? && library.is_local(&digest)?)
+            Ok(is_proven && library.is_stored(&artifact, &digest)? && library.is_at_hand(&digest)?)
         })
         .await
     }
@@ -230,7 +230,7 @@ impl Library {
                 (Some(seen), Some(packed)) => seen.tree.packed.is_same_module(packed),
                 (None, _) | (_, None) => true,
             };
-            if is_first_seen_tree && default_if_store_unavailable(self.is_local(&archive.digest))? {
+            if is_first_seen_tree && default_if_store_unavailable(self.is_at_hand(&archive.digest))? {
                 return Ok(Some(archive));
             }
         }

@@ -40,9 +40,7 @@ impl Library {
         let _lock = self.catalog.digest_lock(&digest).lock();
         let is_new = match bytes {
             ArchiveBytes::Staged(verified) => {
-                self.store.local.archives.publish(*verified)?;
-                self.catalog.verified_since_start.lock().insert(digest);
-                self.presence_changed(&digest);
+                self.publish(*verified)?;
                 true
             }
             ArchiveBytes::Stored => false,

@@ -199,14 +199,14 @@ impl Library {
         if records.generation_now(group.as_ref()) == seen { Ok(None) } else { look() }
     }
 
-    /// Returns true if an archive's file is on this machine.
-    pub async fn file_is_local(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
-        self.on_disk(move |library| default_if_store_unavailable(library.is_local(&digest))).await
+    /// Returns true if the bytes of an archive are at hand, as [`Self::is_at_hand`] says.
+    pub async fn file_is_at_hand(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
+        self.on_disk(move |library| default_if_store_unavailable(library.is_at_hand(&digest))).await
     }
 
-    /// Removes leftover files past their lifetime.
+    /// Removes leftovers past their lifetime: files of this machine, and what no archive needs where the larder keeps them.
     pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
-        self.on_disk(move |library| library.store.local.sweep(now)).await
+        self.on_disk(move |library| library.store.local.sweep(now).and(library.store.archives.sweep())).await
     }
 }
 

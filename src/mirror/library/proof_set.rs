@@ -280,7 +280,7 @@ impl Library {
         let parse = |record| StoredProofSet::read(record, package);
         let read = self.store.records.read_as(&Key::ProofSet(package.clone()), parse)?;
         let Some(stored_set) = read.intact() else { return Ok(None) };
-        let fallback = self.only_predecessor_is_local(&stored_set)?;
+        let fallback = self.only_predecessor_is_at_hand(&stored_set)?;
         Ok(Some(UsableProofSet { stored_set: Arc::new(stored_set), fallback }))
     }
 
@@ -318,14 +318,14 @@ impl Library {
             return Ok(LocalSets::default());
         };
         let current = stored_set.current.document.shasum;
-        let current = (fallback.is_none() && self.is_local(&current)?).then_some(current);
+        let current = (fallback.is_none() && self.is_at_hand(&current)?).then_some(current);
         Ok(LocalSets { current, fallback: fallback.map(|set| set.document.shasum) })
     }
 
-    fn only_predecessor_is_local(&self, stored_set: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
+    fn only_predecessor_is_at_hand(&self, stored_set: &StoredProofSet) -> Result<Option<Arc<ProofSet>>, StoreError> {
         let Some((predecessor, _)) = stored_set.predecessor.as_ref() else { return Ok(None) };
-        let is_local = |set: &ProofSet| self.is_local(&set.document.shasum);
-        Ok((!is_local(&stored_set.current)? && is_local(predecessor)?).then(|| Arc::clone(predecessor)))
+        let is_at_hand = |set: &ProofSet| self.is_at_hand(&set.document.shasum);
+        Ok((!is_at_hand(&stored_set.current)? && is_at_hand(predecessor)?).then(|| Arc::clone(predecessor)))
     }
 }
 

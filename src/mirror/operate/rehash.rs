@@ -190,9 +190,9 @@ impl Operations {
     /// The outcome of fetching an archive again. One that nobody can get, or needs, any more is taken off its name.
     async fn outcome_of(&self, fetched: Result<(), Error>, artifact: &Artifact, digest: Digest) -> RepairOutcome {
         let owned_artifact = artifact.clone();
-        let looking = self
-            .library
-            .on_disk(move |library| Ok((library.is_local(&digest)?, library.is_superseded(&owned_artifact, &digest)?)));
+        let looking = self.library.on_disk(move |library| {
+            Ok((library.is_at_hand(&digest)?, library.is_superseded(&owned_artifact, &digest)?))
+        });
         match (looking.await, fetched) {
             (Ok((true, _)), Ok(())) => RepairOutcome::FetchedAgain,
             (Ok((false, true)), Ok(()) | Err(Error::NotFound(_) | Error::Offline(_))) => {
@@ -233,7 +233,7 @@ impl Archives {
             until_stored(progress, &subject, |_, _| {}).await?;
         }
         match self.library.stored_archive_of_url(wanted).await? {
-            Some(archive) if self.library.file_is_local(archive.digest).await? => Ok(()),
+            Some(archive) if self.library.file_is_at_hand(archive.digest).await? => Ok(()),
             Some(_) | None => Err(Error::Interrupted(subject)),
         }
     }
@@ -485,7 +485,7 @@ impl VerifyRun {
         let call = self.operations.runtime.job_context(self.call.present());
         let Ok(Some(stored)) = self.operations.proof_sets.usable_set(&package, &call).await else { return };
         let set = &stored.stored_set.current;
-        if !matches!(self.operations.library.file_is_local(set.document.shasum).await, Ok(true)) {
+        if !matches!(self.operations.library.file_is_at_hand(set.document.shasum).await, Ok(true)) {
             return;
         }
         let filename = set.document.filename.clone();

@@ -125,7 +125,7 @@ impl Operations {
         let (set, _) = stored.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
         let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
-        if !self.library.file_is_local(digest).await? {
+        if !self.library.file_is_at_hand(digest).await? {
             if self.runtime.connectivity() == Connectivity::Offline {
                 return Err(self.library.missing_error(package, subject, &call).await);
             }
@@ -147,7 +147,7 @@ impl VerifiedReader {
         now: Timestamp,
     ) -> Result<bool, Error> {
         // Opening a missing archive counts as finding it missing, which must not happen here.
-        if !self.library.file_is_local(archive.digest).await? {
+        if !self.library.file_is_at_hand(archive.digest).await? {
             return Ok(false);
         }
         let opened = self.open_stored(artifact, archive, &self.runtime.job_context(now)).await?;

@@ -77,7 +77,7 @@ impl ProofSets {
         }
         if self.runtime.connectivity() == Connectivity::Offline {
             let has_archive = match &stored {
-                Some(archive) => self.library.file_is_local(archive.offline_set().document.shasum).await?,
+                Some(archive) => self.library.file_is_at_hand(archive.offline_set().document.shasum).await?,
                 None => false,
             };
             if !has_archive {

@@ -8,12 +8,14 @@ use super::super::{Generation, RecordGroup, StoreError, sort_text};
 use super::Index;
 use super::entries::{decode_numbers, encode_numbers};
 use crate::clock::Timestamp;
+use crate::digest::Digest;
 
 /// The kinds of records that this larder knows. A copy of another larder is compared whole: it may have skipped some.
 const FORMAT: u64 = 1;
 const MOMENT: u8 = b'g';
 const LIFE: u8 = b'y';
 const RECORD: u8 = b'c';
+const OBJECT: u8 = b'o';
 /// Between the name of a group and the path of a record; in no name.
 const SEPARATOR: &str = "\0";
 
@@ -172,6 +174,26 @@ impl Index {
             }
         })
     }
+}
+
+impl Index {
+    /// The object of an archive in the bucket, as it was noted; `None` if it was never needed here.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn object_of(&self, digest: &Digest) -> Result<Option<String>, StoreError> {
+        let value = self.entries.read().get(&object_key(digest))?;
+        Ok(value.and_then(|value| std::str::from_utf8(&value).map(str::to_owned).ok()))
+    }
+
+    /// Notes the object of an archive in the bucket: it is found while the database does not answer.
+    pub fn note_object(&self, digest: &Digest, object: Option<&str>) {
+        self.put(&[(object_key(digest), object.map(|object| object.as_bytes().to_vec()))]);
+    }
+}
+
+fn object_key(digest: &Digest) -> Vec<u8> {
+    [&[OBJECT], &digest.as_bytes()[..]].concat()
 }
 
 fn moment_key(group: &RecordGroup) -> Vec<u8> {

@@ -278,7 +278,7 @@ impl Library {
 
     /// True if this larder has an archive of a package, and its file is on this machine.
     pub(super) fn is_stored_here(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.is_stored(artifact, &digest)? && default_if_store_unavailable(self.is_local(&digest))?)
+        Ok(self.is_stored(artifact, &digest)? && default_if_store_unavailable(self.is_at_hand(&digest))?)
     }
 }
 

@@ -168,7 +168,7 @@ impl Transfers {
                     let name = self.library.catalog.name_record(package)?;
                     let listed_set = sets.into_iter().flatten().find(|set| name.get(&set.document.shasum).is_some());
                     let is_blob_stored =
-                        |set: &&Arc<ProofSet>| self.library.is_local(&set.document.shasum).unwrap_or(false);
+                        |set: &&Arc<ProofSet>| self.library.is_at_hand(&set.document.shasum).unwrap_or(false);
                     let Some(set) = listed_set.filter(is_blob_stored) else { continue };
                     inventory.add(&named, set.document.shasum, proof_of(set));
                 }

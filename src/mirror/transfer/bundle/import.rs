@@ -511,7 +511,7 @@ impl Library {
                 if role == FileRole::Archive && file.bytes > largest {
                     return no_room(file.bytes, largest, "an archive exceeds the size limit");
                 }
-                let is_stored = role == FileRole::Archive && self.is_local(&file.sha256)?;
+                let is_stored = role == FileRole::Archive && self.is_at_hand(&file.sha256)?;
                 if !left_out && !is_stored && seen.insert(file.sha256) {
                     needed = needed.saturating_add(file.bytes);
                     on_disk = on_disk.saturating_add(file.bytes).saturating_add(FILE_OVERHEAD_BYTES);

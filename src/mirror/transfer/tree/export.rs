@@ -106,7 +106,9 @@ impl Transfers {
         let no_set = || Error::NotStored(format!("the proof set for the archive of {package}"));
         let stored = self.proof_sets.usable_set(package, call).await?.ok_or_else(no_set)?;
         let set = set_of(&stored.stored_set, digest).ok_or_else(no_set)?;
-        if self.library.stored_archive(package, digest).await?.is_none() || !self.library.file_is_local(digest).await? {
+        if self.library.stored_archive(package, digest).await?.is_none()
+            || !self.library.file_is_at_hand(digest).await?
+        {
             return Err(Error::NotStored(format!("the archive of {package}")));
         }
         let h1 = self.library.package_hash(package, digest).await?;

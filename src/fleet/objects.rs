@@ -1,0 +1,132 @@
+//! The objects of the bucket, as the database knows them: of each archive the one that counts, and those that must go.
+
+use tokio_postgres::types::Type;
+
+use super::bucket::ObjectName;
+use super::database::{DatabaseError, Line};
+use super::life::{in_known_life, of_known_data};
+use super::records::{DatabaseRecords, number8, text};
+use crate::digest::Digest;
+use crate::store::StoreError;
+
+/// The time for which an upload may last, in hours: an object that belongs to no archive by then goes.
+const UPLOAD_HOURS: i32 = 24;
+/// The most objects that are due at a time.
+const MAX_DUE: i64 = 100;
+
+/// The end of an upload, in one statement. `$1` to `$3`: the life. `$4`: the object. `$5`, `$6`: the digest and the size of the archive.
+/// `$7`: the object whose bytes are wrong, or null. If another replica was first, its object counts, and this one is due.
+const KEEP: &str = concat!(
+    "with f as (select h.sealed from ",
+    in_known_life!(),
+    of_known_data!(),
+    "), ours as (
+    select d.object from larder.doomed d, f where d.object = $4 and d.due > now() and not f.sealed
+), kept as (
+    insert into larder.blob as b (sha256, object, size) select $5, object, $6 from ours
+    on conflict (sha256) do update set touched = now(),
+        object = case when b.object = $7 then excluded.object else b.object end
+    returning object
+), ended as (
+    delete from larder.doomed d using kept where d.object = $4 and kept.object = $4
+), lost as (
+    update larder.doomed d set due = now() from kept where d.object = $4 and kept.object <> $4
+), replaced as (
+    insert into larder.doomed (object, due) select $7, now() from kept where $7 is not null and kept.object = $4
+    on conflict do nothing
+)
+select f.sealed, kept.object from f left join kept on true"
+);
+
+/// The end of an upload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kept {
+    /// The archive has this object: ours, or that of a replica that was first.
+    As(ObjectName),
+    /// The upload took longer than it may: its object goes.
+    TooLate,
+    /// The fleet takes no writes.
+    Sealed,
+}
+
+impl DatabaseRecords {
+    /// The object of an archive, whose use is noted; `None` if the bucket has none.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn object_of(&self, digest: &Digest) -> Result<Option<ObjectName>, StoreError> {
+        let ask = "update larder.blob set touched = now() where sha256 = $1 returning object";
+        let rows = self.rows_on(Line::Shared, ask, [bytes(digest)])?;
+        // The schema of another larder may have other names.
+        Ok(rows.first().and_then(|row| row.get::<_, &str>(0).parse().ok()))
+    }
+
+    /// Notes an object before its first byte is sent: what is left of an upload that nobody ends goes after a day.
+    ///
+    /// # Errors
+    /// The database does not take it.
+    pub fn doom(&self, object: &ObjectName) -> Result<(), StoreError> {
+        let note = "insert into larder.doomed (object, due) values ($1, now() + $2 * interval '1 hour')";
+        let hours = (Box::new(UPLOAD_HOURS) as _, Type::INT4);
+        self.rows_on(Line::Shared, note, [text(object.to_string()), hours])?;
+        Ok(())
+    }
+
+    /// Gives an archive its object, whose upload is complete. `replaced` is an object whose bytes were wrong.
+    ///
+    /// # Errors
+    /// The database does not answer. The object may be kept all the same.
+    pub fn keep(
+        &self,
+        object: &ObjectName,
+        digest: &Digest,
+        size_bytes: u64,
+        replaced: Option<&ObjectName>,
+    ) -> Result<Kept, StoreError> {
+        let (rows, _) = self.rows_in_life(Line::Shared, KEEP, |_| {
+            let replaced = (Box::new(replaced.map(ToString::to_string)) as _, Type::TEXT);
+            [text(object.to_string()), bytes(digest), number8(size_bytes.cast_signed()), replaced]
+        })?;
+        let Some(row) = rows.first() else { return Ok(Kept::TooLate) };
+        let unknown = || DatabaseError::Unreachable("the database names an object that this larder cannot".to_owned());
+        Ok(match row.get::<_, Option<&str>>(1) {
+            Some(kept) => Kept::As(kept.parse().map_err(|_| unknown())?),
+            None if row.get(0) => Kept::Sealed,
+            None => Kept::TooLate,
+        })
+    }
+
+    /// Makes an object due: it goes.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn give_up(&self, object: &ObjectName) -> Result<(), StoreError> {
+        let due = "update larder.doomed set due = now() where object = $1";
+        self.rows_on(Line::Shared, due, [text(object.to_string())])?;
+        Ok(())
+    }
+
+    /// Objects that must go: no upload of them can be completed any more.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn due_objects(&self) -> Result<Vec<ObjectName>, StoreError> {
+        let ask = "select object from larder.doomed where due <= now() order by due limit $1";
+        let rows = self.rows_on(Line::Shared, ask, [number8(MAX_DUE)])?;
+        Ok(rows.iter().filter_map(|row| row.get::<_, &str>(0).parse().ok()).collect())
+    }
+
+    /// Notes that an object is gone from the bucket.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn is_gone(&self, object: &ObjectName) -> Result<(), StoreError> {
+        let gone = "delete from larder.doomed where object = $1 and due <= now()";
+        self.rows_on(Line::Shared, gone, [text(object.to_string())])?;
+        Ok(())
+    }
+}
+
+fn bytes(digest: &Digest) -> super::records::Parameter {
+    (Box::new(digest.as_bytes().to_vec()), Type::BYTEA)
+}

@@ -1,0 +1,94 @@
+//! Opens the store of a replica: its folder, the database, the bucket.
+
+use std::sync::Arc;
+
+use secrecy::ExposeSecret as _;
+
+use super::archives::BucketArchives;
+use super::bucket::Bucket;
+use super::copy::CopiedRecords;
+use super::database::Database;
+use super::identity::{self, FleetId};
+use super::records::DatabaseRecords;
+use super::replicas::Announcement;
+use crate::clock::Clock;
+use crate::config;
+use crate::store::{Local, Store, StoreError};
+
+/// Who opens the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// A replica that serves: it announces itself, and hears of the others each second.
+    Listed,
+    /// A command that works without a running larder: nobody lists it.
+    Unlisted,
+}
+
+/// The store of a replica cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The configuration is wrong, or names what belongs to another fleet.
+    #[error("{0}")]
+    Refused(String),
+    /// The folder, the database or the bucket cannot be used at this moment.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Opens the store of a replica in the folder of the configuration. A folder that has been a replica's is opened without the database
+/// and the bucket, too. Blocks for some seconds at most.
+///
+/// # Errors
+/// The folder, the database and the bucket are not of one fleet, or nothing is known of one of them.
+pub fn open(
+    config: &config::Config,
+    fleet: &config::Fleet,
+    presence: Presence,
+    clock: &Clock,
+) -> Result<Store, OpenError> {
+    let refused = |reason: String| OpenError::Refused(reason);
+    let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())
+        .map_err(|error| refused(error.to_string()))?;
+    let bucket = Bucket::new(fleet, &config.network).map_err(|error| refused(error.to_string()))?;
+    let (database, folder) = (Arc::new(database), &config.store.path);
+    let marked = Local::fleet_of(folder)?.map(FleetId);
+    if marked.is_none() && Store::exists(folder)? {
+        return Err(refused(format!(
+            "{} is the store of a larder that runs alone; a replica needs a folder of its own: name another in [store] path, or move this \
+             one away",
+            folder.display()
+        )));
+    }
+    let id = match (identity::of_both(&database, &bucket), &marked) {
+        (Ok(id), Some(marked)) if id != *marked => {
+            return Err(refused(format!(
+                "{} is the folder of a replica of the fleet {marked}, and the database and the bucket are those of the fleet {id}; name those \
+                 of one fleet",
+                folder.display()
+            )));
+        }
+        (Ok(id), _) => id,
+        (Err(unknown), Some(marked)) if unknown.is_unknown() => {
+            tracing::warn!(%unknown, "nobody says which fleet this is; the replica starts with what it has");
+            marked.clone()
+        }
+        (Err(unknown), None) if unknown.is_unknown() => {
+            return Err(StoreError::Unreachable(format!("a new replica must reach both once: {unknown}")).into());
+        }
+        (Err(wrong), _) => return Err(refused(wrong.to_string())),
+    };
+    let (local, records) = Store::open(folder, clock.now())?.into_folder();
+    if marked.is_none() {
+        local.note_fleet(&id.0)?;
+    }
+    let shared = DatabaseRecords::of(database);
+    let index = Arc::clone(&local.index);
+    let records = CopiedRecords::new(records, Arc::clone(&index), shared, fleet.serve_behind, clock.clone())?;
+    let failed = |error: std::io::Error| StoreError::Unreachable(format!("no thread for the fleet: {error}"));
+    if presence == Presence::Listed {
+        let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
+        records.join_fleet(Announcement::new(fleet.advertise.to_string()).map_err(random)?).map_err(failed)?;
+    }
+    let archives = BucketArchives::new(bucket, records.shared(), index).map_err(failed)?;
+    Ok(Store::assemble(Box::new(records), Box::new(archives), local))
+}

@@ -1,0 +1,192 @@
+//! Brings an archive to this machine from where all replicas keep it. That place is trusted no more than an upstream: the bytes are
+//! staged, hashed, and their tail is withheld until they are verified (promise 3). Where it fails, upstream is asked.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use tokio::sync::watch;
+
+use crate::address::Artifact;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::mirror::archives::Archive;
+use crate::mirror::archives::archive_request::{DownloadAttempts, DownloadSource, DownloadState};
+use crate::mirror::archives::download::Download;
+use crate::mirror::archives::fill::FillGauge;
+use crate::mirror::archives::verified_open::VerifiedReader;
+use crate::mirror::counters::ObjectKind;
+use crate::mirror::library::StoredArchive;
+use crate::mirror::library::fill_progress::FillProgress;
+use crate::mirror::{Library, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
+use crate::upstream::error::{Fault, UpstreamError};
+use crate::upstream::request::{IncomingFile, Validators};
+use crate::verify::Verified;
+
+impl VerifiedReader {
+    /// An archive that is not on this machine, from where all replicas keep it. `None` where nobody does, or it cannot be had: the
+    /// reason is in the log, and the caller asks upstream.
+    pub(super) async fn recalled(
+        self: &Arc<Self>,
+        artifact: &Artifact,
+        listed: &StoredArchive,
+        call: &RequestContext,
+    ) -> Result<Option<Archive>, Error> {
+        let digest = listed.digest;
+        let find = move |library: &Library| library.shared_archives().map_or(Ok(None), |all| all.object(&digest));
+        let object = match self.library.on_disk(find).await {
+            Ok(Some(object)) => object,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                tracing::warn!(package = %artifact, %error, "nobody says whether the bucket has an archive; upstream is asked");
+                return Ok(None);
+            }
+        };
+        let mut progress = self.join_recall(artifact, listed, object, call.present());
+        loop {
+            let state = progress.borrow_and_update().clone();
+            match state {
+                FillProgress::Waiting => {}
+                FillProgress::Streaming { length, .. } => {
+                    let is_large = length.is_some_and(|length| length > SMALL_ARCHIVE_BYTES);
+                    if is_large && call.urgency == Urgency::Request {
+                        return Ok(Some(Archive::Arriving { progress, length }));
+                    }
+                }
+                FillProgress::Committed { .. } => return Ok(self.open_here(listed, call.effects()).await?.ok()),
+                FillProgress::NotStored { size_bytes, .. } if call.urgency == Urgency::Request => {
+                    return Ok(Some(Archive::Arriving { progress, length: Some(size_bytes) }));
+                }
+                FillProgress::NotStored { .. } | FillProgress::NoSpace(_) | FillProgress::Failed(_) => return Ok(None),
+            }
+            if progress.changed().await.is_err() {
+                return Err(Error::Interrupted(format!("the archive of {artifact}")));
+            }
+        }
+    }
+
+    /// Joins the recall of an archive, or starts one.
+    fn join_recall(
+        self: &Arc<Self>,
+        artifact: &Artifact,
+        listed: &StoredArchive,
+        object: String,
+        now: Timestamp,
+    ) -> watch::Receiver<FillProgress> {
+        let joined = self.recall_flights.try_join(listed.digest, || Ok::<(), std::convert::Infallible>(()), |guard| {
+            let (sender, progress) = watch::channel(FillProgress::Waiting);
+            let (library, artifact, listed) = (Arc::clone(&self.library), artifact.clone(), listed.clone());
+            let run = || {
+                self.runtime.tasks.spawn(async move {
+                    let state = {
+                        let _counted = FillGauge::new(&library.runtime.counters.fills);
+                        recall(&library, &artifact, &listed, object, &sender, now).await
+                    };
+                    let state = state.unwrap_or_else(|error| {
+                        tracing::error!(package = %artifact, digest = %listed.digest, %error, "an archive could not be had from the bucket; upstream is asked");
+                        FillProgress::Failed(error)
+                    });
+                    drop(guard);
+                    sender.send_replace(state);
+                });
+            };
+            (progress, run)
+        });
+        let Ok(joined) = joined;
+        joined
+    }
+}
+
+async fn recall(
+    library: &Arc<Library>,
+    artifact: &Artifact,
+    listed: &StoredArchive,
+    object: String,
+    progress: &watch::Sender<FillProgress>,
+    now: Timestamp,
+) -> Result<FillProgress, Error> {
+    let digest = listed.digest;
+    let mut source = BucketSource::new(library, artifact, listed, object);
+    let mut reservation = library.reservation();
+    let download = Download {
+        library,
+        source: &mut source,
+        stage_name: &format!("{digest}~bucket"),
+        reservation: &mut reservation,
+        expected_bytes: listed.size_bytes,
+        is_verified_by_digest: true,
+        progress: Some(progress),
+        listed_fill: None,
+    };
+    let staged = download.run().await?;
+    let ((actual, fast), bytes, size_bytes) = (staged.hashes(), staged.bytes(), staged.written());
+    if actual != digest {
+        library.discard_staged(staged).await?;
+        return Err(source.contradiction(&format!("its bytes have SHA-256 {actual}")).into());
+    }
+    let verified = Verified::by_digest(staged, actual, digest)
+        .map_err(|_| Error::Interrupted(format!("the archive of {artifact}")))?;
+    let listed = listed.clone();
+    let kept = library.on_disk(move |library| {
+        let kept = library.keep_copy(verified, now);
+        drop(reservation);
+        library.enforce_size_limit();
+        match kept {
+            Ok(()) => Ok(FillProgress::Committed { bytes: Some(bytes), archive: Box::new(listed) }),
+            // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
+            Err(error) if bytes.fast_hash()? == fast => {
+                library.count_not_stored(ObjectKind::Archive, &error);
+                Ok(FillProgress::NotStored { bytes, size_bytes, error })
+            }
+            Err(error) => Err(error),
+        }
+    });
+    kept.await
+}
+
+/// The object of an archive, and the state of its download.
+struct BucketSource<'a> {
+    library: &'a Arc<Library>,
+    listed: &'a StoredArchive,
+    object: String,
+    download: DownloadState,
+}
+
+impl<'a> BucketSource<'a> {
+    fn new(library: &'a Arc<Library>, artifact: &Artifact, listed: &'a StoredArchive, object: String) -> Self {
+        let attempts = DownloadAttempts::new(library.runtime.limits.stall);
+        let download = DownloadState { subject: format!("the archive of {artifact}"), attempts };
+        Self { library, listed, object, download }
+    }
+
+    fn failed(&self, fault: Fault) -> UpstreamError {
+        let place = self.library.shared_archives().map(|shared| shared.place());
+        UpstreamError { subject: self.download.subject.clone(), origin: place.unwrap_or_default(), fault }
+    }
+
+    /// The error of an object that is not the archive: the next upload takes its place.
+    fn contradiction(&self, reason: &str) -> UpstreamError {
+        if let Some(shared) = self.library.shared_archives() {
+            shared.contradicts(self.listed.digest, &self.object);
+        }
+        self.failed(Fault::Unusable(format!("{}, where {reason}, and not {}", self.object, self.listed.digest)))
+    }
+}
+
+impl DownloadSource for BucketSource<'_> {
+    fn state(&mut self) -> &mut DownloadState {
+        &mut self.download
+    }
+
+    async fn send(&mut self, from: u64, _: &Validators) -> Result<IncomingFile, Error> {
+        let Some(shared) = self.library.shared_archives() else {
+            return Err(Error::Interrupted(self.download.subject.clone()));
+        };
+        let arriving = shared.fetch(self.listed.digest, &self.object, from).await?;
+        if arriving.length != self.listed.size_bytes {
+            return Err(self.contradiction(&format!("its length is {}", arriving.length)).into());
+        }
+        let bytes = arriving.bytes.map_err(|error| Fault::Unreachable(error.to_string())).boxed();
+        let (subject, place) = (self.download.subject.clone(), shared.place());
+        Ok(IncomingFile::of_stream(subject, place, (from, arriving.length), bytes))
+    }
+}

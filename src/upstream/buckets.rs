@@ -1,0 +1,250 @@
+//! The way out to the bucket of a fleet, and to what gives the key for it. Only the configuration and the platform name these
+//! destinations, so they may have any address, also offline: what is there is larder's own. No redirect is followed.
+
+use std::fmt;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{Method, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt as _, Limited};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody,
+    HttpService,
+};
+use tokio::time::timeout;
+use url::Url;
+
+use super::clients::{Clients, ConnectorError};
+use super::egress_policy::{EgressPolicy, HttpClientKind};
+use super::error::{Fault, sanitized};
+use super::request::{AcceptedCoding, fault_of_client_error};
+use crate::config;
+use crate::labels::labelled_enum;
+
+/// The longest time in which neither the bucket takes a byte of the request nor an answer comes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The bytes of a request that are handed to the connection at a time.
+const SENT_BYTES: usize = 64 * 1024;
+/// The longest answer that is no object, in bytes.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+
+labelled_enum! {
+    /// The kinds of trouble with a bucket. Metrics, logs and messages use the same word.
+    pub BucketTrouble {
+        /// The key has no right to it, or is wrong. Never a sign that an object is absent.
+        Denied "denied",
+        /// A quota or a disk is full.
+        Full "full",
+        /// It asks for fewer requests.
+        Slow "slow",
+        /// It gives no answer in time.
+        Silent "silent",
+        /// No connection, or one that broke.
+        Unreachable "unreachable",
+        /// The clock of this machine or of the bucket is wrong, so that no signature counts.
+        WrongClock "wrong-clock",
+        /// The bytes that arrived are not those that were sent.
+        WrongBytes "wrong-bytes",
+        /// There is no such object.
+        NoObject "no-object",
+        /// There is no such bucket.
+        NoBucket "no-bucket",
+        /// Anything else.
+        Broken "broken",
+    }
+}
+
+impl BucketTrouble {
+    /// The kind of an answer, by its status and the code in its body.
+    fn of(status: StatusCode, code: &str) -> Self {
+        match (status.as_u16(), code) {
+            (_, "RequestTimeTooSkewed") => Self::WrongClock,
+            (_, "QuotaExceeded" | "InsufficientCapacity" | "XMinioStorageFull") | (507, _) => Self::Full,
+            (_, "NoSuchBucket") => Self::NoBucket,
+            (_, "BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch" | "XAmzContentChecksumMismatch") => {
+                Self::WrongBytes
+            }
+            (401 | 403, _) => Self::Denied,
+            (404, _) => Self::NoObject,
+            (429 | 503, _) | (_, "SlowDown" | "RequestTimeout") => Self::Slow,
+            _ => Self::Broken,
+        }
+    }
+}
+
+impl fmt::Display for BucketTrouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.label())
+    }
+}
+
+/// A request that the bucket did not fulfil.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{said}")]
+pub struct BucketFault {
+    /// The kind of trouble.
+    pub trouble: BucketTrouble,
+    /// What came back, in words.
+    pub said: String,
+}
+
+impl BucketFault {
+    /// No answer in time.
+    pub fn silent(limit: Duration) -> Self {
+        Self { trouble: BucketTrouble::Silent, said: format!("no answer within {} s", limit.as_secs()) }
+    }
+
+    fn of_client(error: &reqwest::Error) -> Self {
+        let fault = fault_of_client_error(error);
+        let trouble = if let Fault::Slow(_) = fault { BucketTrouble::Silent } else { BucketTrouble::Unreachable };
+        let said = match fault {
+            Fault::Unreachable(reason) | Fault::HostNotFound(reason) | Fault::Untrusted(reason) => reason,
+            fault => fault.to_string(),
+        };
+        Self { trouble, said }
+    }
+
+    fn of_answer(status: StatusCode, body: &[u8]) -> Self {
+        let body = String::from_utf8_lossy(body);
+        let element = |name: &str| {
+            let (_, rest) = body.split_once(&format!("<{name}>"))?;
+            Some(rest.split_once('<')?.0.to_owned())
+        };
+        let (code, message) = (element("Code").unwrap_or_default(), element("Message").unwrap_or_default());
+        let quoted = sanitized(&format!("{code} {message}"));
+        let said =
+            if quoted.is_empty() { status.as_u16().to_string() } else { format!("{} {quoted}", status.as_u16()) };
+        Self { trouble: BucketTrouble::of(status, &code), said }
+    }
+}
+
+/// A mark of requests whose answer is an object, of any length: it is read while it arrives.
+#[derive(Debug, Clone, Copy)]
+pub struct TakesObject;
+
+/// A mark of requests whose body changes on the way, so that a bucket can show that it notices.
+#[derive(Debug, Clone, Copy)]
+pub struct SpoiltBody;
+
+/// The connector to a bucket.
+#[derive(Debug, Clone)]
+pub struct BucketConnector {
+    client: reqwest::Client,
+}
+
+impl BucketConnector {
+    /// A connector that trusts the authorities of `network`, and uses the proxies of the environment.
+    ///
+    /// # Errors
+    /// [`ConnectorError`] for unusable certificates.
+    pub fn new(network: &config::Network) -> Result<Self, ConnectorError> {
+        let clients = Clients::new(network, Vec::new(), &[], &EgressPolicy::new(&[]))?;
+        Ok(Self { client: clients.client(HttpClientKind::Unrestricted, AcceptedCoding::Identity).clone() })
+    }
+
+    async fn answer(&self, request: HttpRequest) -> Result<HttpResponse, BucketFault> {
+        let takes_object = request.extensions().get::<TakesObject>().is_some();
+        let is_spoilt = request.extensions().get::<SpoiltBody>().is_some();
+        let (parts, body) = request.into_parts();
+        let broken = |said: String| BucketFault { trouble: BucketTrouble::Broken, said };
+        let url = Url::parse(&parts.uri.to_string()).map_err(|bad| broken(format!("its URL cannot be used: {bad}")))?;
+        let (is_write, taken) = (matches!(parts.method, Method::PUT | Method::POST), Arc::<AtomicU64>::default());
+        let mut sent = self.client.request(parts.method, url).headers(parts.headers);
+        if is_write {
+            let left = body.content_length() as u64;
+            sent = sent.body(reqwest::Body::wrap(SentBody {
+                body,
+                left,
+                is_spoilt,
+                piece: Bytes::new(),
+                taken: Arc::clone(&taken),
+            }));
+        }
+        let answered = async {
+            let response = sent.send().await.map_err(|error| BucketFault::of_client(&error))?;
+            let (parts, body) = Response::<reqwest::Body>::from(response).into_parts();
+            if parts.status.is_success() && takes_object {
+                let body = body.map_err(|error| as_http_error(BucketFault::of_client(&error)));
+                return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)));
+            }
+            let read = Limited::new(body, MAX_ANSWER_BYTES).collect().await;
+            let bytes = read.map_err(|_| broken("its answer broke off, or is too long".to_owned()))?.to_bytes();
+            // An upload that is completed may fail with status 200.
+            let has_failed = is_write && contains(&bytes, b"<Error>");
+            if !parts.status.is_success() || has_failed {
+                return Err(BucketFault::of_answer(parts.status, &bytes));
+            }
+            Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(bytes)))
+        };
+        let (mut answered, mut before) = (pin!(answered), 0);
+        loop {
+            match timeout(ANSWER_TIMEOUT, answered.as_mut()).await {
+                Ok(answered) => return answered,
+                Err(_) if taken.load(Ordering::Relaxed) > before => before = taken.load(Ordering::Relaxed),
+                Err(_) => return Err(BucketFault::silent(ANSWER_TIMEOUT)),
+            }
+        }
+    }
+}
+
+/// The body of a request in small pieces, and a count of the bytes that the connection has taken.
+struct SentBody {
+    body: HttpRequestBody,
+    piece: Bytes,
+    left: u64,
+    is_spoilt: bool,
+    taken: Arc<AtomicU64>,
+}
+
+impl Body for SentBody {
+    type Data = Bytes;
+    type Error = HttpError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, HttpError>>> {
+        let this = self.get_mut();
+        if this.piece.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => this.piece = frame.into_data().unwrap_or_default(),
+                ended => return Poll::Ready(ended),
+            }
+        }
+        let piece = this.piece.split_to(this.piece.len().min(SENT_BYTES));
+        this.left = this.left.saturating_sub(piece.len() as u64);
+        this.taken.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        let piece = if this.is_spoilt { piece.iter().map(|byte| !byte).collect() } else { piece };
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
+fn contains(bytes: &Bytes, part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
+/// The fault as the library carries it, which never repeats a request of this kind.
+fn as_http_error(fault: BucketFault) -> HttpError {
+    HttpError::new(HttpErrorKind::Unknown, fault)
+}
+
+impl HttpConnector for BucketConnector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl HttpService for BucketConnector {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        self.answer(request).await.map_err(as_http_error)
+    }
+}

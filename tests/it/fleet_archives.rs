@@ -1,0 +1,319 @@
+//! Larders that keep their archives in one bucket: what one of them has stored, another serves without upstream, and what the bucket
+//! sends is trusted no more than what an upstream sends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::clock::{Clock, Timestamp};
+use larder::fleet::archives::BucketArchives;
+use larder::fleet::bucket::Bucket;
+use larder::fleet::records::DatabaseRecords;
+use larder::store::{Archives as _, Store};
+
+use crate::support::bucket::{BucketFault, TestBucket, Verb};
+use crate::support::larder::{Builder, Folder, Larder};
+use crate::support::module_fixture::ModuleFixture;
+use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
+use crate::support::postgres::{RUN_ROLE, TestDatabase};
+use crate::support::store_kind::{Replica, join_fleet};
+use crate::support::until;
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+
+/// More than two parts of an upload.
+const IN_PARTS_BYTES: usize = 17 << 20;
+
+/// The database and the bucket of replicas.
+struct Shared {
+    database: Arc<TestDatabase>,
+    bucket: Arc<TestBucket>,
+}
+
+impl Shared {
+    fn start() -> Option<Self> {
+        Some(Self { database: Arc::new(TestDatabase::new()?), bucket: Arc::new(TestBucket::start()) })
+    }
+
+    /// A folder for one more replica.
+    fn folder(&self, url: &'static str) -> Folder {
+        let folder = Folder::new();
+        let (database, bucket) = (Arc::clone(&self.database), Arc::clone(&self.bucket));
+        let clock = Clock::system();
+        join_fleet(folder.path(), &Replica { database, bucket, role: RUN_ROLE, url, serve_behind: None, clock });
+        folder
+    }
+
+    /// One more replica.
+    async fn replica(&self, url: &'static str, builder: Builder) -> Larder {
+        builder.store_at(&self.folder(url)).start().await
+    }
+
+    /// Two replicas.
+    async fn two(&self, upstream: &FakeUpstream) -> (Larder, Larder) {
+        let one = self.replica("http://one.test:8082/", Larder::mirroring(upstream)).await;
+        let other = self.replica("http://other.test:8082/", Larder::mirroring(upstream)).await;
+        (one, other)
+    }
+
+    /// The objects that archives have, by the database.
+    fn kept(&self) -> Vec<String> {
+        let kept = self.database.sql("select 'mirror/' || object from larder.blob order by object");
+        kept.lines().map(str::to_owned).collect()
+    }
+
+    /// Removes the objects that must go, as housekeeping does.
+    fn sweep(&self) {
+        let folder = Folder::new();
+        let store = Store::open(folder.path(), Timestamp(1)).unwrap();
+        let (fleet, network) = self.bucket.settings();
+        let records = DatabaseRecords::of(Arc::new(self.database.connect()));
+        let bucket = Bucket::new(&fleet, &network).unwrap();
+        let archives = BucketArchives::new(bucket, Arc::new(records), Arc::clone(&store.local.index)).unwrap();
+        tokio::task::block_in_place(|| archives.sweep()).unwrap();
+    }
+
+    /// The objects that must go.
+    fn doomed(&self) -> String {
+        self.database.sql("select count(*) from larder.doomed")
+    }
+}
+
+fn archive(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
+    upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
+}
+
+/// Archives of one message, of some, and of several parts come from the bucket, byte for byte, and are then here.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_replica_has_stored_another_serves_without_upstream() {
+    let Some(shared) = Shared::start() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    let sizes = [("small", SMALL_BYTES), ("large", LARGE_BYTES), ("parts", IN_PARTS_BYTES)];
+    for (name, size) in sizes {
+        upstream.publish(Provider::new("acme", name).size(size));
+    }
+    let (one, other) = shared.two(&upstream).await;
+    let mut paths = Vec::new();
+    for (name, _) in sizes {
+        let path = one.archive_path(name, "1.2.0").await;
+        assert!(one.get(&path).await.expect(200).body == archive(&upstream, name), "{name}");
+        paths.push((name, path));
+    }
+    assert_eq!((shared.kept(), shared.doomed().as_str()), (shared.bucket.objects(), "0"));
+    assert_eq!((shared.bucket.objects().len(), shared.bucket.unfinished()), (3, 0));
+    upstream.stop().await;
+    for (name, path) in &paths {
+        assert_eq!(&other.archive_path(name, "1.2.0").await, path);
+        for _ in 0..2 {
+            let answer = other.get(path).await.expect(200);
+            assert!(answer.body == archive(&upstream, name), "{name}");
+        }
+    }
+    until("they are files of the other replica", async || other.folder.blobs().len() == 3).await;
+    assert_eq!((upstream.count_of(Target::Archive), shared.bucket.count(Verb::Get)), (3, 3));
+    let answer = other.get(&paths[0].1).await.expect(200);
+    assert!(answer.has_cache_status("larder; hit"));
+    assert_eq!(other.metric("larder_damaged_total").await, 0.0, "a copy that was never here is no damage");
+}
+
+/// The same for a module: it is not packed anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_module_that_one_replica_has_stored_comes_from_the_bucket() {
+    let Some(shared) = Shared::start() else { return };
+    let mut fixture = ModuleFixture::with_one_module().await;
+    let one = fixture.larder_on(&shared.folder("http://one.test:8082/")).start().await;
+    let other = fixture.larder_on(&shared.folder("http://other.test:8082/")).start().await;
+    let location = "/registry/registry.terraform.io/v1/modules/acme/one/test/1.0.0/download";
+    let at = async |larder: &Larder| {
+        let location = larder.get(location).await.expect(204).header("x-terraform-get").to_owned();
+        larder.get(location.split('?').next().unwrap()).await.expect(200).body
+    };
+    let packed = at(&one).await;
+    fixture.stop().await;
+    assert!(at(&other).await == packed);
+    assert_eq!((shared.bucket.objects().len(), shared.bucket.count(Verb::Get)), (1, 1));
+    assert_eq!(shared.kept(), shared.bucket.objects());
+}
+
+/// A bucket that sends other bytes, or has lost them, costs a fetch from upstream, and its object is replaced.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_not_the_archive_is_never_served_and_is_replaced() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let zip = archive(&upstream, "null");
+    let first = shared.replica("http://first.test:8082/", Larder::mirroring(&upstream)).await;
+    let path = first.archive_path("null", "1.2.0").await;
+    first.get(&path).await.expect(200);
+    let swapped: Vec<u8> = zip.iter().map(|byte| !byte).collect();
+    let harms = [("other bytes", Some(&swapped[..])), ("another length", Some(&zip[1..])), ("no object", None)];
+    for (asked, (name, bytes)) in harms.into_iter().enumerate() {
+        let before = shared.kept();
+        bytes.map_or_else(|| shared.bucket.lose_all(), |bytes| shared.bucket.replace_all(bytes));
+        let other = shared.replica("http://other.test:8082/", Larder::mirroring(&upstream)).await;
+        other.archive_path("null", "1.2.0").await;
+        let answer = other.get(&path).await.expect(200);
+        assert!(answer.body == zip, "{name}");
+        assert_eq!(upstream.count_of(Target::Archive), asked + 2, "{name}");
+        let kept = shared.kept();
+        assert!(kept.len() == 1 && kept != before, "{name}");
+        assert!(*shared.bucket.object(&kept[0]).unwrap() == *zip, "{name}");
+        other.stop().await;
+    }
+    // The objects that were replaced go.
+    assert_eq!(shared.doomed(), "3");
+    shared.sweep();
+    assert_eq!((shared.bucket.objects(), shared.doomed().as_str()), (shared.kept(), "0"));
+}
+
+/// The tail of a large archive from the bucket is withheld until the archive is verified: wrong bytes never look complete.
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_bytes_of_the_bucket_never_look_complete() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
+    let (one, other) = shared.two(&upstream).await;
+    let path = one.archive_path("null", "1.2.0").await;
+    one.get(&path).await.expect(200);
+    other.archive_path("null", "1.2.0").await;
+    shared.bucket.fail_once(Verb::Get, BucketFault::Swapped);
+    let received = other.receive(&path).await;
+    let withheld = received.headers["content-length"].to_str().unwrap().parse::<usize>().unwrap() - received.body.len();
+    assert!(received.status == 200 && !received.is_complete && withheld >= TAIL_BYTES, "{withheld} bytes");
+    assert!(other.get(&path).await.expect(200).body == archive(&upstream, "null"));
+    // A connection that breaks is resumed where it broke.
+    let third = shared.replica("http://third.test:8082/", Larder::mirroring(&upstream)).await;
+    third.archive_path("null", "1.2.0").await;
+    let asked = (upstream.count_of(Target::Archive), shared.bucket.count(Verb::Get));
+    shared.bucket.fail_once(Verb::Get, BucketFault::Truncated);
+    assert!(third.get(&path).await.expect(200).body == archive(&upstream, "null"));
+    assert_eq!((upstream.count_of(Target::Archive), shared.bucket.count(Verb::Get)), (asked.0, asked.1 + 2));
+}
+
+/// A bucket that refuses takes nothing from clients: the archive is served, and not named before the bucket has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_the_bucket_refuses_is_served_and_not_named() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    let (one, _other) = shared.two(&upstream).await;
+    let faults =
+        [BucketFault::Denied, BucketFault::Full, BucketFault::Gone, BucketFault::Skewed, BucketFault::SlowDown];
+    for (number, fault) in faults.into_iter().enumerate() {
+        let name = format!("p{number}");
+        let size = if number % 2 == 0 { SMALL_BYTES } else { IN_PARTS_BYTES };
+        upstream.publish(Provider::new("acme", &name).size(size));
+        let path = one.archive_path(&name, "1.2.0").await;
+        shared.bucket.fail_all(fault);
+        assert!(one.get(&path).await.expect(200).body == archive(&upstream, &name), "{fault:?}");
+        assert_eq!(shared.database.sql("select count(*) from larder.name_archive"), number.to_string(), "{fault:?}");
+        shared.bucket.heal();
+        assert!(one.get(&path).await.expect(200).body == archive(&upstream, &name), "{fault:?}");
+        assert_eq!(shared.kept().len(), number + 1, "{fault:?}");
+    }
+    shared.sweep();
+    assert_eq!((shared.kept(), shared.doomed().as_str()), (shared.bucket.objects(), "0"));
+    assert_eq!(shared.bucket.unfinished(), 0);
+}
+
+/// An answer that is lost makes no second object that counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_answer_is_lost_is_complete() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    let (one, _other) = shared.two(&upstream).await;
+    for (name, verb, size) in [
+        ("put", Verb::Put, SMALL_BYTES),
+        ("begin", Verb::Begin, IN_PARTS_BYTES),
+        ("part", Verb::Part, IN_PARTS_BYTES),
+        ("complete", Verb::Complete, IN_PARTS_BYTES),
+    ] {
+        upstream.publish(Provider::new("acme", name).size(size));
+        let path = one.archive_path(name, "1.2.0").await;
+        shared.bucket.fail_once(verb, BucketFault::LostAnswer);
+        one.get(&path).await.expect(200);
+        let kept = shared.kept();
+        assert!(kept.iter().any(|kept| *shared.bucket.object(kept).unwrap() == *archive(&upstream, name)), "{name}");
+    }
+    assert_eq!((shared.kept().len(), shared.doomed().as_str()), (4, "0"));
+}
+
+/// Two replicas that fetch the same archive at once keep one object; the other one goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_that_upload_one_archive_at_once_keep_one_object() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let (one, other) = shared.two(&upstream).await;
+    let path = one.archive_path("null", "1.2.0").await;
+    other.archive_path("null", "1.2.0").await;
+    let gate = shared.bucket.hold(Verb::Put);
+    let (first, second, ()) = tokio::join!(one.get(&path), other.get(&path), async {
+        until("both send their object", async || shared.bucket.count(Verb::Put) == 2).await;
+        gate.add_permits(2);
+    });
+    let zip = archive(&upstream, "null");
+    assert!(first.expect(200).body == zip && second.expect(200).body == zip);
+    assert_eq!((shared.kept().len(), shared.bucket.objects().len(), shared.doomed().as_str()), (1, 2, "1"));
+    shared.sweep();
+    assert_eq!((shared.kept(), shared.doomed().as_str()), (shared.bucket.objects(), "0"));
+}
+
+/// A replica whose disk is small keeps copies of what was used last. The others stay in the fleet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_a_replica_has_no_room_for_stays_in_the_fleet() {
+    let Some(shared) = Shared::start() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..6).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        upstream.publish(Provider::new("acme", name).size(SMALL_BYTES));
+    }
+    let builder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"");
+    let one = shared.replica("http://one.test:8082/", builder).await;
+    let mut paths = Vec::new();
+    for name in &names {
+        let path = one.archive_path(name, "1.2.0").await;
+        one.get(&path).await.expect(200);
+        paths.push(path);
+    }
+    until("it is within its limit", async || one.folder.size_of(&one.folder.blobs()) <= 1 << 20).await;
+    assert!(one.folder.blobs().len() < names.len());
+    upstream.stop().await;
+    for (name, path) in names.iter().zip(&paths) {
+        assert!(one.get(path).await.expect(200).body == archive(&upstream, name), "{name}");
+    }
+    assert_eq!((upstream.count_of(Target::Archive), shared.kept().len()), (names.len(), names.len()));
+}
+
+/// The bucket serves while the database does not answer: a replica knows where the archives are that it has met.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_comes_from_the_bucket_while_the_database_is_gone() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let shared = Shared { database: Arc::new(database), bucket: Arc::new(TestBucket::start()) };
+    let mut upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
+    let (one, other) = shared.two(&upstream).await;
+    let path = one.archive_path("null", "1.2.0").await;
+    one.get(&path).await.expect(200);
+    assert_eq!(other.archive_path("null", "1.2.0").await, path);
+    other.get(&path).await.expect(200);
+    until("it is a file", async || !other.folder.blobs().is_empty()).await;
+    other.folder.lose_all("blobs");
+    shared.database.freeze();
+    upstream.stop().await;
+    let answer = other.get(&path).await.expect(200);
+    assert!(answer.body == archive(&upstream, "null"));
+    shared.database.unfreeze();
+}
+
+/// A bucket that hangs costs a client no more than a few seconds, and no wrong answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_hangs_delays_a_client_and_no_more() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let (one, other) = shared.two(&upstream).await;
+    let path = one.archive_path("null", "1.2.0").await;
+    one.get(&path).await.expect(200);
+    other.archive_path("null", "1.2.0").await;
+    shared.bucket.fail_all(BucketFault::Hang);
+    let answered = tokio::time::timeout(Duration::from_secs(60), other.get(&path)).await;
+    assert!(answered.unwrap().expect(200).body == archive(&upstream, "null"));
+}
