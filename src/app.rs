@@ -2,6 +2,7 @@
 
 pub mod open_files;
 mod reload;
+mod replica;
 pub mod running_larder;
 
 use std::io;
@@ -454,7 +455,7 @@ impl SharedParts {
         let tokens = Arc::new(ClientTokens::new(&config.clients, self.mirror.documents.keyrings(&runtime_config)));
         let archive_urls = match tokens.is_empty() {
             true => None,
-            false => Some(Arc::new(ArchiveUrls::new(self.archive_url_key()?.as_bytes(), tokens.classes()))),
+            false => Some(Arc::new(ArchiveUrls::new(&self.archive_url_keys(config)?, tokens.classes()))),
         };
         let mirror = Arc::clone(&self.mirror);
         let protocols = protocols_of(config, self.main_address, mirror, runtime_config, archive_urls);
@@ -473,7 +474,7 @@ impl SharedParts {
             self.clock.clone(),
             audit,
         );
-        let token = config.admin.token.clone().map_or_else(|| self.generated_token(), Ok)?;
+        let token = config.admin.token.clone().map_or_else(|| self.generated_token(config), Ok)?;
         let admin_tls = admin_tls::server_config(&token)?;
         let serving = ServingLarder {
             access: Access::new(token, self.admin_address.ip(), reads),
@@ -507,15 +508,24 @@ impl SharedParts {
         Ok(Handlers { main, admin, admin_tls })
     }
 
-    fn archive_url_key(&self) -> Result<&str, StoreError> {
+    /// The keys of signed archive URLs: the first one signs. Each replica of a fleet takes what another one has signed.
+    fn archive_url_keys(&self, config: &Config) -> Result<Vec<SecretString>, StoreError> {
+        if let Some(fleet) = &config.fleet {
+            return Ok(fleet.secrets.iter().map(|secret| replica::secret_for("archive URLs", secret)).collect());
+        }
         if let Some(key) = self.archive_url_key.get() {
-            return Ok(key.expose_secret());
+            return Ok(vec![key.clone()]);
         }
         let key = SecretString::from(self.store.local.archive_url_key()?);
-        Ok(self.archive_url_key.get_or_init(|| key).expose_secret())
+        Ok(vec![self.archive_url_key.get_or_init(|| key).clone()])
     }
 
-    fn generated_token(&self) -> Result<SecretString, StoreError> {
+    fn generated_token(&self, config: &Config) -> Result<SecretString, StoreError> {
+        if let Some(secret) = config.fleet.as_ref().and_then(|fleet| fleet.secrets.first()) {
+            let token = replica::secret_for("the admin token", secret);
+            self.store.local.set_admin_token(token.expose_secret())?;
+            return Ok(token);
+        }
         if let Some(token) = self.made_token.get() {
             return Ok(token.clone());
         }
@@ -530,7 +540,7 @@ impl SharedParts {
 /// # Errors
 /// Returns a [`StartError`] that says what to change.
 pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError> {
-    let settings = StartSettings::default();
+    let settings = StartSettings { is_command: true, ..StartSettings::default() };
     let (mirror, store, metrics) = mirror(config, &settings)?;
     let clock = settings.clock;
     let jobs = Jobs::new(Arc::clone(&mirror), clock.clone());
@@ -640,6 +650,8 @@ pub struct StartSettings {
     pub connections: listener::Limits,
     /// The longest wait for a thread of the blocking pool before the liveness check fails.
     pub pool_within: Duration,
+    /// True for a command without listeners, which no other larder of a fleet needs to know.
+    pub is_command: bool,
     /// Set where this larder is for one run. A service lasts until it is stopped, and continues interrupted jobs.
     pub one_run: Option<OneRun>,
     /// Opens the store in a folder, at this time.
@@ -663,6 +675,7 @@ impl Default for StartSettings {
             upstream_limits: UpstreamLimits::default(),
             connections: listener::Limits::default(),
             pool_within: watchdog::POOL_TIMEOUT,
+            is_command: false,
             one_run: None,
             open_store: Store::open,
         }
@@ -702,10 +715,11 @@ pub fn mirror(
     config: &Config,
     settings: &StartSettings,
 ) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
-    if let Some(refusal) = config.refusal_of_fleet() {
-        return Err(StartError::Refused(refusal));
-    }
-    let store = Arc::new((settings.open_store)(&config.store.path, settings.clock.now())?);
+    let store = match &config.fleet {
+        Some(fleet) => replica::open_store(config, fleet, settings)?,
+        None => (settings.open_store)(&config.store.path, settings.clock.now())?,
+    };
+    let store = Arc::new(store);
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let outbound = outbound(config, metrics.counters.traffic.clone(), settings.upstream_limits)?;

@@ -8,14 +8,18 @@ use super::{print_json, print_line};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum FleetCommand {
+    /// Make a fleet: the schema of its database, the rights of the role that serves, and the mark in its bucket
+    ///
+    /// The URL in `[fleet] database` is that of the role that owns the schema, for this command. What is there stays.
+    Create(ServingRole),
     /// Bring the schema of the database up to date, and give the role that serves its rights
     ///
     /// The URL in `[fleet] database` is that of the role that owns the schema, for this command.
-    Migrate(Migrate),
+    Migrate(ServingRole),
 }
 
 #[derive(Debug, Args)]
-pub(super) struct Migrate {
+pub(super) struct ServingRole {
     /// The role of the replicas: it may add to the history, and delete nothing of it
     #[arg(long, value_name = "ROLE")]
     serve_as: String,
@@ -27,10 +31,16 @@ impl FleetCommand {
         use anyhow::Context as _;
         use secrecy::ExposeSecret as _;
 
+        use crate::app::StartError;
+        use crate::fleet::bucket::Bucket;
         use crate::fleet::database::Database;
+        use crate::fleet::identity::{self, IdentityError};
         use crate::fleet::schema;
 
-        let Self::Migrate(Migrate { serve_as }) = self;
+        let (creates, serve_as) = match self {
+            Self::Create(ServingRole { serve_as }) => (true, serve_as),
+            Self::Migrate(ServingRole { serve_as }) => (false, serve_as),
+        };
         anyhow::ensure!(
             !["public", ""].contains(&serve_as.as_str()),
             "--serve-as names no role of its own: every role of the database would get the rights"
@@ -38,22 +48,37 @@ impl FleetCommand {
         let (config, _) = common.load()?;
         let fleet = config.fleet.context("the configuration has no [fleet]: name the database there")?;
         let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())?;
+        // Its settings are checked before anything is made.
+        let bucket = creates.then(|| Bucket::new(&fleet, &config.network)).transpose()?;
         let made = schema::migrate(&database, &serve_as)?;
+        let marked = bucket.map(|bucket| identity::mark(&database, &bucket).map(|id| (id, bucket.place()))).transpose();
+        let marked = marked.map_err(|error| match error {
+            error @ (IdentityError::Two { .. } | IdentityError::Unreadable { .. }) => {
+                anyhow::Error::new(StartError::Refused(error.to_string()))
+            }
+            error => error.into(),
+        })?;
         let last = schema::MIGRATIONS.len();
         if common.json {
-            print_json(&serde_json::json!({ "made": made, "migration": last, "serve_as": serve_as }));
-        } else if made.is_empty() {
+            let id = marked.as_ref().map(|(id, _)| id);
+            print_json(&serde_json::json!({ "made": made, "migration": last, "serve_as": serve_as, "fleet": id }));
+            return Ok(());
+        }
+        if made.is_empty() {
             print_line(&format!("the database was up to date (migration {last}); {serve_as:?} may serve"));
         } else {
             let made: Vec<String> = made.iter().map(ToString::to_string).collect();
             print_line(&format!("made migration {}; {serve_as:?} may serve", made.join(", ")));
+        }
+        if let Some((id, place)) = marked {
+            print_line(&format!("{place} and the database are those of the fleet {id}"));
         }
         Ok(())
     }
 
     #[cfg(not(feature = "fleet"))]
     pub(super) fn run(self, _: &CommonOptions) -> anyhow::Result<()> {
-        let Self::Migrate(Migrate { serve_as: _ }) = self;
+        let (Self::Create(ServingRole { serve_as: _ }) | Self::Migrate(ServingRole { serve_as: _ })) = self;
         anyhow::bail!("this larder was built without the feature fleet: build it with cargo build --features fleet")
     }
 }

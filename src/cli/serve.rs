@@ -21,9 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::terminal::format_seconds;
 use super::{CaughtSignals, CommonOptions, VERSION, block_on, catch_file_size_signal, print_json, print_line};
+use crate::address::Hostname;
 use crate::app::{App, Reloaded, RunningApp, StartSettings, open_files};
 use crate::config::{self, Config, Problems};
-use crate::protocol::client_config::{ClientRoute, hosts_of_credentials};
+use crate::protocol::client_config::{ClientConfig, ClientRoute, hosts_of_credentials};
 
 #[derive(Debug, Args)]
 pub(super) struct Serve {
@@ -128,7 +129,15 @@ impl ServeTasks {
 
 async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> anyhow::Result<()> {
     let source = config.source.as_ref().map(|file| file.display().to_string());
-    let mut paste = app.client_config().await?;
+    let mut paste = match app.client_config().await {
+        Ok(paste) => paste,
+        // What is printed is a convenience; the start is not.
+        Err(error) => {
+            tracing::warn!(%error, "stored discovery documents cannot be read; the CLI configuration has the usual services");
+            let hosts: Vec<&Hostname> = config.upstreams.iter().map(|upstream| &upstream.host).collect();
+            ClientConfig::for_hosts(&hosts, app.base(), ClientRoute::HostOverride).await?
+        }
+    };
     let clients_authenticate = !config.clients.is_empty();
     if clients_authenticate {
         let registries = config.upstreams.iter().map(|upstream| &upstream.host);

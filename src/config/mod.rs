@@ -163,7 +163,7 @@ impl Config {
     /// Returns the reason not to start, and the lines to add. A larder with a credential that other machines can reach
     /// starts only if the configuration says which clients are allowed (promise 8).
     pub fn refusal(&self) -> Option<String> {
-        if let Some(refusal) = self.refusal_of_fleet().or_else(|| self.refusal_of_plain_tokens()) {
+        if let Some(refusal) = self.refusal_of_plain_tokens() {
             return Some(refusal);
         }
         if self.server.clients.is_some() || self.server.open || !self.clients.is_empty() {
@@ -180,16 +180,6 @@ impl Config {
              ([[client]]), or set open = true to allow every client",
             credential_holders.join(", "),
             reachable.join(", "),
-        ))
-    }
-
-    /// A replica that opened a store of its own would take other bytes for the first of a version than its fleet.
-    pub fn refusal_of_fleet(&self) -> Option<String> {
-        let fleet = self.fleet.as_ref()?;
-        Some(format!(
-            "[fleet] is read and checked, but this larder cannot be a replica yet ({}); remove the section, and larder runs alone, with \
-             the store at [store] path",
-            fleet.bucket
         ))
     }
 

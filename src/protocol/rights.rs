@@ -9,6 +9,7 @@ use std::sync::Arc;
 use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use secrecy::{ExposeSecret as _, SecretString};
 use subtle::ConstantTimeEq as _;
 
 use crate::address::AddressPattern;
@@ -113,22 +114,24 @@ pub enum BadArchiveUrl {
 /// Makes archive URLs, and checks them.
 #[derive(Debug)]
 pub struct ArchiveUrls {
-    key: hmac::Key,
+    /// The first one signs, all are accepted.
+    keys: Vec<hmac::Key>,
     classes: HashMap<ClassId, Arc<RightsClass>>,
 }
 
 impl ArchiveUrls {
-    /// URLs of these classes, made with a secret key.
-    pub fn new(key: &[u8], classes: impl IntoIterator<Item = Arc<RightsClass>>) -> Self {
+    /// URLs of these classes, made with the first of these secret keys; those made with another one are accepted.
+    pub fn new(keys: &[SecretString], classes: impl IntoIterator<Item = Arc<RightsClass>>) -> Self {
         let classes = classes.into_iter().map(|class| (class.id, class)).collect();
-        Self { key: hmac::Key::new(hmac::HMAC_SHA256, key), classes }
+        let key = |key: &SecretString| hmac::Key::new(hmac::HMAC_SHA256, key.expose_secret().as_bytes());
+        Self { keys: keys.iter().map(key).collect(), classes }
     }
 
     /// The path of an archive for clients of a class: `/archive/~TOKEN/…`.
     pub fn signed(&self, class: &RightsClass, path: &str, now: Timestamp) -> String {
         let Some(below) = path.strip_prefix(ARCHIVE) else { return path.to_owned() };
         let end = u32::try_from(now.0 / HOUR + HOURS).unwrap_or(u32::MAX).to_be_bytes();
-        let tag = self.tag(end, class.id, path);
+        let Some(tag) = self.keys.first().map(|key| tag(key, end, class.id, path)) else { return path.to_owned() };
         let token = [&end[..], &class.id, &tag].concat();
         format!("{ARCHIVE}{URL_TOKEN_MARK}{}/{below}", URL_SAFE_NO_PAD.encode(token))
     }
@@ -141,7 +144,7 @@ impl ArchiveUrls {
         let token = URL_SAFE_NO_PAD.decode(token).map_err(|_| BadArchiveUrl::Forged)?;
         let (end, rest) = token.split_first_chunk::<END_BYTES>().ok_or(BadArchiveUrl::Forged)?;
         let (class, tag) = rest.split_first_chunk::<CLASS_BYTES>().ok_or(BadArchiveUrl::Forged)?;
-        if !bool::from(self.tag(*end, *class, path).ct_eq(tag)) {
+        if !self.keys.iter().any(|key| bool::from(self::tag(key, *end, *class, path).ct_eq(tag))) {
             return Err(BadArchiveUrl::Forged);
         }
         let (end, hour) = (u64::from(u32::from_be_bytes(*end)), now.0 / HOUR);
@@ -156,16 +159,16 @@ impl ArchiveUrls {
     pub fn fresh_until(now: Timestamp) -> Timestamp {
         Timestamp((now.0 / HOUR + 1).saturating_mul(HOUR))
     }
+}
 
-    fn tag(&self, end: [u8; END_BYTES], class: ClassId, path: &str) -> [u8; TAG_BYTES] {
-        let mut context = hmac::Context::with_key(&self.key);
-        for part in [PURPOSE, &end, &class, path.as_bytes()] {
-            context.update(part);
-        }
-        let mut tag = [0; TAG_BYTES];
-        tag.iter_mut().zip(context.sign().as_ref()).for_each(|(byte, of_tag)| *byte = *of_tag);
-        tag
+fn tag(key: &hmac::Key, end: [u8; END_BYTES], class: ClassId, path: &str) -> [u8; TAG_BYTES] {
+    let mut context = hmac::Context::with_key(key);
+    for part in [PURPOSE, &end, &class, path.as_bytes()] {
+        context.update(part);
     }
+    let mut tag = [0; TAG_BYTES];
+    tag.iter_mut().zip(context.sign().as_ref()).for_each(|(byte, of_tag)| *byte = *of_tag);
+    tag
 }
 
 /// The mark as some tools spell it (RFC 3986, section 2.3).
@@ -209,7 +212,7 @@ mod tests {
     }
 
     fn urls(classes: &[&Arc<RightsClass>]) -> ArchiveUrls {
-        ArchiveUrls::new(b"a key", classes.iter().map(|class| Arc::clone(class)))
+        ArchiveUrls::new(&["a key".into()], classes.iter().map(|class| Arc::clone(class)))
     }
 
     #[test]
@@ -233,8 +236,8 @@ mod tests {
         assert_eq!(at(2 * HOUR), Err(BadArchiveUrl::Expired));
         assert_eq!(urls.check(token, PATH, Timestamp(NOW.0 - 3 * HOUR)), Err(BadArchiveUrl::Expired));
         assert_eq!(urls.check(token, &PATH.replace("null", "evil"), NOW), Err(BadArchiveUrl::Forged));
-        assert_eq!(ArchiveUrls::new(b"another", [one]).check(token, PATH, NOW), Err(BadArchiveUrl::Forged));
-        let without = ArchiveUrls::new(b"a key", [other]);
+        assert_eq!(ArchiveUrls::new(&["another".into()], [one]).check(token, PATH, NOW), Err(BadArchiveUrl::Forged));
+        let without = ArchiveUrls::new(&["a key".into()], [other]);
         assert_eq!(without.check(token, PATH, NOW), Err(BadArchiveUrl::Withdrawn));
     }
 

@@ -15,6 +15,7 @@ use larder::store::{
 
 use serde_json::Value;
 
+use crate::support::bucket::{self, ACCESS_KEY, BucketFault, TestBucket, Verb};
 use crate::support::larder::Folder;
 use crate::support::ports::free_port;
 use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
@@ -266,18 +267,21 @@ fn a_schema_is_made_once_and_one_that_does_not_fit_is_refused() {
     assert!(matches!(schema::check(&run), Err(SchemaError::Other(1))));
 }
 
-/// A folder with a configuration of a fleet on this database, as this role.
-fn configured(database: &TestDatabase, role: &str) -> Folder {
+/// A folder with a configuration of a fleet on this database, as this role, and on this bucket.
+fn configured(database: &TestDatabase, role: &str, bucket: &TestBucket) -> Folder {
     let home = Folder::new();
     let write = |name: &str, text: &str| std::fs::write(home.path().join(name), text).unwrap();
     write("database-url", &database.url(role));
     write("fleet-secret", "0123456789abcdef0123456789abcdef");
-    let ca = database.ca();
+    write("access-key", ACCESS_KEY);
+    write("bucket-secret", bucket::SECRET);
+    let (ca, bucket_ca, endpoint) = (database.ca(), bucket.ca_file(), bucket.endpoint());
     write(
         "mirror.toml",
         &format!(
-            "[store]\npath = \"store\"\n[fleet]\ndatabase = {{ file = \"database-url\" }}\ndatabase_ca = {ca:?}\n\
-             bucket = \"s3://larder\"\nsecret = [{{ file = \"fleet-secret\" }}]\nlisten = \"0.0.0.0:0\"\n\
+            "[store]\npath = \"store\"\n[network]\nca_file = {bucket_ca:?}\n[fleet]\ndatabase = {{ file = \"database-url\" }}\n\
+             database_ca = {ca:?}\nbucket = \"s3://larder\"\nendpoint = \"{endpoint}\"\n\
+             bucket_key = {{ access_key = {{ file = \"access-key\" }}, secret = {{ file = \"bucket-secret\" }} }}\nsecret = [{{ file = \"fleet-secret\" }}]\nlisten = \"0.0.0.0:0\"\n\
              advertise = \"http://10.0.0.7:8082/\"\n"
         ),
     );
@@ -304,7 +308,8 @@ async fn the_doctor_and_fleet_migrate_lead_to_a_database_that_fits() {
     // Of its own: the role that it limits is that of all tests.
     let Some(database) = TestDatabase::on_its_own_server() else { return };
     database.sql("drop schema larder cascade");
-    let (replica, owner) = (configured(&database, RUN_ROLE), configured(&database, OWNER));
+    let bucket = TestBucket::start();
+    let [replica, owner] = [RUN_ROLE, OWNER].map(|role| configured(&database, role, &bucket));
     let found = |checks: &[(String, String, String)], id: &str, verdict: &str, part: &str| {
         let fits = |(i, v, f): &(String, String, String)| i == id && v == verdict && f.contains(part);
         assert!(checks.iter().any(fits), "{id} {verdict} {part}: {checks:#?}");
@@ -322,6 +327,21 @@ async fn the_doctor_and_fleet_migrate_lead_to_a_database_that_fits() {
     let after = doctor(&replica).await;
     found(&after, "fleet.schema", "ok", "every migration");
     found(&after, "fleet.rights", "ok", "delete nothing of it");
+    let takes = "s3://larder/ takes, sends and removes objects, and checks their bytes";
+    found(&after, "fleet.bucket", "ok", takes);
+    assert!(bucket.objects().is_empty() && bucket.unfinished() == 0, "the doctor leaves nothing behind");
+    for (verb, fault, part) in [
+        (Verb::Put, BucketFault::Denied, "s3://larder/ could not take b/"),
+        (Verb::Part, BucketFault::Full, "QuotaExceeded"),
+        (Verb::Complete, BucketFault::FailsLate, "InternalError"),
+        (Verb::Get, BucketFault::Swapped, "a range has other bytes"),
+        (Verb::Delete, BucketFault::Denied, "could not remove b/"),
+    ] {
+        bucket.fail(verb, fault);
+        found(&doctor(&replica).await, "fleet.bucket", "fail", part);
+        bucket.heal();
+    }
+    assert_eq!(bucket.unfinished(), 0);
     database.sql("revoke usage on schema larder from larder_run");
     found(&doctor(&replica).await, "fleet.rights", "fail", "larder_run may not read the schema");
     database.sql("grant usage on schema larder to larder_run");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder::clock::Clock;
 
+use crate::support::bucket::TestBucket;
 use crate::support::larder::{Folder, Larder};
 use crate::support::larder_commands::run_larder_in;
 use crate::support::postgres::{OTHER_ROLE, RUN_ROLE, TestDatabase};
@@ -33,10 +34,11 @@ impl Fleet {
         // Roles are of a whole server.
         let database = Arc::new(TestDatabase::on_its_own_server()?);
         let (upstream, clock) = (FakeUpstream::start().await, Clock::system());
+        let bucket = Arc::new(TestBucket::start());
         let start = async |url, role, serve_behind| {
             let folder = Folder::new();
-            let (database, clock) = (Arc::clone(&database), clock.clone());
-            let replica = Replica { database, role, url, serve_behind, clock };
+            let (database, bucket, clock) = (Arc::clone(&database), Arc::clone(&bucket), clock.clone());
+            let replica = Replica { database, bucket, role, url, serve_behind, clock };
             join_fleet(folder.path(), &replica);
             Larder::mirroring(&upstream).store_at(&folder).start().await
         };

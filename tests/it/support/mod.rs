@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod another_user;
+pub(crate) mod bucket;
 pub(crate) mod bundle_transfer;
 pub(crate) mod ci_tokens;
 pub(crate) mod command_setup;
@@ -40,6 +41,7 @@ pub(crate) mod store_kind;
 pub(crate) mod terraform;
 pub(crate) mod tls;
 pub(crate) mod tree_imports;
+pub(crate) mod turns;
 pub(crate) mod upstream;
 pub(crate) mod verify_steps;
 pub(crate) mod warm_fixture;

@@ -8,16 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::bucket::TestBucket;
 use crate::support::lagging_records::LaggingRecords;
 use crate::support::memory_records::MemoryRecords;
 use crate::support::postgres::{RUN_ROLE, TestDatabase};
 use larder::clock::{Clock, Timestamp};
+use larder::fleet::archives::BucketArchives;
+use larder::fleet::bucket::Bucket;
 use larder::fleet::copy::CopiedRecords;
-use larder::fleet::database::Database;
 use larder::fleet::records::DatabaseRecords;
 use larder::fleet::replicas::Announcement;
-use larder::store::{Archives, Staged, Store, StoreError};
-use larder::verify::Verified;
+use larder::store::{Store, StoreError};
 
 /// The records of each folder, which outlive the larders that use it.
 static RECORDS: Mutex<BTreeMap<PathBuf, Kind>> = Mutex::new(BTreeMap::new());
@@ -34,6 +35,7 @@ enum Kind {
 #[derive(Debug, Clone)]
 pub(crate) struct Replica {
     pub(crate) database: Arc<TestDatabase>,
+    pub(crate) bucket: Arc<TestBucket>,
     /// The role of its connections.
     pub(crate) role: &'static str,
     /// The URL at which it announces itself.
@@ -46,7 +48,8 @@ impl Replica {
     /// The one replica of a fleet.
     fn of(database: TestDatabase) -> Self {
         let url = "http://replica.test:8082/";
-        Self { database: Arc::new(database), role: RUN_ROLE, url, serve_behind: None, clock: Clock::system() }
+        let (database, bucket) = (Arc::new(database), Arc::new(TestBucket::start()));
+        Self { database, bucket, role: RUN_ROLE, url, serve_behind: None, clock: Clock::system() }
     }
 }
 
@@ -58,22 +61,6 @@ impl Kind {
             "fleet" => Some(Self::Fleet(Replica::of(TestDatabase::new().expect("PostgreSQL is not installed")))),
             other => panic!("LARDER_TEST_RECORDS is {other}"),
         }
-    }
-}
-
-/// Archives that are on this machine, and of which the database has a note: no name may list another.
-#[derive(Debug)]
-struct NotedInDatabase(Arc<Database>);
-
-impl Archives for NotedInDatabase {
-    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError> {
-        let (digest, size) = (staged.digest(), staged.value().written());
-        let note = format!(
-            "insert into larder.blob (sha256, object, size) values ('\\x{digest}', '{digest}', {size})
-             on conflict do nothing"
-        );
-        let noted = self.0.run(move |client| Box::pin(async move { client.batch_execute(&note).await }));
-        Ok(noted?)
     }
 }
 
@@ -116,12 +103,14 @@ pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
     Ok(match kind {
         Kind::Memory(records) => Store::assemble(Box::new(records), archives, local),
         Kind::Lagging(records) => Store::assemble(Box::new(records), archives, local),
-        Kind::Fleet(Replica { database, role, url, serve_behind, clock }) => {
-            let database = Arc::new(database.connect_as(role));
-            let shared = DatabaseRecords::of(Arc::clone(&database));
+        Kind::Fleet(Replica { database, bucket, role, url, serve_behind, clock }) => {
+            let shared = DatabaseRecords::of(Arc::new(database.connect_as(role)));
             let records = CopiedRecords::new(records, Arc::clone(&local.index), shared, serve_behind, clock)?;
             records.join_fleet(Announcement::new(url.to_owned()).unwrap()).unwrap();
-            Store::assemble(Box::new(records), Box::new(NotedInDatabase(database)), local)
+            let (fleet, network) = bucket.settings();
+            let bucket = Bucket::new(&fleet, &network).unwrap();
+            let archives = BucketArchives::new(bucket, records.shared(), Arc::clone(&local.index)).unwrap();
+            Store::assemble(Box::new(records), Box::new(archives), local)
         }
     })
 }

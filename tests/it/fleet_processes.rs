@@ -1,0 +1,186 @@
+//! Replicas as processes: how a fleet is made, what a replica refuses to start with, and real clients that are sent from one replica to
+//! the other.
+
+use std::path::Path;
+
+use crate::support::bucket::{self, ACCESS_KEY, TestBucket};
+use crate::support::larder::{Folder, Larder};
+use crate::support::module_fixture::{ModuleFixture, tar_gz};
+use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
+use crate::support::process::{CommandOutput, Process, command, run};
+use crate::support::terraform::Terraform;
+use crate::support::turns::Turns;
+use crate::support::upstream::{FakeUpstream, Provider};
+
+/// The database and the bucket of a fleet.
+struct Setup {
+    database: TestDatabase,
+    bucket: TestBucket,
+}
+
+impl Setup {
+    /// Nothing is made yet.
+    fn empty() -> Option<Self> {
+        Some(Self { database: TestDatabase::empty()?, bucket: TestBucket::start() })
+    }
+
+    /// A fleet without replicas.
+    async fn created() -> Option<Self> {
+        let setup = Self::empty()?;
+        setup.create().await.expect(0);
+        Some(setup)
+    }
+
+    async fn create(&self) -> CommandOutput {
+        let home = Folder::new();
+        self.command_of_owner(home.path(), "create").await
+    }
+
+    /// A command of the role that owns the schema.
+    async fn command_of_owner(&self, home: &Path, name: &str) -> CommandOutput {
+        let network = format!("[network]\nca_file = {:?}\n", self.bucket.ca_file());
+        let file = home.join("mirror.toml");
+        std::fs::write(&file, format!("{network}{}", self.lines(home, OWNER))).unwrap();
+        run(command(home, &["fleet", name, "--serve-as", RUN_ROLE, "--config", file.to_str().unwrap()])).await
+    }
+
+    /// The lines of a replica in this folder.
+    fn lines(&self, home: &Path, role: &str) -> String {
+        let write = |name: &str, text: &str| std::fs::write(home.join(name), text).unwrap();
+        write("database-url", &self.database.url(role));
+        write("fleet-secret", "0123456789abcdef0123456789abcdef");
+        write("access-key", ACCESS_KEY);
+        write("bucket-secret", bucket::SECRET);
+        let (ca, endpoint) = (self.database.ca(), self.bucket.endpoint());
+        format!(
+            "[fleet]\ndatabase = {{ file = \"database-url\" }}\ndatabase_ca = {ca:?}\nbucket = \"s3://larder/mirror\"\n\
+             endpoint = \"{endpoint}\"\nbucket_key = {{ access_key = {{ file = \"access-key\" }}, secret = {{ file = \"bucket-secret\" }} }}\n\
+             secret = [{{ file = \"fleet-secret\" }}]\nlisten = \"127.0.0.1:0\"\nadvertise = \"http://127.0.0.1:8082/\"\n"
+        )
+    }
+
+    /// The configuration of a replica in this folder.
+    fn config(&self, upstream: &FakeUpstream, folder: &Folder) -> String {
+        let network = format!("ca_file = {:?}", self.bucket.ca_file());
+        let builder = Larder::mirroring(upstream).store_at(folder).allow_private("127.0.0.1").network(&network);
+        format!("{}\n{}", builder.config_text(), self.lines(folder.path(), RUN_ROLE))
+    }
+
+    fn start(&self, upstream: &FakeUpstream, folder: &Folder) -> Process {
+        Process::serve(&self.config(upstream, folder), folder.path()).unwrap_or_else(|output| panic!("{output:?}"))
+    }
+
+    /// The error of a replica that does not start.
+    fn refused(&self, upstream: &FakeUpstream, folder: &Folder) -> CommandOutput {
+        let started = Process::serve(&self.config(upstream, folder), folder.path());
+        started.err().expect("the replica started")
+    }
+}
+
+/// A fleet is made once, by a command. A replica that meets another fleet, or none, does not start, and says what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_starts_in_its_own_fleet_only() {
+    let Some(setup) = Setup::empty() else { return };
+    let upstream = FakeUpstream::start().await;
+    let folder = Folder::new();
+    let missing = setup.refused(&upstream, &folder).expect(78);
+    assert!(missing.err.contains("the database lacks migration 1; run larder fleet create"), "{missing:?}");
+    setup.command_of_owner(Folder::new().path(), "migrate").await.expect(0);
+    let unmarked = setup.refused(&upstream, &folder).expect(78);
+    assert!(unmarked.err.contains("s3://larder/mirror/ belongs to no fleet yet"), "{unmarked:?}");
+    let created = setup.create().await.expect(0);
+    let again = setup.create().await.expect(0);
+    let id = |output: &CommandOutput| output.out.trim().rsplit(' ').next().unwrap().to_owned();
+    assert_eq!(id(&created), id(&again));
+    assert!(
+        setup
+            .bucket
+            .object("mirror/fleet.json")
+            .is_some_and(|mark| mark.windows(36).any(|part| part == id(&created).as_bytes()))
+    );
+    setup.start(&upstream, &folder).terminate_promptly().await;
+
+    // The bucket and the database of two fleets.
+    let Some(other) = Setup::created().await else { return };
+    let mixed = Setup { database: TestDatabase::empty().unwrap(), bucket: other.bucket };
+    let refused = mixed.create().await.expect(78);
+    assert!(refused.err.contains("the database is that of the fleet"), "{refused:?}");
+    // The folder of a replica of another fleet.
+    let Some(third) = Setup::created().await else { return };
+    let strange = third.refused(&upstream, &folder).expect(78);
+    assert!(strange.err.contains(&format!("is the folder of a replica of the fleet {}", id(&created))), "{strange:?}");
+    // The store of a larder that runs alone.
+    let alone = Folder::new();
+    Process::start(&Larder::mirroring(&upstream).store_at(&alone), alone.path()).terminate_promptly().await;
+    let refused = setup.refused(&upstream, &alone).expect(78);
+    assert!(refused.err.contains("is the store of a larder that runs alone"), "{refused:?}");
+}
+
+/// A replica that was killed goes on with what it has, also where neither the database nor the bucket answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_starts_again_without_the_database_and_the_bucket() {
+    let Some(setup) = Setup::created().await else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(200_000));
+    let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    let folder = Folder::new();
+    let replica = setup.start(&upstream, &folder);
+    let path = replica.archive_path("null").await;
+    assert!(replica.get(&path).await.expect(200).body == zip);
+    replica.kill();
+    let config = setup.config(&upstream, &folder).replace(setup.bucket.endpoint(), "https://127.0.0.1:9");
+    std::fs::write(folder.path().join("database-url"), "postgresql://larder_run@127.0.0.1:9/larder").unwrap();
+    let replica = Process::serve(&config, folder.path()).unwrap_or_else(|output| panic!("{output:?}"));
+    assert!(replica.get(&path).await.expect(200).body == zip);
+    replica.log().line_with("nobody says which fleet this is").await;
+    replica.terminate_promptly().await;
+}
+
+/// The real client, each of whose requests another replica answers: it installs providers and modules, with the lock file of a single
+/// larder, and again when upstream is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_each_request_sends_to_another_replica_installs() {
+    let Some(terraform) = Terraform::find() else { return };
+    let Some(setup) = Setup::created().await else { return };
+    let mut upstream = ModuleFixture::start().await;
+    // One file has the authority of the bucket, and that of the server with the modules.
+    let authorities = [std::fs::read_to_string(setup.bucket.ca_file()).unwrap(), upstream.ca.pem()].concat();
+    std::fs::write(setup.bucket.ca_file(), authorities).unwrap();
+    for number in 0..20 {
+        upstream.registry.publish(Provider::new("acme", &format!("p{number}")).size(100_000));
+    }
+    for number in 0..10 {
+        upstream.publish_archive(&format!("m{number}"), &tar_gz(&[("main.tf", format!("# {number}\n").as_bytes())]));
+    }
+    let init = async |base: &str| {
+        let mut workspace = terraform.workspace();
+        let service = |name: &str| format!("\"{name}.v1\" = \"{base}/registry/registry.terraform.io/v1/{name}/\"");
+        let services = [service("providers"), service("modules")].join(", ");
+        workspace.cli_config(&format!("host \"registry.terraform.io\" {{\n  services = {{ {services} }}\n}}\n"));
+        for number in 0..20 {
+            workspace.require(&format!("acme/p{number}"), "1.2.0");
+        }
+        let module = |number| {
+            format!("module \"m{number}\" {{\n  source = \"acme/m{number}/test\"\n  version = \"1.0.0\"\n}}\n")
+        };
+        workspace.file("modules.tf", &(0..10).map(module).collect::<String>());
+        workspace.init().await.expect_success();
+        workspace.lock_file()
+    };
+    let alone = Folder::new();
+    let single = upstream.larder_on(&alone);
+    let single = Process::start(&single, alone.path());
+    let expected = init(single.base()).await;
+    let folders = [Folder::new(), Folder::new()];
+    let replicas = [&folders[0], &folders[1]].map(|folder| setup.start(&upstream.registry, folder));
+    let turns = Turns::between(replicas.iter().map(|replica| replica.base().to_owned()).collect()).await;
+    assert_eq!(init(&turns.base()).await, expected);
+    upstream.stop().await;
+    assert_eq!(init(&turns.base()).await, expected);
+    assert!(turns.answered().iter().all(|count| *count > 100), "{:?}", turns.answered());
+    // Two replicas may fetch the same archive at the same moment, and keep one.
+    assert_eq!(setup.database.sql("select count(*) from larder.blob"), "30");
+    for replica in replicas {
+        replica.terminate_promptly().await;
+    }
+}
