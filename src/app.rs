@@ -52,7 +52,7 @@ use crate::protocol::client_config::{ClientConfig, ClientRoute};
 use crate::protocol::rights::ArchiveUrls;
 use crate::protocol::route::{Mount, RouteContext};
 use crate::protocol::run::RunIds;
-use crate::store::{ListenerNote, Store, StoreError};
+use crate::store::{ListenerNote, Local, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
 use crate::upstream::clients::ConnectorError;
 use crate::upstream::issuers::Issuers;
@@ -717,7 +717,17 @@ pub fn mirror(
 ) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
     let store = match &config.fleet {
         Some(fleet) => replica::open_store(config, fleet, settings)?,
-        None => (settings.open_store)(&config.store.path, settings.clock.now())?,
+        None => {
+            // What it would record as first is nothing to its fleet.
+            if let Some(id) = Local::fleet_of(&config.store.path)? {
+                let path = config.store.path.display();
+                let reason = format!(
+                    "{path} is the folder of a replica of the fleet {id}; name the fleet in [fleet], or another folder"
+                );
+                return Err(StartError::Refused(reason));
+            }
+            (settings.open_store)(&config.store.path, settings.clock.now())?
+        }
     };
     let store = Arc::new(store);
     let metrics = MetricSources::new();

@@ -254,7 +254,11 @@ impl Error {
             | Self::Interrupted(_)
             | Self::WouldAsk(_)
             | Self::Store(
-                StoreError::NoRoom { .. } | StoreError::Unavailable | StoreError::Busy(_) | StoreError::Unreachable(_),
+                StoreError::NoRoom { .. }
+                | StoreError::Unavailable
+                | StoreError::Busy(_)
+                | StoreError::Unreachable(_)
+                | StoreError::Bucket { .. },
             ) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Looped => StatusCode::LOOP_DETECTED,
             Self::Store(_) => StatusCode::INTERNAL_SERVER_ERROR,

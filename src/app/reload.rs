@@ -83,6 +83,15 @@ async fn keep_restart_options(
     keep_previous("admin.listen", &mut config.admin.listen, &previous.admin.listen, &mut need_restart);
     keep_previous("store.path", &mut config.store.path, &previous.store.path, &mut need_restart);
     keep_previous("store.scrub", &mut config.store.scrub, &previous.store.scrub, &mut need_restart);
+    let is_as_before = match (&config.fleet, &previous.fleet) {
+        (Some(fleet), Some(previous)) => fleet.differs_in_secrets_only(previous),
+        (None, None) => true,
+        _ => false,
+    };
+    if !is_as_before {
+        need_restart.push("fleet");
+        config.fleet.clone_from(&previous.fleet);
+    }
     // The check of allowed clients (promise 8) applies to the open listener. A new address in the file takes effect
     // only after a restart.
     problems.extend(config.refusal().filter(|refusal| !problems.contains(refusal)));

@@ -35,6 +35,21 @@ pub struct Fleet {
     pub serve_behind: Option<Duration>,
 }
 
+impl Fleet {
+    /// True if only the secrets differ, which a reload changes.
+    pub fn differs_in_secrets_only(&self, other: &Self) -> bool {
+        let Self { database, database_ca, bucket, endpoint, bucket_key, secrets: _, listen, advertise, serve_behind } =
+            self;
+        let key = |key: &Option<BucketKey>| {
+            key.as_ref().map(|key| [&key.access_key, &key.secret].map(|part| part.expose_secret().to_owned()))
+        };
+        database.expose_secret() == other.database.expose_secret()
+            && (database_ca, bucket, endpoint) == (&other.database_ca, &other.bucket, &other.endpoint)
+            && key(bucket_key) == key(&other.bucket_key)
+            && (listen, advertise, serve_behind) == (&other.listen, &other.advertise, &other.serve_behind)
+    }
+}
+
 /// A place in an object store: `s3://NAME/PREFIX`.
 #[derive(Debug, Clone, PartialEq, Eq, Display)]
 #[display("{service}://{name}/{prefix}")]

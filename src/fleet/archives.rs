@@ -42,9 +42,15 @@ pub struct BucketArchives {
     index: Arc<Index>,
     /// Archives for which the bucket has sent other bytes, with the object that has them.
     wrong: Arc<Mutex<HashMap<Digest, ObjectName>>>,
-    trouble: Arc<Mutex<Trouble<BucketError>>>,
+    health: Arc<Mutex<Health>>,
     /// The threads that speak with the bucket. `None` only while it is dropped.
     runtime: Option<Runtime>,
+}
+
+/// The state of the bucket.
+struct Health {
+    answered: Instant,
+    trouble: Trouble<BucketError>,
 }
 
 impl fmt::Debug for BucketArchives {
@@ -61,14 +67,20 @@ impl BucketArchives {
     pub fn new(bucket: Bucket, shared: Arc<DatabaseRecords>, index: Arc<Index>) -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("larder-bucket").enable_all().build()?;
-        let trouble = Arc::new(Mutex::new(Trouble::new(LEFT_ALONE)));
-        Ok(Self { bucket, shared, index, wrong: Arc::default(), trouble, runtime: Some(runtime) })
+        let health = Health { answered: Instant::now(), trouble: Trouble::new(LEFT_ALONE) };
+        let health = Arc::new(Mutex::new(health));
+        Ok(Self { bucket, shared, index, wrong: Arc::default(), health, runtime: Some(runtime) })
     }
 
     /// Runs work that speaks with the bucket, and waits for it. Callers may block.
     fn run<T>(&self, work: impl Future<Output = Result<T, BucketError>>) -> Result<T, StoreError> {
         let Some(runtime) = &self.runtime else { return Err(StoreError::Unreachable("larder stops".to_owned())) };
-        Ok(runtime.block_on(watched(&self.trouble, work))?)
+        Ok(runtime.block_on(watched(&self.health, work))?)
+    }
+
+    /// True for an object that was found to have other bytes than its archive.
+    fn is_wrong(&self, digest: &Digest, object: &str) -> bool {
+        self.wrong.lock().get(digest).is_some_and(|wrong| wrong.to_string() == object)
     }
 
     /// Sends an archive to the bucket, under a name of its own.
@@ -108,6 +120,8 @@ impl BucketArchives {
         };
         match completed {
             Ok(()) => Ok(()),
+            // The next request would wait as long, and so would a client.
+            Err(error) if error.fault.trouble == BucketTrouble::Silent => Err(error),
             // The answer to an attempt may be lost, and the next one finds no upload.
             Err(_) if self.bucket.length(object).await.is_ok_and(|length| length == size_bytes) => Ok(()),
             Err(error) => {
@@ -133,11 +147,8 @@ impl Archives for BucketArchives {
             let object = ObjectName::new(&digest)
                 .map_err(|_| StoreError::Unreachable("the system returns no random bytes".to_owned()))?;
             self.shared.doom(&object)?;
-            if let Err(error) = self.upload(&object, staged) {
-                // It goes after a day in any case.
-                let _ = self.shared.give_up(&object);
-                return Err(error);
-            }
+            // An upload that fails goes after a day: without an answer, it may still take effect.
+            self.upload(&object, staged)?;
             match self.shared.keep(&object, &digest, size_bytes, wrong.as_ref())? {
                 Kept::As(object) => {
                     self.wrong.lock().remove(&digest);
@@ -161,11 +172,16 @@ impl Archives for BucketArchives {
     }
 
     fn sweep(&self) -> Result<(), StoreError> {
+        self.shared.doom_unnamed()?;
+        let mut failed = None;
         for object in self.shared.due_objects()? {
-            self.run(self.bucket.delete(&object))?;
-            self.shared.is_gone(&object)?;
+            // One that stays, because a rule of the bucket holds it, delays no other.
+            if let Err(error) = self.run(self.bucket.delete(&object)).and_then(|()| self.shared.is_gone(&object)) {
+                tracing::warn!(%error, "an object that no archive needs stays in the bucket");
+                failed = Some(error);
+            }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 }
 
@@ -175,19 +191,25 @@ impl SharedArchives for BucketArchives {
     }
 
     fn object(&self, digest: &Digest) -> Result<Option<String>, StoreError> {
-        let wrong = self.wrong.lock().get(digest).map(ToString::to_string);
-        let is_right = |object: &String| Some(object) != wrong.as_ref();
-        if let Some(noted) = self.index.object_of(digest)?.filter(is_right) {
-            return Ok(Some(noted));
+        match self.index.object_of(digest)?.filter(|noted| !self.is_wrong(digest, noted)) {
+            Some(noted) => Ok(Some(noted)),
+            None => self.object_now(digest),
         }
+    }
+
+    fn object_now(&self, digest: &Digest) -> Result<Option<String>, StoreError> {
         let known = self.shared.object_of(digest)?.map(|object| object.to_string());
         self.index.note_object(digest, known.as_deref());
-        Ok(known.filter(is_right))
+        Ok(known.filter(|known| !self.is_wrong(digest, known)))
+    }
+
+    fn is_noted(&self, digest: &Digest) -> Result<bool, StoreError> {
+        Ok(self.index.object_of(digest)?.is_some_and(|noted| !self.is_wrong(digest, &noted)))
     }
 
     fn fetch(&self, digest: Digest, object: &str, from: u64) -> BoxFuture<'static, Result<ArrivingBytes, StoreError>> {
         let (bucket, object, wrong) = (self.bucket.clone(), object.parse::<ObjectName>(), Arc::clone(&self.wrong));
-        let trouble = Arc::clone(&self.trouble);
+        let health = Arc::clone(&self.health);
         async move {
             let object = object.map_err(|bad| StoreError::Unreachable(bad.to_string()))?;
             let get = async {
@@ -195,7 +217,7 @@ impl SharedArchives for BucketArchives {
                 let silent = || bucket.failed(&format!("send {object}"), BucketFault::silent(FIRST_BYTE_TIMEOUT));
                 got.unwrap_or_else(|_| Err(silent()))
             };
-            let arriving = match watched(&trouble, get).await {
+            let arriving = match watched(&health, get).await {
                 Err(error) => {
                     if error.fault.trouble == BucketTrouble::NoObject {
                         wrong.lock().insert(digest, object);
@@ -227,25 +249,29 @@ impl Drop for BucketArchives {
 
 /// Makes a request, unless the bucket did not answer a moment ago.
 async fn watched<T>(
-    trouble: &Mutex<Trouble<BucketError>>,
+    health: &Mutex<Health>,
     work: impl Future<Output = Result<T, BucketError>>,
 ) -> Result<T, BucketError> {
-    trouble.lock().admit(Instant::now())?;
+    health.lock().trouble.admit(Instant::now())?;
+    let began = Instant::now();
     let done = work.await;
+    let mut health = health.lock();
     match &done {
+        // One request may be slow for its own sake, while others are answered.
+        Err(error) if error.is_without_answer() && health.answered > began => {}
         Err(error) if error.is_without_answer() => {
-            let is_first = trouble.lock().note(error.clone(), Instant::now());
-            if is_first {
+            if health.trouble.note(error.clone(), Instant::now()) {
                 tracing::error!(%error, to_do = error.remedy(), "the bucket does not answer; what is here is served meanwhile");
             }
         }
         _ => {
-            let has_ended = trouble.lock().end();
-            if has_ended {
+            health.answered = Instant::now();
+            if health.trouble.end() {
                 tracing::info!("the bucket answers again");
             }
         }
     }
+    drop(health);
     done
 }
 

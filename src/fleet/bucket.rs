@@ -97,7 +97,7 @@ impl BucketError {
     pub fn remedy(&self) -> &'static str {
         match self.fault.trouble {
             BucketTrouble::Denied => {
-                "check bucket_key in [fleet], and that its rights cover the prefix: get, put and delete"
+                "check bucket_key in [fleet], and its rights below the prefix: get, put and delete, and to list the bucket (without it, S3 answers 403 for an object that is absent)"
             }
             BucketTrouble::Full => "raise the quota of the bucket, or free space; larder continues by itself",
             BucketTrouble::Slow => "larder tries again; if this lasts, look at the object store",

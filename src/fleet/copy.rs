@@ -25,7 +25,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::store::{
     Change, Contact, CopiedRecord, Durability, Generation, GroupRef, Index, IndexEntry, IndexedName, Key, Moment,
-    NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Turns, Unreached,
+    NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Trimmed, Turns, Unreached,
     WriteOutcome,
 };
 
@@ -489,6 +489,22 @@ impl Records for CopiedRecords {
 
     fn of_machine(&self) -> &dyn Records {
         &*self.local
+    }
+
+    fn trim(&self, key: &Key) -> Result<Trimmed, StoreError> {
+        let (group, path) = (key.group(), key.path());
+        if self.own(&group).is_some() {
+            return Ok(Trimmed::OnlyHere);
+        }
+        if key.is_history() {
+            return Ok(Trimmed::Kept);
+        }
+        let _applying = self.groups.of(&group.as_ref()).applying.lock();
+        self.write_local(&group, &[removal(key.clone())])?;
+        if let Some(listed) = self.index.copied_record(&group, &path)? {
+            self.index.note_copied_records(&group, &[(path, Some(CopiedRecord { here: None, ..listed }))]);
+        }
+        Ok(Trimmed::Copy)
     }
 
     fn spread(&self) -> Result<Vec<Unreached>, StoreError> {

@@ -50,6 +50,16 @@ pub enum IdentityError {
         /// The fleet of the bucket.
         marked: FleetId,
     },
+    /// The folder is that of a replica of another fleet.
+    #[error(
+        "it is the folder of a replica of the fleet {folder}, and [fleet] names a part of the fleet {other}; name all of one fleet"
+    )]
+    Folder {
+        /// The fleet of the folder.
+        folder: FleetId,
+        /// The fleet of the database or the bucket.
+        other: FleetId,
+    },
     /// The mark of the bucket is that of a newer larder, or of something else.
     #[error("fleet.json in {bucket} is not one that this larder can read: {reason}")]
     Unreadable {
@@ -73,22 +83,32 @@ impl IdentityError {
     /// True if nothing is known: the database or the bucket did not answer.
     pub fn is_unknown(&self) -> bool {
         match self {
-            Self::Database(_) => true,
-            Self::Bucket(error) => error.may_pass() || error.is_without_answer(),
-            Self::Thread(_) | Self::Schema(_) | Self::Unmarked { .. } | Self::Two { .. } | Self::Unreadable { .. } => {
-                false
-            }
+            Self::Database(_) | Self::Bucket(_) => true,
+            Self::Thread(_)
+            | Self::Schema(_)
+            | Self::Unmarked { .. }
+            | Self::Two { .. }
+            | Self::Folder { .. }
+            | Self::Unreadable { .. } => false,
         }
     }
 }
 
-/// The id of the fleet that the database and the bucket belong to.
+/// The id of the fleet that the database and the bucket belong to. `folder` is the fleet of the folder of this replica.
 ///
 /// # Errors
 /// They are not of one fleet, or one of them does not answer.
-pub fn of_both(database: &Database, bucket: &Bucket) -> Result<FleetId, IdentityError> {
-    let database = of_database(database)?;
-    match on_its_own_thread(of_bucket(bucket))?? {
+pub fn of_both(database: &Database, bucket: &Bucket, folder: Option<&FleetId>) -> Result<FleetId, IdentityError> {
+    let (of_database, of_bucket) = (of_database(database), on_its_own_thread(of_bucket(bucket))?);
+    // What one of them says counts, also where the other one says nothing.
+    let known = [of_database.as_ref().ok(), of_bucket.as_ref().ok().and_then(Option::as_ref)];
+    if let Some(folder) = folder
+        && let Some(other) = known.into_iter().flatten().find(|known| *known != folder)
+    {
+        return Err(IdentityError::Folder { folder: folder.clone(), other: other.clone() });
+    }
+    let database = of_database?;
+    match of_bucket? {
         None => Err(IdentityError::Unmarked { bucket: bucket.place() }),
         Some(marked) if marked != database => Err(IdentityError::Two { bucket: bucket.place(), database, marked }),
         Some(_) => Ok(database),

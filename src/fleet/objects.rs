@@ -21,7 +21,7 @@ const KEEP: &str = concat!(
     in_known_life!(),
     of_known_data!(),
     "), ours as (
-    select d.object from larder.doomed d, f where d.object = $4 and d.due > now() and not f.sealed
+    select d.object from larder.doomed d, f where d.object = $4 and d.due > now() + interval '10 minutes' and not f.sealed
 ), kept as (
     insert into larder.blob as b (sha256, object, size) select $5, object, $6 from ours
     on conflict (sha256) do update set touched = now(),
@@ -32,11 +32,21 @@ const KEEP: &str = concat!(
 ), lost as (
     update larder.doomed d set due = now() from kept where d.object = $4 and kept.object <> $4
 ), replaced as (
-    insert into larder.doomed (object, due) select $7, now() from kept where $7 is not null and kept.object = $4
+    insert into larder.doomed (object, due) select $7, now() + interval '1 day' from kept where $7 is not null and kept.object = $4
     on conflict do nothing
 )
 select f.sealed, kept.object from f left join kept on true"
 );
+
+/// `$1`: the most at a time. An archive that is secured meanwhile is touched, and stays.
+const DOOM_UNNAMED: &str = "
+with unnamed as (
+    delete from larder.blob where sha256 in (
+        select b.sha256 from larder.blob b where b.touched < now() - interval '1 day'
+        and not exists (select from larder.name_archive n where n.sha256 = b.sha256) limit $1
+    ) and touched < now() - interval '1 day' returning object
+)
+insert into larder.doomed (object, due) select object, now() + interval '1 day' from unnamed on conflict do nothing";
 
 /// The end of an upload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,13 +106,12 @@ impl DatabaseRecords {
         })
     }
 
-    /// Makes an object due: it goes.
+    /// Dooms the objects of archives that no name has had for a day: others may still read them, for another day.
     ///
     /// # Errors
     /// The database does not answer.
-    pub fn give_up(&self, object: &ObjectName) -> Result<(), StoreError> {
-        let due = "update larder.doomed set due = now() where object = $1";
-        self.rows_on(Line::Shared, due, [text(object.to_string())])?;
+    pub fn doom_unnamed(&self) -> Result<(), StoreError> {
+        self.rows_on(Line::Shared, DOOM_UNNAMED, [number8(MAX_DUE)])?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use super::archives::BucketArchives;
 use super::bucket::Bucket;
 use super::copy::CopiedRecords;
 use super::database::Database;
-use super::identity::{self, FleetId};
+use super::identity::{self, FleetId, IdentityError};
 use super::records::DatabaseRecords;
 use super::replicas::Announcement;
 use crate::clock::Clock;
@@ -52,30 +52,24 @@ pub fn open(
     let bucket = Bucket::new(fleet, &config.network).map_err(|error| refused(error.to_string()))?;
     let (database, folder) = (Arc::new(database), &config.store.path);
     let marked = Local::fleet_of(folder)?.map(FleetId);
-    if marked.is_none() && Store::exists(folder)? {
+    if marked.is_none() && Store::is_used(folder)? {
         return Err(refused(format!(
             "{} is the store of a larder that runs alone; a replica needs a folder of its own: name another in [store] path, or move this \
              one away",
             folder.display()
         )));
     }
-    let id = match (identity::of_both(&database, &bucket), &marked) {
-        (Ok(id), Some(marked)) if id != *marked => {
-            return Err(refused(format!(
-                "{} is the folder of a replica of the fleet {marked}, and the database and the bucket are those of the fleet {id}; name those \
-                 of one fleet",
-                folder.display()
-            )));
-        }
+    let id = match (identity::of_both(&database, &bucket, marked.as_ref()), marked.as_ref()) {
         (Ok(id), _) => id,
-        (Err(unknown), Some(marked)) if unknown.is_unknown() => {
-            tracing::warn!(%unknown, "nobody says which fleet this is; the replica starts with what it has");
+        // A mark that seems to be gone is no reason to stop serving.
+        (Err(unknown), Some(marked)) if unknown.is_unknown() || matches!(unknown, IdentityError::Unmarked { .. }) => {
+            tracing::error!(%unknown, "nobody says which fleet this is; the replica starts with what it has");
             marked.clone()
         }
         (Err(unknown), None) if unknown.is_unknown() => {
             return Err(StoreError::Unreachable(format!("a new replica must reach both once: {unknown}")).into());
         }
-        (Err(wrong), _) => return Err(refused(wrong.to_string())),
+        (Err(wrong), _) => return Err(refused(format!("{}: {wrong}", folder.display()))),
     };
     let (local, records) = Store::open(folder, clock.now())?.into_folder();
     if marked.is_none() {

@@ -54,6 +54,19 @@ pub trait SharedArchives: Send + Sync {
     /// Nobody knows.
     fn object(&self, digest: &Digest) -> Result<Option<String>, StoreError>;
 
+    /// As [`Self::object`], by what all replicas know at this moment. Blocks.
+    ///
+    /// # Errors
+    /// Nobody knows.
+    fn object_now(&self, digest: &Digest) -> Result<Option<String>, StoreError>;
+
+    /// True if the notes of this machine name an object for an archive. Asks nobody: whoever knows the name of an archive has the note.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// The notes cannot be read.
+    fn is_noted(&self, digest: &Digest) -> Result<bool, StoreError>;
+
     /// The bytes of an object, from byte `from` on. Nobody has verified them.
     ///
     /// # Errors

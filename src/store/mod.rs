@@ -55,8 +55,8 @@ pub use self::local::Local;
 pub(crate) use self::locks::Striped;
 pub use self::locks::{ListenerNote, OwnerNote, StoreOwner, StoreUse};
 pub use self::records::{
-    Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordScope, RecordStep, Records, Turns,
-    WriteOutcome, to_json,
+    Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordScope, RecordStep, Records, Trimmed,
+    Turns, WriteOutcome, to_json,
 };
 pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
 use self::unpacked::UNPACKED;
@@ -103,6 +103,20 @@ impl Store {
     /// The check failed, for instance for lack of permission.
     pub fn exists(folder: &Path) -> Result<bool, StoreError> {
         disk::folder_exists(&folder.join("v1"))
+    }
+
+    /// Returns true if a store in `folder` has records or archives.
+    ///
+    /// # Errors
+    /// The check failed, for instance for lack of permission.
+    pub fn is_used(folder: &Path) -> Result<bool, StoreError> {
+        for part in ["names", "seen", "documents", "blobs/sha256"] {
+            let part = folder.join("v1").join(part);
+            if disk::folder_exists(&part)? && !disk::names_in(&part)?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The use of the store in `folder`. Opens nothing but its lock file, and never waits.

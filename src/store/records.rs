@@ -128,6 +128,17 @@ pub enum RecordAction {
     Keep,
 }
 
+/// What became of the copy of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trimmed {
+    /// It is no copy: the record is on this machine only, and stays.
+    OnlyHere,
+    /// It is removed. The record is read from where all replicas have it.
+    Copy,
+    /// It is a copy that stays: what must never be forgotten.
+    Kept,
+}
+
 /// The change to a record's entry in the index.
 #[derive(Debug, Clone)]
 pub enum IndexEntry {
@@ -178,6 +189,14 @@ pub trait Records: fmt::Debug + Send + Sync {
 
     /// The records that are on this machine: all of them, unless replicas share them.
     fn of_machine(&self) -> &dyn Records;
+
+    /// Removes the copy of a record that other machines have, too.
+    ///
+    /// # Errors
+    /// The disk failed.
+    fn trim(&self, _: &Key) -> Result<Trimmed, StoreError> {
+        Ok(Trimmed::OnlyHere)
+    }
 
     /// Waits until all replicas have heard of what was written before, for a few seconds at most. Returns those that have not.
     ///

@@ -30,6 +30,8 @@ use crate::labels::labelled_enum;
 
 /// The longest time in which neither the bucket takes a byte of the request nor an answer comes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for the completion of an upload.
+const COMPLETE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The bytes of a request that are handed to the connection at a time.
 const SENT_BYTES: usize = 64 * 1024;
 /// The longest answer that is no object, in bytes.
@@ -71,8 +73,9 @@ impl BucketTrouble {
             (_, "BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch" | "XAmzContentChecksumMismatch") => {
                 Self::WrongBytes
             }
-            (401 | 403, _) => Self::Denied,
-            (404, _) => Self::NoObject,
+            (401 | 403, _) | (_, "ExpiredToken" | "InvalidToken") => Self::Denied,
+            // An answer to HEAD has no body. A proxy before a bucket that is down answers 404, too.
+            (404, "NoSuchKey" | "") => Self::NoObject,
             (429 | 503, _) | (_, "SlowDown" | "RequestTimeout") => Self::Slow,
             _ => Self::Broken,
         }
@@ -118,6 +121,8 @@ impl BucketFault {
             Some(rest.split_once('<')?.0.to_owned())
         };
         let (code, message) = (element("Code").unwrap_or_default(), element("Message").unwrap_or_default());
+        // A body without a code is not that of a bucket.
+        let code = if code.is_empty() && !body.trim().is_empty() { "no answer of a bucket".to_owned() } else { code };
         let quoted = sanitized(&format!("{code} {message}"));
         let said =
             if quoted.is_empty() { status.as_u16().to_string() } else { format!("{} {quoted}", status.as_u16()) };
@@ -155,6 +160,8 @@ impl BucketConnector {
         let (parts, body) = request.into_parts();
         let broken = |said: String| BucketFault { trouble: BucketTrouble::Broken, said };
         let url = Url::parse(&parts.uri.to_string()).map_err(|bad| broken(format!("its URL cannot be used: {bad}")))?;
+        // It may have to copy all parts.
+        let completes = parts.method == Method::POST && url.query().is_some_and(|query| query.contains("uploadId="));
         let (is_write, taken) = (matches!(parts.method, Method::PUT | Method::POST), Arc::<AtomicU64>::default());
         let mut sent = self.client.request(parts.method, url).headers(parts.headers);
         if is_write {
@@ -177,18 +184,19 @@ impl BucketConnector {
             let read = Limited::new(body, MAX_ANSWER_BYTES).collect().await;
             let bytes = read.map_err(|_| broken("its answer broke off, or is too long".to_owned()))?.to_bytes();
             // An upload that is completed may fail with status 200.
-            let has_failed = is_write && contains(&bytes, b"<Error>");
+            let has_failed = is_write && contains(&bytes, b"<Error");
             if !parts.status.is_success() || has_failed {
                 return Err(BucketFault::of_answer(parts.status, &bytes));
             }
             Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(bytes)))
         };
+        let limit = if completes { COMPLETE_TIMEOUT } else { ANSWER_TIMEOUT };
         let (mut answered, mut before) = (pin!(answered), 0);
         loop {
-            match timeout(ANSWER_TIMEOUT, answered.as_mut()).await {
+            match timeout(limit, answered.as_mut()).await {
                 Ok(answered) => return answered,
                 Err(_) if taken.load(Ordering::Relaxed) > before => before = taken.load(Ordering::Relaxed),
-                Err(_) => return Err(BucketFault::silent(ANSWER_TIMEOUT)),
+                Err(_) => return Err(BucketFault::silent(limit)),
             }
         }
     }

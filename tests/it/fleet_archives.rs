@@ -17,7 +17,7 @@ use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
 use crate::support::postgres::{RUN_ROLE, TestDatabase};
 use crate::support::store_kind::{Replica, join_fleet};
 use crate::support::until;
-use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 /// More than two parts of an upload.
 const IN_PARTS_BYTES: usize = 17 << 20;
@@ -60,8 +60,9 @@ impl Shared {
         kept.lines().map(str::to_owned).collect()
     }
 
-    /// Removes the objects that must go, as housekeeping does.
+    /// Removes the objects that must go, as housekeeping does a day later.
     fn sweep(&self) {
+        self.database.sql("update larder.doomed set due = now()");
         let folder = Folder::new();
         let store = Store::open(folder.path(), Timestamp(1)).unwrap();
         let (fleet, network) = self.bucket.settings();
@@ -316,4 +317,119 @@ async fn a_bucket_that_hangs_delays_a_client_and_no_more() {
     shared.bucket.fail_all(BucketFault::Hang);
     let answered = tokio::time::timeout(Duration::from_secs(60), other.get(&path)).await;
     assert!(answered.unwrap().expect(200).body == archive(&upstream, "null"));
+}
+
+/// A module that the bucket does not send is fetched again: the client gets it, and no 404.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_module_that_the_bucket_does_not_send_is_fetched_again() {
+    let Some(shared) = Shared::start() else { return };
+    let fixture = ModuleFixture::with_one_module().await;
+    let one = fixture.larder_on(&shared.folder("http://one.test:8082/")).start().await;
+    let other = fixture.larder_on(&shared.folder("http://other.test:8082/")).start().await;
+    let location = "/registry/registry.terraform.io/v1/modules/acme/one/test/1.0.0/download";
+    let at = async |larder: &Larder| {
+        let location = larder.get(location).await.expect(204).header("x-terraform-get").to_owned();
+        larder.get(location.split('?').next().unwrap()).await.expect(200).body
+    };
+    let packed = at(&one).await;
+    shared.bucket.fail_all(BucketFault::Denied);
+    assert!(at(&other).await == packed);
+    assert_eq!(shared.kept(), shared.bucket.objects());
+}
+
+/// What is pinned is pinned in the fleet: a full replica brings archives also where all of them are pinned, while the database does not
+/// answer, and offline.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_replica_makes_room_for_copies_whatever_is_pinned_or_gone() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let shared = Shared { database: Arc::new(database), bucket: Arc::new(TestBucket::start()) };
+    let mut upstream = FakeUpstream::start().await;
+    let names: Vec<String> = (0..8).map(|number| format!("p{number}")).collect();
+    let builder = || Larder::mirroring(&upstream).store("max_size = \"1MiB\"");
+    let folder = shared.folder("http://one.test:8082/");
+    let one = builder().store_at(&folder).start().await;
+    let mut paths = Vec::new();
+    for name in &names {
+        upstream.publish(Provider::new("acme", name).size(SMALL_BYTES));
+        let path = one.archive_path(name, "1.2.0").await;
+        one.get(&path).await.expect(200);
+        one.run_command("pin", &format!("acme/{name}@1.2.0")).await;
+        paths.push(path);
+    }
+    assert_eq!(shared.database.sql("select count(*) from larder.record where pinned"), names.len().to_string());
+    let installs = async |larder: &Larder| {
+        for (name, path) in names.iter().zip(&paths) {
+            assert!(larder.get(path).await.expect(200).body == archive(&upstream, name), "{name}");
+        }
+        until("it is within its limit", async || larder.folder.size_of(&larder.folder.blobs()) <= 1 << 20).await;
+    };
+    shared.database.freeze();
+    installs(&one).await;
+    shared.database.unfreeze();
+    one.stop().await;
+    let offline = builder().network("offline = true").store_at(&folder).start().await;
+    installs(&offline).await;
+    assert_eq!(upstream.count_of(Target::Archive), names.len());
+    upstream.stop().await;
+}
+
+/// What one replica has no room for stays in the fleet, documents too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_a_replica_has_no_room_for_stays_in_the_fleet() {
+    let Some(shared) = Shared::start() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    let versions: Vec<_> = (0..2_000).map(|patch| serde_json::json!({"version": format!("1.0.{patch}")})).collect();
+    let list = serde_json::json!({ "versions": versions }).to_string();
+    let names: Vec<String> = (0..40).map(|number| format!("listed{number}")).collect();
+    let builder = Larder::mirroring(&upstream).store("max_size = \"1MiB\"");
+    let one = shared.replica("http://one.test:8082/", builder).await;
+    for name in &names {
+        upstream.serve_json(&format!("/v1/providers/acme/{name}/versions"), &list);
+        one.versions(name).await.expect(200);
+    }
+    let size = |folder: &str| one.folder.size_of(&one.folder.files(folder));
+    until("it is within its limit", async || size("documents") <= 1 << 20).await;
+    upstream.stop().await;
+    let other = shared.replica("http://other.test:8082/", Larder::mirroring(&upstream)).await;
+    for name in &names {
+        for larder in [&one, &other] {
+            assert!(larder.versions(name).await.expect(200).text().contains("1.0.1999"), "{name}");
+        }
+    }
+}
+
+/// The verdict of one replica about an object takes no name from the fleet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_seems_to_be_lost_everywhere_keeps_its_name() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let (one, other) = shared.two(&upstream).await;
+    let path = one.archive_path("null", "1.2.0").await;
+    one.get(&path).await.expect(200);
+    other.archive_path("null", "1.2.0").await;
+    shared.bucket.lose_all();
+    upstream.fault(Target::Archive, Fault::Status(404));
+    assert_ne!(other.get(&path).await.status, 200);
+    assert_eq!(shared.database.sql("select count(*) from larder.name_archive"), "1");
+    assert!(one.get(&path).await.expect(200).body == archive(&upstream, "null"), "the other replica has it");
+}
+
+/// An object that stops to arrive breaks one answer. The next one comes from upstream.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_stalls_breaks_one_answer_at_most() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
+    let builder = || Larder::mirroring(&upstream).stall_timeout(Duration::from_millis(500));
+    let one = shared.replica("http://one.test:8082/", builder()).await;
+    let other = shared.replica("http://other.test:8082/", builder()).await;
+    let path = one.archive_path("null", "1.2.0").await;
+    one.get(&path).await.expect(200);
+    other.archive_path("null", "1.2.0").await;
+    shared.bucket.fail(Verb::Get, BucketFault::Stalled);
+    let received = other.receive(&path).await;
+    assert!(received.status == 200 && !received.is_complete);
+    assert!(other.get(&path).await.expect(200).body == archive(&upstream, "null"));
+    assert_eq!(upstream.count_of(Target::Archive), 2);
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::bucket::{self, ACCESS_KEY, TestBucket};
+use crate::support::bucket::{self, ACCESS_KEY, BucketFault, TestBucket};
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
@@ -108,12 +108,27 @@ async fn a_replica_starts_in_its_own_fleet_only() {
     // The folder of a replica of another fleet.
     let Some(third) = Setup::created().await else { return };
     let strange = third.refused(&upstream, &folder).expect(78);
-    assert!(strange.err.contains(&format!("is the folder of a replica of the fleet {}", id(&created))), "{strange:?}");
+    assert!(
+        strange.err.contains(&format!("it is the folder of a replica of the fleet {}", id(&created))),
+        "{strange:?}"
+    );
+    // The folder of a replica, where the bucket says nothing.
+    third.bucket.fail_all(BucketFault::Denied);
+    let strange = third.refused(&upstream, &folder).expect(78);
+    assert!(strange.err.contains("is the folder of a replica of the fleet"), "{strange:?}");
     // The store of a larder that runs alone.
+    upstream.publish(Provider::new("acme", "null"));
     let alone = Folder::new();
-    Process::start(&Larder::mirroring(&upstream).store_at(&alone), alone.path()).terminate_promptly().await;
+    let single = Larder::mirroring(&upstream).store_at(&alone);
+    let running = Process::start(&single, alone.path());
+    running.document("null").await.expect(200);
+    running.terminate_promptly().await;
     let refused = setup.refused(&upstream, &alone).expect(78);
     assert!(refused.err.contains("is the store of a larder that runs alone"), "{refused:?}");
+    // And the folder of a replica for a larder that runs alone.
+    let refused = Process::serve(&Larder::mirroring(&upstream).store_at(&folder).config_text(), folder.path());
+    let refused = refused.err().expect("it started").expect(78);
+    assert!(refused.err.contains(&format!("is the folder of a replica of the fleet {}", id(&created))), "{refused:?}");
 }
 
 /// A replica that was killed goes on with what it has, also where neither the database nor the bucket answers.

@@ -2,12 +2,14 @@
 //! staged, hashed, and their tail is withheld until they are verified (promise 3). Where it fails, upstream is asked.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::sync::watch;
 
 use crate::address::Artifact;
 use crate::clock::Timestamp;
+use crate::digest::FastHash;
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::archive_request::{DownloadAttempts, DownloadSource, DownloadState};
@@ -15,12 +17,18 @@ use crate::mirror::archives::download::Download;
 use crate::mirror::archives::fill::FillGauge;
 use crate::mirror::archives::verified_open::VerifiedReader;
 use crate::mirror::counters::ObjectKind;
+use crate::mirror::effects::Effects;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::{Library, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::Verified;
+
+/// The recalls at a time. Others wait for their turn.
+pub(super) const MAX_RECALLS: usize = 32;
+/// The time for which an archive that could not be had is not asked for again: upstream is, at once.
+const NOT_RECALLED: Duration = Duration::from_secs(30);
 
 impl VerifiedReader {
     /// An archive that is not on this machine, from where all replicas keep it. `None` where nobody does, or it cannot be had: the
@@ -32,6 +40,9 @@ impl VerifiedReader {
         call: &RequestContext,
     ) -> Result<Option<Archive>, Error> {
         let digest = listed.digest;
+        if self.not_recalled.get(&digest, call.now).is_some() {
+            return Ok(None);
+        }
         let find = move |library: &Library| library.shared_archives().map_or(Ok(None), |all| all.object(&digest));
         let object = match self.library.on_disk(find).await {
             Ok(Some(object)) => object,
@@ -52,7 +63,13 @@ impl VerifiedReader {
                         return Ok(Some(Archive::Arriving { progress, length }));
                     }
                 }
-                FillProgress::Committed { .. } => return Ok(self.open_here(listed, call.effects()).await?.ok()),
+                FillProgress::Committed { bytes, .. } => {
+                    let opened = self.open_here(listed, call.effects()).await?.ok();
+                    // Already evicted again, but the file of the download is still open.
+                    let is_open = bytes.is_some() && call.urgency == Urgency::Request;
+                    let length = Some(listed.size_bytes);
+                    return Ok(opened.or_else(|| is_open.then_some(Archive::Arriving { progress, length })));
+                }
                 FillProgress::NotStored { size_bytes, .. } if call.urgency == Urgency::Request => {
                     return Ok(Some(Archive::Arriving { progress, length: Some(size_bytes) }));
                 }
@@ -75,14 +92,20 @@ impl VerifiedReader {
         let joined = self.recall_flights.try_join(listed.digest, || Ok::<(), std::convert::Infallible>(()), |guard| {
             let (sender, progress) = watch::channel(FillProgress::Waiting);
             let (library, artifact, listed) = (Arc::clone(&self.library), artifact.clone(), listed.clone());
+            let reader = Arc::clone(self);
             let run = || {
                 self.runtime.tasks.spawn(async move {
-                    let state = {
-                        let _counted = FillGauge::new(&library.runtime.counters.fills);
-                        recall(&library, &artifact, &listed, object, &sender, now).await
-                    };
+                    let permit = reader.recall_permits.acquire().await;
+                    if sender.receiver_count() == 0 {
+                        // All who waited for its turn are gone.
+                        return;
+                    }
+                    let counted = FillGauge::new(&library.runtime.counters.fills);
+                    let state = recall(&library, &artifact, &listed, object, &sender, now).await;
+                    drop((permit, counted));
                     let state = state.unwrap_or_else(|error| {
                         tracing::error!(package = %artifact, digest = %listed.digest, %error, "an archive could not be had from the bucket; upstream is asked");
+                        reader.not_recalled.insert(Effects::Real, listed.digest, (), NOT_RECALLED, now);
                         FillProgress::Failed(error)
                     });
                     drop(guard);
@@ -105,12 +128,14 @@ async fn recall(
     now: Timestamp,
 ) -> Result<FillProgress, Error> {
     let digest = listed.digest;
+    // Bytes of another object are not resumed.
+    let stage_name = format!("{digest}~{}", FastHash::of(object.as_bytes()));
     let mut source = BucketSource::new(library, artifact, listed, object);
     let mut reservation = library.reservation();
     let download = Download {
         library,
         source: &mut source,
-        stage_name: &format!("{digest}~bucket"),
+        stage_name: &stage_name,
         reservation: &mut reservation,
         expected_bytes: listed.size_bytes,
         is_verified_by_digest: true,
@@ -121,7 +146,13 @@ async fn recall(
     let ((actual, fast), bytes, size_bytes) = (staged.hashes(), staged.bytes(), staged.written());
     if actual != digest {
         library.discard_staged(staged).await?;
-        return Err(source.contradiction(&format!("its bytes have SHA-256 {actual}")).into());
+        let reason = format!("its bytes have SHA-256 {actual}");
+        return Err(match source.first_byte {
+            Some(0) => source.contradiction(&reason),
+            // The bytes of an earlier process may be the wrong ones.
+            _ => source.failed(Fault::Unusable(format!("{}, where {reason}", source.object))),
+        }
+        .into());
     }
     let verified = Verified::by_digest(staged, actual, digest)
         .map_err(|_| Error::Interrupted(format!("the archive of {artifact}")))?;
@@ -148,6 +179,8 @@ struct BucketSource<'a> {
     library: &'a Arc<Library>,
     listed: &'a StoredArchive,
     object: String,
+    /// The byte from which on it was asked for first.
+    first_byte: Option<u64>,
     download: DownloadState,
 }
 
@@ -155,7 +188,7 @@ impl<'a> BucketSource<'a> {
     fn new(library: &'a Arc<Library>, artifact: &Artifact, listed: &'a StoredArchive, object: String) -> Self {
         let attempts = DownloadAttempts::new(library.runtime.limits.stall);
         let download = DownloadState { subject: format!("the archive of {artifact}"), attempts };
-        Self { library, listed, object, download }
+        Self { library, listed, object, first_byte: None, download }
     }
 
     fn failed(&self, fault: Fault) -> UpstreamError {
@@ -181,6 +214,7 @@ impl DownloadSource for BucketSource<'_> {
         let Some(shared) = self.library.shared_archives() else {
             return Err(Error::Interrupted(self.download.subject.clone()));
         };
+        self.first_byte.get_or_insert(from);
         let arriving = shared.fetch(self.listed.digest, &self.object, from).await?;
         if arriving.length != self.listed.size_bytes {
             return Err(self.contradiction(&format!("its length is {}", arriving.length)).into());

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::mirror::archives::Archive;
+use crate::mirror::archives::recall::MAX_RECALLS;
 use crate::mirror::counters::DamageFinding;
 use crate::mirror::effects::Effects;
 use crate::mirror::library::damage::unless_damaged;
@@ -30,6 +31,10 @@ pub struct VerifiedReader {
     pub library: Arc<Library>,
     check_flights: SingleFlights<Digest, SharedResult<Result<bool, Error>>>,
     pub(super) recall_flights: SingleFlights<Digest, watch::Receiver<FillProgress>>,
+    /// The archives that could not be had from where all replicas keep them, for a while.
+    pub(super) not_recalled: TtlCache<Digest, ()>,
+    /// The recalls at a time.
+    pub(super) recall_permits: Arc<Semaphore>,
     recently_used: TtlCache<Digest, ()>,
     small: SmallCopies,
 }
@@ -41,6 +46,8 @@ impl VerifiedReader {
             library,
             check_flights: SingleFlights::default(),
             recall_flights: SingleFlights::default(),
+            not_recalled: TtlCache::default(),
+            recall_permits: Arc::new(Semaphore::new(MAX_RECALLS)),
             recently_used: TtlCache::default(),
             small: SmallCopies::default(),
         })

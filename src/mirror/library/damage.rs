@@ -105,6 +105,10 @@ impl Library {
         let package = artifact.clone();
         let drop_lost = move |library: &Self| {
             let _lock = library.catalog.digest_lock(&digest).lock();
+            // The verdict of one replica takes nothing from all of them.
+            if library.shared_archives().is_some() {
+                return Ok(());
+            }
             if library.is_at_hand(&digest)? || !library.is_stored(&artifact, &digest)? {
                 return Ok(());
             }

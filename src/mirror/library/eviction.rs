@@ -15,7 +15,7 @@ use crate::mirror::library::installable::required_records;
 use crate::mirror::library::module_history::read_first_seen;
 use crate::mirror::library::space::{EvictionProgress, Evictor, MAX_CANDIDATES};
 use crate::mirror::library::{PackageHashState, StoredArchive, ZipOrigin};
-use crate::store::{Durability, IndexedArchive, Key, StoreError};
+use crate::store::{Durability, IndexedArchive, Key, StoreError, Trimmed};
 use crate::upstream::outbound::Connectivity;
 
 /// The most times that one pass lists the candidates again because some were used meanwhile.
@@ -93,7 +93,7 @@ impl Library {
     }
 
     fn evict_to_limits(&self) -> Result<(), StoreError> {
-        if self.runtime.connectivity() == Connectivity::Offline {
+        if self.keeps_all_while_offline() {
             return Ok(());
         }
         self.evict_surplus_pages()?;
@@ -165,6 +165,8 @@ impl Library {
             let _no_eviction = self.evictor.block_evictions();
             let pinned = match batch {
                 [(key, _), ..] if key.is_page() => BTreeSet::new(),
+                // What is pinned in the fleet stays there.
+                _ if self.shared_archives().is_some() => BTreeSet::new(),
                 _ => self.pinned_documents()?,
             };
             for (key, size_bytes) in batch {
@@ -174,11 +176,15 @@ impl Library {
                 if pinned.contains(key) || self.evictor.holds.lock().documents.contains(key) {
                     continue;
                 }
-                let evicted = match key {
-                    Key::ProofSet(package) => self.remove_set(package).map(|()| true),
-                    Key::FirstListed(address) => self.remove_unused_times(address),
-                    key => self.remove_document(key, Durability::Lazy).map(|()| true),
-                };
+                // Pages are removed everywhere: clients that vary a query make any number of them.
+                let trimmed = if key.is_page() { Ok(Trimmed::OnlyHere) } else { self.store.records.trim(key) };
+                let evicted = trimmed.and_then(|trimmed| match (trimmed, key) {
+                    (Trimmed::Copy, _) => Ok(true),
+                    (Trimmed::Kept, _) => Ok(false),
+                    (Trimmed::OnlyHere, Key::ProofSet(package)) => self.remove_set(package).map(|()| true),
+                    (Trimmed::OnlyHere, Key::FirstListed(address)) => self.remove_unused_times(address),
+                    (Trimmed::OnlyHere, key) => self.remove_document(key, Durability::Lazy).map(|()| true),
+                });
                 match evicted {
                     Ok(false) => {}
                     Ok(true) => self.was_evicted(ObjectKind::Document, EvictionReason::SizeLimit, *size_bytes),
@@ -243,7 +249,7 @@ impl Library {
         reason: EvictionReason,
         enough: impl Fn(EvictionTotals) -> bool,
     ) -> Result<u64, StoreError> {
-        if self.runtime.connectivity() == Connectivity::Offline {
+        if self.keeps_all_while_offline() {
             return Ok(0);
         }
         self.store.local.index.require_complete()?;
@@ -264,7 +270,7 @@ impl Library {
                 (scans, freed.skipped) = (scans + 1, 0);
                 continue;
             };
-            let names = self.store.records.names_of(&archive.digest)?;
+            let names = self.names_that_eviction_changes(&archive.digest)?;
             if self.is_exempt(&archive.digest, &names)? {
                 continue;
             }
@@ -314,17 +320,31 @@ impl Library {
         if index.archive(digest)?.is_none_or(|now| now.last_use != archive.last_use) {
             return Ok(EvictionResult::Skipped);
         }
-        let names = self.store.records.names_of(digest)?;
-        if self.is_exempt(digest, &names)? || (names.is_empty() && self.store.records.unreadable_name().is_some()) {
+        let names = self.names_that_eviction_changes(digest)?;
+        let may_be_named = names.is_empty() && self.store.records.unreadable_name().is_some();
+        if self.is_exempt(digest, &names)? || (may_be_named && self.shared_archives().is_none()) {
             return Ok(EvictionResult::Exempt);
         }
-        // What all replicas share stays theirs: a file here is a copy.
-        if self.shared_archives().is_none() && !self.drop_archive(digest, &names)? {
+        if !self.drop_archive(digest, &names)? {
             return Ok(EvictionResult::Exempt);
         }
         self.trim(digest, Durability::Lazy)?;
         self.was_evicted(ObjectKind::Archive, reason, archive.size_bytes);
         Ok(EvictionResult::Freed(archive.size_bytes))
+    }
+
+    /// True where nothing is evicted, because it could not be fetched again.
+    fn keeps_all_while_offline(&self) -> bool {
+        self.runtime.connectivity() == Connectivity::Offline && self.shared_archives().is_none()
+    }
+
+    /// The names that list an archive, and lose it with its file. None where all replicas keep it: a file here is a copy, which no name
+    /// and no pin needs, and which goes also while the database does not answer.
+    fn names_that_eviction_changes(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
+        match self.shared_archives() {
+            Some(_) => Ok(Vec::new()),
+            None => self.store.records.names_of(digest),
+        }
     }
 
     /// Takes an archive off its names: this larder has it no more. Returns false if one of them is pinned.

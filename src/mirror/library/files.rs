@@ -44,10 +44,12 @@ impl Library {
 
     /// True if the bytes of an archive can be had without upstream: on this machine, or where all replicas keep them. Blocks.
     pub fn is_at_hand(&self, digest: &Digest) -> Result<bool, StoreError> {
-        if self.store.local.archives.contains(digest)? {
-            return Ok(true);
-        }
-        self.shared_archives().map_or(Ok(false), |shared| Ok(shared.object(digest)?.is_some()))
+        Ok(self.is_here(digest)? || self.shared_archives().map_or(Ok(false), |shared| shared.is_noted(digest))?)
+    }
+
+    /// True if an archive's file is on this machine. Blocks.
+    pub fn is_here(&self, digest: &Digest) -> Result<bool, StoreError> {
+        self.store.local.archives.contains(digest)
     }
 
     /// The archives that all replicas share; `None` for a larder of one machine.

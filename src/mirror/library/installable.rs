@@ -217,6 +217,14 @@ impl Library {
         self.on_disk(move |library| library.find(&group, || library.current_module_archive(&key))).await
     }
 
+    /// As [`Self::stored_module`], if its file is on this machine.
+    pub async fn stored_module_here(self: &Arc<Self>, key: &ModulePackage) -> Result<Option<StoredArchive>, Error> {
+        match self.stored_module(key).await? {
+            Some(archive) if self.file_is_here(archive.digest).await? => Ok(Some(archive)),
+            Some(_) | None => Ok(None),
+        }
+    }
+
     /// Reads the current archive of a version. Blocks.
     pub fn current_module_archive(&self, key: &ModulePackage) -> Result<Option<StoredArchive>, StoreError> {
         let name = default_if_store_unavailable(self.catalog.name_record(key))?;

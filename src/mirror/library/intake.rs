@@ -95,6 +95,12 @@ impl Library {
         let (package, stored_set, set) = (package.clone(), Arc::clone(stored_set), Arc::clone(set));
         self.on_disk(move |library| {
             let digest = set.document.shasum;
+            // After the database forgot it, only a new upload gives it a name again.
+            if let Some(shared) = library.shared_archives()
+                && shared.object_now(&digest)?.is_none()
+            {
+                return Ok(None);
+            }
             let _lock = library.catalog.digest_lock(&digest).lock();
             let Some(blob) = library.store.local.archives.open(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;

@@ -204,6 +204,11 @@ impl Library {
         self.on_disk(move |library| default_if_store_unavailable(library.is_at_hand(&digest))).await
     }
 
+    /// Returns true if an archive's file is on this machine.
+    pub async fn file_is_here(self: &Arc<Self>, digest: Digest) -> Result<bool, Error> {
+        self.on_disk(move |library| default_if_store_unavailable(library.is_here(&digest))).await
+    }
+
     /// Removes leftovers past their lifetime: files of this machine, and what no archive needs where the larder keeps them.
     pub async fn sweep(self: &Arc<Self>, now: Timestamp) -> Result<(), Error> {
         self.on_disk(move |library| library.store.local.sweep(now).and(library.store.archives.sweep())).await

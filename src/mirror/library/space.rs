@@ -220,7 +220,12 @@ impl Library {
         let index = &self.store.local.index;
         index.require_complete()?;
         let mut exempt = self.evictor.holds.lock().archives.clone();
-        for name in self.store.records.pinned_names()? {
+        let pinned = match self.shared_archives() {
+            // A file here is a copy.
+            Some(_) => Vec::new(),
+            None => self.store.records.pinned_names()?,
+        };
+        for name in pinned {
             exempt.extend(
                 self.store.records.name(&name)?.into_iter().flat_map(|name| name.archives).map(|listed| listed.digest),
             );

@@ -61,7 +61,7 @@ impl Modules {
             let (modules, package, call) = (Arc::clone(self), package.clone(), self.runtime.flight_context(call));
             let work = async move {
                 // A fill may have finished just before this one started.
-                if let Some(archive) = modules.library.stored_module(&key).await? {
+                if let Some(archive) = modules.library.stored_module_here(&key).await? {
                     return Ok(archive);
                 }
                 let filled = modules.fill_module(&package, TreeExpectation::FirstSeen, &call).await;

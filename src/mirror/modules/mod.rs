@@ -255,6 +255,16 @@ impl Modules {
     }
 }
 
+/// A module whose archive was to be opened.
+enum OpenedModule {
+    /// The open archive.
+    Archive(Box<Archive>),
+    /// It has a name, and its bytes cannot be had.
+    NotHad,
+    /// No archive has this digest.
+    NotNamed,
+}
+
 /// The location of a stored archive.
 fn local_location(package: &ModulePackage, archive: &StoredArchive) -> ModuleLocation {
     ModuleLocation::Local {
@@ -279,14 +289,14 @@ impl Modules {
         call.upstream(&package.module.host)?;
         self.documents.permit(&package.module, &package.version, call).await?;
         let key = call.config.key_of_package(package);
-        if let Some(archive) = self.open_module(&key, wanted.digest.as_ref(), call).await? {
-            return Ok(Answer::of_now(archive, Outcome::Hit, call));
-        }
+        let named = match self.open_module(&key, wanted.digest.as_ref(), call).await? {
+            OpenedModule::Archive(archive) => return Ok(Answer::of_now(*archive, Outcome::Hit, call)),
+            OpenedModule::NotHad => self.library.stored_module_here(&key).await?,
+            OpenedModule::NotNamed => self.library.stored_module(&key).await?,
+        };
         // Upstream's location was fetched a moment ago, for an earlier request, and did not lead to an archive with the
         // wanted digest.
-        if call.config.refetched_locations.get(&key, call.now).is_some()
-            && self.library.stored_module(&key).await?.is_some()
-        {
+        if call.config.refetched_locations.get(&key, call.now).is_some() && named.is_some() {
             return Err(no_such_archive(wanted));
         }
         let subject = format!("the archive of {package}");
@@ -294,7 +304,7 @@ impl Modules {
             return Err(self.library.missing_error(&key, subject, call).await);
         }
         let _place = self.runtime.take_waiting_place(&subject, call)?;
-        if self.library.stored_module(&key).await?.is_some() {
+        if named.is_some() {
             // An archive with another digest is stored. The wanted one may come from another mirror, where an operator
             // accepted that the version was republished: upstream's location leads to it then.
             let confirmation = self.documents.get(package, call).await.ok().map(|answer| answer.value.confirmation());
@@ -305,8 +315,8 @@ impl Modules {
             self.module_fill(package, call).await?;
         }
         match self.open_module(&key, wanted.digest.as_ref(), call).await? {
-            Some(archive) => Ok(Answer::of_now(archive, Outcome::Miss, call)),
-            None => {
+            OpenedModule::Archive(archive) => Ok(Answer::of_now(*archive, Outcome::Miss, call)),
+            OpenedModule::NotHad | OpenedModule::NotNamed => {
                 let lifetime = call.upstream(&package.module.host)?.not_found_lifetime();
                 call.config.refetched_locations.insert(call.effects(), key, (), lifetime, call.now);
                 Err(no_such_archive(wanted))
@@ -320,7 +330,7 @@ impl Modules {
         key: &ModulePackage,
         digest: Option<&DigestPrefix>,
         call: &RequestContext,
-    ) -> Result<Option<Archive>, Error> {
+    ) -> Result<OpenedModule, Error> {
         let stored_archive = match digest {
             None => self.library.stored_module(key).await?,
             Some(prefix) => {
@@ -328,8 +338,9 @@ impl Modules {
                 self.library.archive_in_name(key, move |name| name.find(&prefix).cloned()).await?
             }
         };
-        let Some(stored_archive) = stored_archive else { return Ok(None) };
-        Ok(self.reader.open_stored(key, &stored_archive, call).await?.ok())
+        let Some(stored_archive) = stored_archive else { return Ok(OpenedModule::NotNamed) };
+        let opened = self.reader.open_stored(key, &stored_archive, call).await?;
+        Ok(opened.map_or(OpenedModule::NotHad, |archive| OpenedModule::Archive(Box::new(archive))))
     }
 
     /// Fills the archive of a version unless it is stored.

@@ -125,7 +125,8 @@ impl Operations {
         let (set, _) = stored.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
         let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
-        if !self.library.file_is_at_hand(digest).await? {
+        // What is at hand could not be had.
+        if !self.library.file_is_here(digest).await? {
             if self.runtime.connectivity() == Connectivity::Offline {
                 return Err(self.library.missing_error(package, subject, &call).await);
             }
@@ -146,9 +147,10 @@ impl VerifiedReader {
         archive: &StoredArchive,
         now: Timestamp,
     ) -> Result<bool, Error> {
-        // Opening a missing archive counts as finding it missing, which must not happen here.
-        if !self.library.file_is_at_hand(archive.digest).await? {
-            return Ok(false);
+        // Opening a missing archive counts as finding it missing, which must not happen here. What only the bucket has is checked when it
+        // comes.
+        if !self.library.file_is_here(archive.digest).await? {
+            return self.library.file_is_at_hand(archive.digest).await;
         }
         let opened = self.open_stored(artifact, archive, &self.runtime.job_context(now)).await?;
         Ok(opened.is_ok())

@@ -56,6 +56,8 @@ pub(crate) enum BucketFault {
     LostPart,
     /// The bytes end early.
     Truncated,
+    /// The bytes stop, and the connection stays.
+    Stalled,
     /// The bytes are others.
     Swapped,
     /// It fails after it has answered with success.
@@ -403,9 +405,14 @@ fn sent(object: &Bytes, headers: &HeaderMap, fault: Option<BucketFault>) -> Repl
     if from.is_some() {
         reply = reply.status(206).header("content-range", format!("bytes {start}-{}/{size}", size - 1));
     }
-    let body = if fault == Some(BucketFault::Truncated) {
+    let body = if matches!(fault, Some(BucketFault::Truncated | BucketFault::Stalled)) {
         let half = Ok(Frame::data(bytes.slice(..length / 2)));
-        let broken = stream::once(async { Err(io::Error::other("the connection breaks")) });
+        let broken = stream::once(async move {
+            if fault == Some(BucketFault::Stalled) {
+                std::future::pending::<()>().await;
+            }
+            Err(io::Error::other("the connection breaks"))
+        });
         http_body_util::BodyExt::boxed(StreamBody::new(stream::iter([half]).chain(broken)))
     } else {
         full(bytes)

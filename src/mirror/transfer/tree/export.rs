@@ -179,7 +179,9 @@ async fn open(
 ) -> Result<(u64, Box<dyn Read + Send>), Error> {
     let gone = || Error::NotStored(format!("the archive of {package}"));
     let stored_archive = transfers.library.stored_archive(package, digest).await?.ok_or_else(gone)?;
-    match transfers.reader.open_stored(package, &stored_archive, call).await? {
+    // As work that no client waits for: it is opened when it is whole.
+    let call = transfers.library.runtime.flight_context(call);
+    match transfers.reader.open_stored(package, &stored_archive, &call).await? {
         Ok(Archive::InMemory { bytes, .. }) => Ok((bytes.len() as u64, Box::new(bytes.reader()))),
         Ok(Archive::OnDisk { blob, .. }) => Ok((blob.size_bytes(), Box::new(blob.reader()))),
         Ok(Archive::Arriving { .. } | Archive::PassedThrough { .. }) | Err(_) => Err(gone()),
