@@ -20,3 +20,4 @@ pub mod replicas;
 pub mod schema;
 mod tls;
 mod trouble;
+mod upload;

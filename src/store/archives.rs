@@ -16,18 +16,15 @@ use parking_lot::Mutex;
 
 use super::disk::{self, Quarantine};
 use super::locks::StoreLock;
-use super::{Blob, Durability, Staged, StoreError, Striped};
+use super::{Blob, Durability, FileBytes, Staged, StoreError, Striped};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::verify::Verified;
 
 /// The place that keeps the archives of a larder. Where that is this machine, its files are all.
 pub trait Archives: fmt::Debug + Send + Sync {
-    /// Keeps the bytes of an archive, before it gets a name. May take minutes, and no lock is held.
-    ///
-    /// # Errors
-    /// They are not kept: the archive must not get a name.
-    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError>;
+    /// Begins to keep an archive that arrives. It is kept when [`Intake::secure`] has said so.
+    fn intake(&self, digest: Digest) -> Arc<dyn Intake>;
 
     /// Removes what no archive needs, where the larder keeps them. Blocks.
     ///
@@ -85,11 +82,31 @@ pub struct ArrivingBytes {
     pub bytes: BoxStream<'static, Result<Bytes, StoreError>>,
 }
 
+/// An archive on its way to where the larder keeps it.
+pub trait Intake: Send + Sync {
+    /// Notes that the first `written` bytes are staged. Never waits.
+    fn staged(&self, bytes: &FileBytes, written: u64);
+
+    /// Keeps the bytes, before the archive gets a name. May take minutes, and no lock is held. Blocks.
+    ///
+    /// # Errors
+    /// They are not kept: the archive must not get a name.
+    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError>;
+}
+
 /// Archives that are kept on this machine: publishing makes them durable.
 #[derive(Debug)]
 pub(super) struct OnThisMachine;
 
 impl Archives for OnThisMachine {
+    fn intake(&self, _: Digest) -> Arc<dyn Intake> {
+        Arc::new(Self)
+    }
+}
+
+impl Intake for OnThisMachine {
+    fn staged(&self, _: &FileBytes, _: u64) {}
+
     fn secure(&self, _: &Verified<Staged>) -> Result<(), StoreError> {
         Ok(())
     }

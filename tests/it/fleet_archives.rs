@@ -433,3 +433,31 @@ async fn an_object_that_stalls_breaks_one_answer_at_most() {
     assert!(other.get(&path).await.expect(200).body == archive(&upstream, "null"));
     assert_eq!(upstream.count_of(Target::Archive), 2);
 }
+
+/// The parts of a large archive are sent while it arrives. One that does not arrive as it should leaves nothing that counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_parts_of_an_archive_are_sent_while_it_arrives() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "parts").size(IN_PARTS_BYTES));
+    upstream.publish(Provider::new("acme", "wrong").size(IN_PARTS_BYTES));
+    let (one, _other) = shared.two(&upstream).await;
+    let path = one.archive_path("parts", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, IN_PARTS_BYTES - 1000);
+    let (answer, ()) = tokio::join!(one.get(&path), async {
+        until("two parts are in the bucket", async || shared.bucket.count(Verb::Part) == 2).await;
+        assert!(shared.bucket.objects().is_empty(), "nobody sees an upload before its archive is proven");
+        gate.open();
+    });
+    assert!(answer.expect(200).body == archive(&upstream, "parts"));
+    assert_eq!((shared.bucket.count(Verb::Part), shared.kept().len()), (3, 1));
+    assert_eq!((shared.kept(), shared.doomed().as_str()), (shared.bucket.objects(), "0"));
+
+    let path = one.archive_path("wrong", "1.2.0").await;
+    upstream.fault_once(Target::Archive, Fault::WrongBytes);
+    assert!(!one.receive(&path).await.is_complete);
+    until("the upload is given up", async || shared.bucket.unfinished() == 0).await;
+    assert_eq!((shared.kept().len(), shared.bucket.objects().len()), (1, 1));
+    assert!(one.get(&path).await.expect(200).body == archive(&upstream, "wrong"));
+    assert_eq!((shared.kept(), shared.kept().len()), (shared.bucket.objects(), 2));
+}

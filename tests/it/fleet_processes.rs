@@ -3,14 +3,16 @@
 
 use std::path::Path;
 
-use crate::support::bucket::{self, ACCESS_KEY, BucketFault, TestBucket};
+use crate::support::bucket::{self, ACCESS_KEY, BucketFault, TestBucket, Verb};
+use crate::support::http::client;
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::terraform::Terraform;
 use crate::support::turns::Turns;
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::{repetitions, until};
 
 /// The database and the bucket of a fleet.
 struct Setup {
@@ -198,4 +200,54 @@ async fn a_client_that_each_request_sends_to_another_replica_installs() {
     for replica in replicas {
         replica.terminate_promptly().await;
     }
+}
+
+/// A replica that is killed at any step of an upload leaves no object that nobody knows, and no name without its archive.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_is_killed_while_it_stores_leaves_nothing_by_half() {
+    let Some(setup) = Setup::created().await else { return };
+    let upstream = FakeUpstream::start().await;
+    let folder = Folder::new();
+    let unknown = "select count(*) from unnest($$OBJECTS$$::text[]) o(name) where not exists (select from larder.blob b \
+                   where 'mirror/' || b.object = o.name) and not exists (select from larder.doomed d where 'mirror/' || d.object = o.name)";
+    for round in 0..repetitions(1, 75) {
+        for (step, size) in
+            [(Verb::Put, 200_000), (Verb::Begin, 9 << 20), (Verb::Part, 9 << 20), (Verb::Complete, 9 << 20)]
+        {
+            let name = format!("p{round}-{step:?}").to_lowercase();
+            upstream.publish(Provider::new("acme", &name).size(size));
+            let zip = upstream.archive_bytes("acme", &name, "1.2.0", "linux_amd64");
+            let replica = setup.start(&upstream, &folder);
+            let path = replica.archive_path(&name).await;
+            let asked = setup.bucket.count(step);
+            setup.bucket.hold(step);
+            let url = format!("{}{path}", replica.base());
+            let request = tokio::spawn(async move { client().get(url).send().await?.bytes().await });
+            until("the replica is at this step", async || setup.bucket.count(step) > asked).await;
+            replica.kill();
+            setup.bucket.release(step);
+            assert!(request.await.unwrap().is_err(), "{name}: a client got an archive whole that has no name");
+            let objects = setup.bucket.objects().into_iter().filter(|object| object != "mirror/fleet.json");
+            let objects = format!("{{{}}}", objects.collect::<Vec<_>>().join(","));
+            assert_eq!(setup.database.sql(&unknown.replace("OBJECTS", &objects)), "0", "{name}: {objects}");
+            let named = format!("select count(*) from larder.name_archive where path like '%/{name}/%'");
+            assert_eq!(setup.database.sql(&named), "0", "{name}");
+            let replica = setup.start(&upstream, &folder);
+            assert!(replica.get(&path).await.expect(200).body == zip, "{name}");
+            assert_eq!(setup.database.sql(&named), "1", "{name}");
+            replica.terminate_promptly().await;
+        }
+    }
+    // Another replica has nothing of its own.
+    let asked = upstream.count_of(Target::Archive);
+    let other = Folder::new();
+    let replica = setup.start(&upstream, &other);
+    for step in ["put", "begin", "part", "complete"] {
+        let name = format!("p0-{step}");
+        let path = replica.archive_path(&name).await;
+        let zip = upstream.archive_bytes("acme", &name, "1.2.0", "linux_amd64");
+        assert!(replica.get(&path).await.expect(200).body == zip, "{name}");
+    }
+    assert_eq!(upstream.count_of(Target::Archive), asked);
+    replica.terminate_promptly().await;
 }

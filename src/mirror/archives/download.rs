@@ -19,7 +19,7 @@ use crate::mirror::archives::archive_request::{
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::{Reservation, StoredArchive};
-use crate::store::{FileBytes, PieceReader, READ_BUFFER_BYTES, ReadShare, ResumeNote, Staged, StoreError};
+use crate::store::{FileBytes, Intake, PieceReader, READ_BUFFER_BYTES, ReadShare, ResumeNote, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::{IncomingFile, Validators};
 
@@ -41,6 +41,8 @@ pub struct Download<'a, S> {
     /// False if no digest verifies the bytes in the end. Then a download is resumed only if its server can confirm, by
     /// a strong ETag or a date, that the file is unchanged.
     pub is_verified_by_digest: bool,
+    /// The way of the bytes to where the larder keeps them, if they go there while they arrive.
+    pub intake: Option<&'a Arc<dyn Intake>>,
     /// The clients that follow the download, if any. They are told the announced length.
     pub progress: Option<&'a watch::Sender<FillProgress>>,
     /// The entry in the list of the client that started it. The download is given up once that is over its limit.
@@ -151,6 +153,7 @@ impl<S: DownloadSource> Download<'_, S> {
             staged,
             offset: incoming.body_offset,
             length,
+            intake: self.intake.cloned(),
             progress: self.progress.cloned(),
             write_back: WriteBack::default(),
         };
@@ -281,6 +284,7 @@ struct DownloadWriter {
     staged: Staged,
     offset: u64,
     length: Option<u64>,
+    intake: Option<Arc<dyn Intake>>,
     progress: Option<watch::Sender<FillProgress>>,
     write_back: WriteBack,
 }
@@ -312,6 +316,9 @@ impl DownloadWriter {
         let written = self.staged.written();
         let (bytes, length) = (self.staged.bytes(), self.length);
         self.write_back.after(written, &bytes);
+        if let Some(intake) = &self.intake {
+            intake.staged(&bytes, written);
+        }
         if let Some(progress) = &self.progress {
             progress.send_replace(FillProgress::Streaming { bytes, written, length });
         }

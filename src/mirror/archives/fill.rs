@@ -21,7 +21,7 @@ use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::intake::ArchiveBytes;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::request_context::ProxyPath;
-use crate::store::{Key, Staged, StoreError};
+use crate::store::{Intake, Key, Staged, StoreError};
 use crate::verify::Verified;
 
 /// Extra bytes to reserve next time, after an archive of unknown length did not fit.
@@ -103,6 +103,7 @@ impl Fill {
         }
         let mut reservation = library.reservation();
         let (stage_name, learned_length) = (self.stage_name(), self.request.learned_length());
+        let intake = library.intake(self.request.set.document.shasum);
         let download = Download {
             library: &library,
             source: &mut self.request,
@@ -110,6 +111,7 @@ impl Fill {
             reservation: &mut reservation,
             expected_bytes: learned_length.unwrap_or(0),
             is_verified_by_digest: true,
+            intake: Some(&intake),
             progress: Some(&self.progress),
             listed_fill: self.listed_fill.as_ref(),
         };
@@ -121,7 +123,7 @@ impl Fill {
                 self.request.remember_length(written + EXTRA_RESERVATION_BYTES);
             }
         })?;
-        self.verify_and_commit(staged, reservation).await
+        self.verify_and_commit(staged, intake, reservation).await
     }
 
     fn stage_name(&self) -> String {
@@ -134,7 +136,12 @@ impl Fill {
         format!("{}~{}{route}", self.request.set.document.shasum, &package[..16])
     }
 
-    async fn verify_and_commit(&self, staged: Staged, reservation: Reservation) -> Result<FillProgress, Error> {
+    async fn verify_and_commit(
+        &self,
+        staged: Staged,
+        intake: Arc<dyn Intake>,
+        reservation: Reservation,
+    ) -> Result<FillProgress, Error> {
         let (library, expected) = (&self.request.archives.library, self.request.set.document.shasum);
         let (actual, fast) = staged.hashes();
         if actual != expected {
@@ -155,7 +162,7 @@ impl Fill {
             .on_disk(move |library| {
                 let archive = set.named_archive(fast, size_bytes, now);
                 let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
-                let bytes_staged = ArchiveBytes::Staged(Box::new(verified));
+                let bytes_staged = ArchiveBytes::Arrived(Box::new(verified), intake);
                 let committed = library.commit(&package, archive.clone(), bytes_staged, record_proof);
                 drop(reservation);
                 // Without an announced length, nothing was evicted for it before.

@@ -139,6 +139,7 @@ async fn recall(
         reservation: &mut reservation,
         expected_bytes: listed.size_bytes,
         is_verified_by_digest: true,
+        intake: None,
         progress: Some(progress),
         listed_fill: None,
     };

@@ -13,7 +13,7 @@ use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::module_history::{self, ComparisonPurpose, ModuleTree};
 use crate::mirror::library::proof_set::{ProofSet, StoredProofSet};
 use crate::mirror::library::{PackageHashState, Reservation, StoredArchive, ZipOrigin};
-use crate::store::{Durability, IndexEntry, IndexedName, Key, ResumeNote, Staged, StoreError};
+use crate::store::{Durability, IndexEntry, IndexedName, Intake, Key, ResumeNote, Staged, StoreError};
 use crate::verify::{PackageLimits, PackedTree, ProofBasis, Verified, package_hashes};
 
 /// The most provider zips unpacked at a time for their `h1:`. An import adds one.
@@ -34,12 +34,14 @@ impl Library {
         record_proof: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<Option<StoredArchive>, StoreError> {
         let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.stored_at);
-        if let ArchiveBytes::Staged(verified) = &bytes {
-            self.store.archives.secure(verified)?;
+        match &bytes {
+            ArchiveBytes::Arrived(verified, intake) => intake.secure(verified)?,
+            ArchiveBytes::Staged(verified) => self.intake(digest).secure(verified)?,
+            ArchiveBytes::Stored => {}
         }
         let _lock = self.catalog.digest_lock(&digest).lock();
         let is_new = match bytes {
-            ArchiveBytes::Staged(verified) => {
+            ArchiveBytes::Staged(verified) | ArchiveBytes::Arrived(verified, _) => {
                 self.publish(*verified)?;
                 true
             }
@@ -51,6 +53,11 @@ impl Library {
             self.store.local.index.archive_stored(&digest, size_bytes, now);
         }
         named
+    }
+
+    /// Begins to keep an archive of this digest, while it arrives.
+    pub fn intake(&self, digest: Digest) -> Arc<dyn Intake> {
+        self.store.archives.intake(digest)
     }
 
     /// Names an archive once its proof is recorded. The caller holds its digest lock.
@@ -294,6 +301,8 @@ impl Library {
 /// The bytes of an archive to commit.
 pub enum ArchiveBytes {
     Staged(Box<Verified<Staged>>),
+    /// As staged, and on their way to where the larder keeps them.
+    Arrived(Box<Verified<Staged>>, Arc<dyn Intake>),
     /// They are in the store, under another name or since before a crash.
     Stored,
 }

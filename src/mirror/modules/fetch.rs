@@ -283,6 +283,7 @@ impl SourceFetch<'_> {
             reservation: self.reservation,
             expected_bytes: 0,
             is_verified_by_digest: false,
+            intake: None,
             progress: None,
             listed_fill: None,
         };

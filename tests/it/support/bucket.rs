@@ -162,6 +162,13 @@ impl TestBucket {
         gate
     }
 
+    /// Ends a hold; what waits goes on.
+    pub(crate) fn release(&self, verb: Verb) {
+        if let Some(gate) = self.state.lock().unwrap().held.remove(&verb) {
+            gate.add_permits(1000);
+        }
+    }
+
     /// The names of all objects.
     pub(crate) fn objects(&self) -> Vec<String> {
         self.state.lock().unwrap().objects.keys().cloned().collect()

@@ -1,0 +1,237 @@
+//! The way of an archive into the bucket. The database dooms its object before the first byte; the parts of a large one are sent while
+//! it arrives, and nobody sees them until they are completed with the proof; one statement ends the doom and gives the archive its
+//! object.
+
+use std::sync::Arc;
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::archives::{KnownObjects, patiently};
+use super::bucket::{BucketError, ObjectName, PART_BYTES, Part, PartialObject};
+use super::objects::Kept;
+use crate::digest::Digest;
+use crate::store::{FileBytes, Intake, Staged, StoreError};
+use crate::upstream::buckets::BucketTrouble;
+use crate::verify::Verified;
+
+/// The parts of one upload that are in memory at a time.
+const MAX_PARTS_AT_ONCE: usize = 4;
+/// The uploads of one archive that may each last too long.
+const MAX_UPLOADS: usize = 2;
+
+/// An archive on its way into the bucket.
+pub(super) struct BucketIntake {
+    known: Arc<KnownObjects>,
+    /// The threads that speak with the bucket. `None` while larder stops.
+    threads: Option<Handle>,
+    digest: Digest,
+    upload: Mutex<Option<Upload>>,
+}
+
+/// An upload in parts that follows a staged file. It gives itself up if the file does not become whole.
+struct Upload {
+    staged: watch::Sender<StagedBytes>,
+    sending: JoinHandle<Result<Sent, StoreError>>,
+}
+
+/// How much of a file is there.
+#[derive(Debug, Clone, Copy, Default)]
+struct StagedBytes {
+    written: u64,
+    is_whole: bool,
+}
+
+/// What was sent.
+enum Sent {
+    /// Nothing: the bucket has the archive.
+    Known,
+    /// All parts.
+    Parts(ObjectName, PartialObject, Vec<Part>),
+}
+
+impl BucketIntake {
+    pub(super) fn new(known: Arc<KnownObjects>, threads: Option<Handle>, digest: Digest) -> Self {
+        Self { known, threads, digest, upload: Mutex::default() }
+    }
+
+    fn threads(&self) -> Result<&Handle, StoreError> {
+        self.threads.as_ref().ok_or_else(|| StoreError::Unreachable("larder stops".to_owned()))
+    }
+
+    /// A new object for the archive, which goes after a day if no archive gets it. Blocks.
+    fn doomed_object(known: &KnownObjects, digest: &Digest) -> Result<ObjectName, StoreError> {
+        let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
+        let object = ObjectName::new(digest).map_err(random)?;
+        known.shared.doom(&object)?;
+        Ok(object)
+    }
+
+    /// Begins to send the parts of a file.
+    fn begin(&self, threads: &Handle, bytes: &FileBytes) -> Upload {
+        let (staged, written) = watch::channel(StagedBytes::default());
+        let sending = send_parts(Arc::clone(&self.known), self.digest, bytes.clone(), written);
+        Upload { staged, sending: threads.spawn(sending) }
+    }
+
+    /// Sends a whole file that is no larger than one part. Blocks.
+    fn put(&self, staged: &Verified<Staged>) -> Result<ObjectName, StoreError> {
+        let object = Self::doomed_object(&self.known, &self.digest)?;
+        let (bytes, size_bytes, bucket) = (staged.value().bytes(), staged.value().written(), &self.known.bucket);
+        let put = async {
+            let whole = bytes.part(0, size_bytes).await;
+            let whole = whole.map_err(|error| bucket.unreadable(&object, &error))?;
+            patiently(|| bucket.put(&object, whole.clone(), staged)).await
+        };
+        self.threads()?.block_on(self.known.watched(put))?;
+        Ok(object)
+    }
+
+    /// Ends an upload of parts with the proof. `None` if nothing was sent, because the bucket had the archive then. Blocks.
+    fn complete(&self, upload: Upload, staged: &Verified<Staged>) -> Result<Option<ObjectName>, StoreError> {
+        let (size_bytes, known) = (staged.value().written(), &self.known);
+        // The task may have ended by itself.
+        let _ = upload.staged.send(StagedBytes { written: size_bytes, is_whole: true });
+        let threads = self.threads()?;
+        let sent = threads.block_on(upload.sending);
+        let sent =
+            sent.map_err(|_| StoreError::Unreachable("the upload of an archive was interrupted".to_owned()))??;
+        let (object, partial, parts) = match sent {
+            Sent::Known => return Ok(None),
+            Sent::Parts(object, partial, parts) => (object, partial, parts),
+        };
+        let completed = async {
+            let completed = patiently(|| known.bucket.complete(&partial, &parts, staged)).await;
+            match completed {
+                Ok(()) => Ok(()),
+                // The next request would wait as long, and so would a client.
+                Err(error) if error.fault.trouble == BucketTrouble::Silent => Err(error),
+                // The answer to an attempt may be lost, and the next one finds no upload.
+                Err(_) if known.bucket.length(&object).await.is_ok_and(|length| length == size_bytes) => Ok(()),
+                Err(error) => {
+                    give_up(known, &partial).await;
+                    Err(error)
+                }
+            }
+        };
+        threads.block_on(known.watched(completed))?;
+        Ok(Some(object))
+    }
+
+    /// Gives the archive its object; `None` if the upload lasted too long. Blocks.
+    fn keep(&self, object: &ObjectName, size_bytes: u64) -> Result<Option<ObjectName>, StoreError> {
+        let wrong = self.known.wrong_object(&self.digest);
+        match self.known.shared.keep(object, &self.digest, size_bytes, wrong.as_ref())? {
+            Kept::As(object) => Ok(Some(object)),
+            Kept::TooLate => Ok(None),
+            Kept::Sealed => Err(StoreError::Unreachable("the fleet is sealed".to_owned())),
+        }
+    }
+}
+
+impl Intake for BucketIntake {
+    fn staged(&self, bytes: &FileBytes, written: u64) {
+        if written < PART_BYTES {
+            return;
+        }
+        let mut upload = self.upload.lock();
+        if let (None, Some(threads)) = (&*upload, &self.threads) {
+            *upload = Some(self.begin(threads, bytes));
+        }
+        if let Some(upload) = &*upload {
+            upload.staged.send_replace(StagedBytes { written, is_whole: false });
+        }
+    }
+
+    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError> {
+        let (begun, size_bytes) = (self.upload.lock().take(), staged.value().written());
+        if let Some(known) = self.known.object_now(&self.digest)? {
+            self.known.note(&self.digest, &known);
+            return Ok(());
+        }
+        let mut begun = begun;
+        for _ in 0..MAX_UPLOADS {
+            let object = if size_bytes <= PART_BYTES {
+                Some(self.put(staged)?)
+            } else {
+                let threads = self.threads()?;
+                let upload = begun.take().unwrap_or_else(|| self.begin(threads, &staged.value().bytes()));
+                self.complete(upload, staged)?
+            };
+            if let Some(object) = object
+                && let Some(object) = self.keep(&object, size_bytes)?
+            {
+                self.known.note(&self.digest, &object);
+                return Ok(());
+            }
+        }
+        Err(StoreError::Bucket {
+            trouble: BucketTrouble::Slow.label(),
+            said: format!("{}: an upload lasts longer than a day", self.known.bucket.place()),
+            remedy: "look at the network between larder and the object store",
+        })
+    }
+}
+
+/// Sends the parts of a file as they become whole, and the last one when the file is.
+///
+/// # Errors
+/// The bucket or the database refused, or the file does not become whole. Nothing of the upload is left then.
+async fn send_parts(
+    known: Arc<KnownObjects>,
+    digest: Digest,
+    bytes: FileBytes,
+    staged: watch::Receiver<StagedBytes>,
+) -> Result<Sent, StoreError> {
+    let asked = Arc::clone(&known);
+    // The database is asked by functions that block.
+    let begun = tokio::task::spawn_blocking(move || match asked.object_now(&digest)? {
+        Some(_) => Ok(None),
+        None => BucketIntake::doomed_object(&asked, &digest).map(Some),
+    });
+    let begun = begun.await.map_err(|_| StoreError::Unreachable("larder stops".to_owned()))?;
+    let Some(object) = begun? else { return Ok(Sent::Known) };
+    let partial = known.watched(patiently(|| known.bucket.begin(&object))).await?;
+    let send = |(number, from, to): (usize, u64, u64)| {
+        let (known, object, partial, bytes) = (&known, &object, &partial, &bytes);
+        async move {
+            let part = bytes.part(from, to - from).await;
+            let part = part.map_err(|error| known.bucket.unreadable(object, &error))?;
+            known.watched(patiently(|| known.bucket.put_part(partial, number, part.clone()))).await
+        }
+    };
+    let parts = stream::unfold((0, staged), |(number, mut staged)| async move {
+        let from = number as u64 * PART_BYTES;
+        let is_there = |staged: &StagedBytes| staged.is_whole || staged.written >= from + PART_BYTES;
+        match staged.wait_for(is_there).await.map(|staged| *staged) {
+            Ok(StagedBytes { written, .. }) if written <= from => None,
+            Ok(StagedBytes { written, .. }) => {
+                Some((Ok((number, from, written.min(from + PART_BYTES))), (number + 1, staged)))
+            }
+            // Nobody holds the intake any more.
+            Err(_) => Some((Err(()), (number, staged))),
+        }
+    });
+    let sent = parts.map(|part| {
+        let sending = part.map(&send);
+        async { sending.map_err(|()| None)?.await.map_err(Some) }
+    });
+    let sent: Result<Vec<Part>, Option<BucketError>> = sent.buffered(MAX_PARTS_AT_ONCE).try_collect().await;
+    match sent {
+        Ok(parts) => Ok(Sent::Parts(object, partial, parts)),
+        Err(error) => {
+            give_up(&known, &partial).await;
+            Err(error.map_or_else(|| StoreError::Unreachable("the archive did not arrive".to_owned()), Into::into))
+        }
+    }
+}
+
+/// Gives an upload up. Its object is doomed in any case.
+async fn give_up(known: &KnownObjects, partial: &PartialObject) {
+    if let Err(error) = known.watched(known.bucket.abort(partial)).await {
+        tracing::warn!(%error, "the parts of an upload stay until a rule of the bucket removes them");
+    }
+}
