@@ -16,6 +16,10 @@ pub(super) enum FleetCommand {
     ///
     /// The URL in `[fleet] database` is that of the role that owns the schema, for this command.
     Migrate(ServingRole),
+    /// List the replicas, and what the database and the bucket have
+    ///
+    /// It asks the database, and needs no running larder.
+    Status,
 }
 
 #[derive(Debug, Args)]
@@ -28,57 +32,115 @@ pub(super) struct ServingRole {
 impl FleetCommand {
     #[cfg(feature = "fleet")]
     pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
-        use anyhow::Context as _;
-        use secrecy::ExposeSecret as _;
-
-        use crate::app::StartError;
-        use crate::fleet::bucket::Bucket;
-        use crate::fleet::database::Database;
-        use crate::fleet::identity::{self, IdentityError};
-        use crate::fleet::schema;
-
         let (creates, serve_as) = match self {
             Self::Create(ServingRole { serve_as }) => (true, serve_as),
             Self::Migrate(ServingRole { serve_as }) => (false, serve_as),
+            Self::Status => return status(common),
         };
-        anyhow::ensure!(
-            !["public", ""].contains(&serve_as.as_str()),
-            "--serve-as names no role of its own: every role of the database would get the rights"
-        );
-        let (config, _) = common.load()?;
-        let fleet = config.fleet.context("the configuration has no [fleet]: name the database there")?;
-        let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())?;
-        // Its settings are checked before anything is made.
-        let bucket = creates.then(|| Bucket::new(&fleet, &config.network)).transpose()?;
-        let made = schema::migrate(&database, &serve_as)?;
-        let marked = bucket.map(|bucket| identity::mark(&database, &bucket).map(|id| (id, bucket.place()))).transpose();
-        let marked = marked.map_err(|error| match error {
-            error @ (IdentityError::Two { .. } | IdentityError::Unreadable { .. }) => {
-                anyhow::Error::new(StartError::Refused(error.to_string()))
-            }
-            error => error.into(),
-        })?;
-        let last = schema::MIGRATIONS.len();
-        if common.json {
-            let id = marked.as_ref().map(|(id, _)| id);
-            print_json(&serde_json::json!({ "made": made, "migration": last, "serve_as": serve_as, "fleet": id }));
-            return Ok(());
-        }
-        if made.is_empty() {
-            print_line(&format!("the database was up to date (migration {last}); {serve_as:?} may serve"));
-        } else {
-            let made: Vec<String> = made.iter().map(ToString::to_string).collect();
-            print_line(&format!("made migration {}; {serve_as:?} may serve", made.join(", ")));
-        }
-        if let Some((id, place)) = marked {
-            print_line(&format!("{place} and the database are those of the fleet {id}"));
-        }
-        Ok(())
+        prepare(common, creates, &serve_as)
     }
 
     #[cfg(not(feature = "fleet"))]
     pub(super) fn run(self, _: &CommonOptions) -> anyhow::Result<()> {
-        let (Self::Create(ServingRole { serve_as: _ }) | Self::Migrate(ServingRole { serve_as: _ })) = self;
+        let (Self::Create(ServingRole { serve_as: _ }) | Self::Migrate(ServingRole { serve_as: _ }) | Self::Status) =
+            self;
         anyhow::bail!("this larder was built without the feature fleet: build it with cargo build --features fleet")
     }
+}
+
+/// Makes or updates what all replicas share.
+#[cfg(feature = "fleet")]
+fn prepare(common: &CommonOptions, creates: bool, serve_as: &str) -> anyhow::Result<()> {
+    use anyhow::Context as _;
+    use secrecy::ExposeSecret as _;
+
+    use crate::app::StartError;
+    use crate::fleet::bucket::Bucket;
+    use crate::fleet::database::Database;
+    use crate::fleet::identity::{self, IdentityError};
+    use crate::fleet::schema;
+
+    anyhow::ensure!(
+        !["public", ""].contains(&serve_as),
+        "--serve-as names no role of its own: every role of the database would get the rights"
+    );
+    let (config, _) = common.load()?;
+    let fleet = config.fleet.context("the configuration has no [fleet]: name the database there")?;
+    let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())?;
+    // Its settings are checked before anything is made.
+    let bucket = creates.then(|| Bucket::new(&fleet, &config.network)).transpose()?;
+    let made = schema::migrate(&database, serve_as)?;
+    let marked = bucket.map(|bucket| identity::mark(&database, &bucket).map(|id| (id, bucket.place()))).transpose();
+    let marked = marked.map_err(|error| match error {
+        error @ (IdentityError::Two { .. } | IdentityError::Unreadable { .. }) => {
+            anyhow::Error::new(StartError::Refused(error.to_string()))
+        }
+        error => error.into(),
+    })?;
+    let last = schema::MIGRATIONS.len();
+    if common.json {
+        let id = marked.as_ref().map(|(id, _)| id);
+        print_json(&serde_json::json!({ "made": made, "migration": last, "serve_as": serve_as, "fleet": id }));
+        return Ok(());
+    }
+    if made.is_empty() {
+        print_line(&format!("the database was up to date (migration {last}); {serve_as:?} may serve"));
+    } else {
+        let made: Vec<String> = made.iter().map(ToString::to_string).collect();
+        print_line(&format!("made migration {}; {serve_as:?} may serve", made.join(", ")));
+    }
+    if let Some((id, place)) = marked {
+        print_line(&format!("{place} and the database are those of the fleet {id}"));
+    }
+    Ok(())
+}
+
+/// Prints the state of a fleet, as its database has it.
+#[cfg(feature = "fleet")]
+fn status(common: &CommonOptions) -> anyhow::Result<()> {
+    use std::time::Duration;
+
+    use anyhow::Context as _;
+    use bytesize::ByteSize;
+    use secrecy::ExposeSecret as _;
+
+    use super::terminal::{Column, TextPage, plural, width_of_stdout};
+    use crate::fleet::database::Database;
+    use crate::fleet::examine::{FleetFacts, ReplicaFacts, ReplicaState, fleet_facts};
+
+    let (config, _) = common.load()?;
+    let fleet = config.fleet.context("the configuration has no [fleet]")?;
+    let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())?;
+    let facts = fleet_facts(&database).context("the database of the fleet does not say")?;
+    if common.json {
+        print_json(&facts);
+        return Ok(());
+    }
+    let FleetFacts { id, sealed, settles, archives, archive_bytes, doomed_objects, replicas } = facts;
+    let mut page = TextPage::of_width(width_of_stdout());
+    page.group("fleet", &id);
+    if sealed {
+        page.row("", "sealed: it takes no writes any more");
+    }
+    if settles {
+        page.row("", "the database was restored or changed a moment ago: nothing is recorded as first for a minute");
+    }
+    page.group("bucket", &fleet.bucket.to_string());
+    page.row("archives", &format!("{archives} ({})", ByteSize(archive_bytes)));
+    page.row("to go", &format!("{}, uploads that have not ended among them", plural(doomed_objects, "object")));
+    let heard = replicas.iter().filter(|replica| replica.state == ReplicaState::Heard).count();
+    page.group("replicas", &format!("{heard} heard in the last ten seconds"));
+    let row = |ReplicaFacts { url, version, silent_seconds, state }: &ReplicaFacts| {
+        let silence = humantime::format_duration(Duration::from_secs(*silent_seconds));
+        let state = match state {
+            ReplicaState::Heard => "heard".to_owned(),
+            ReplicaState::Silent => format!("silent for {silence}; if it runs, it serves what it has"),
+            ReplicaState::Ended => format!("ended {silence} ago"),
+        };
+        ([url.clone(), version.clone(), state], String::new())
+    };
+    let rows: Vec<_> = replicas.iter().map(row).collect();
+    page.columns([Column::Left(""), Column::Left(""), Column::Left("")], &rows);
+    print_line(&page.text());
+    Ok(())
 }

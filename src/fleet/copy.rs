@@ -511,6 +511,12 @@ impl Records for CopiedRecords {
         self.feed.spread()
     }
 
+    fn leave(&self) {
+        // Its end says so.
+        let following = self.following.lock().take();
+        drop(following);
+    }
+
     fn contact(&self) -> Option<&Contact> {
         Some(self.feed.contact())
     }

@@ -3,6 +3,8 @@
 
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
+use serde::Serialize;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::bucket::{Bucket, BucketError, ObjectName, PART_BYTES};
@@ -26,6 +28,9 @@ const RIGHTS: [(&str, &[&str], &[&str]); 12] = [
     ("here", &["select"], &[]),
     ("migration", &["select"], &["insert", "update", "delete", "truncate"]),
 ];
+
+/// The time for which a replica counts as heard, in seconds.
+const HEARD_SECONDS: u64 = 10;
 
 /// The facts about a server, and about the role that serves.
 #[derive(Debug)]
@@ -91,6 +96,86 @@ pub fn server_facts(database: &Database) -> Result<ServerFacts, DatabaseError> {
         })
     });
     facts?.ok_or_else(|| DatabaseError::Unreachable("the server does not know the role of the connection".to_owned()))
+}
+
+/// The facts about a fleet, as its database has them.
+#[derive(Debug, Serialize)]
+pub struct FleetFacts {
+    /// The id of the fleet.
+    pub id: String,
+    /// True if it takes no writes any more.
+    pub sealed: bool,
+    /// True if nothing is recorded as first, because the database was restored or changed a moment ago.
+    pub settles: bool,
+    /// The number of archives in the bucket.
+    pub archives: u64,
+    /// Their bytes.
+    pub archive_bytes: u64,
+    /// Objects that must go, and uploads that have not ended.
+    pub doomed_objects: u64,
+    /// The replicas of the last day, by URL.
+    pub replicas: Vec<ReplicaFacts>,
+}
+
+/// A replica, as it announced itself.
+#[derive(Debug, Serialize)]
+pub struct ReplicaFacts {
+    /// The URL at which the others reach it.
+    pub url: String,
+    /// Its version.
+    pub version: String,
+    /// The seconds since it reached the database last.
+    pub silent_seconds: u64,
+    /// Its state.
+    pub state: ReplicaState,
+}
+
+/// The state of a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReplicaState {
+    /// It was heard in the last ten seconds.
+    Heard,
+    /// It was not, and serves what it has if it runs.
+    Silent,
+    /// It has said that it ends.
+    Ended,
+}
+
+/// Asks about a fleet and its replicas.
+///
+/// # Errors
+/// The database does not answer, or has no fleet.
+pub fn fleet_facts(database: &Database) -> Result<FleetFacts, DatabaseError> {
+    let ask = "select f.id::text, f.sealed, f.settle_until > now(), b.n, b.bytes, (select count(*) from larder.doomed)
+        from larder.fleet f, (select count(*) as n, coalesce(sum(size), 0)::int8 as bytes from larder.blob) b";
+    let ask_replicas = "select url, version, extract(epoch from now() - seen)::int8, left_at is not null
+        from larder.replica order by url, seen desc";
+    let facts = database.run(move |client| {
+        Box::pin(async move {
+            let (rows, replicas) = (client.query_typed(ask, &[]).await?, client.query_typed(ask_replicas, &[]).await?);
+            let replica = |row: &Row| {
+                let silent_seconds = row.get::<_, i64>(2).unsigned_abs();
+                let state = match row.get(3) {
+                    true => ReplicaState::Ended,
+                    false if silent_seconds <= HEARD_SECONDS => ReplicaState::Heard,
+                    false => ReplicaState::Silent,
+                };
+                ReplicaFacts { url: row.get(0), version: row.get(1), silent_seconds, state }
+            };
+            let number = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
+            Ok(rows.first().map(|row| FleetFacts {
+                id: row.get(0),
+                sealed: row.get(1),
+                settles: row.get(2),
+                archives: number(row, 3),
+                archive_bytes: number(row, 4),
+                doomed_objects: number(row, 5),
+                replicas: replicas.iter().map(replica).collect(),
+            }))
+        })
+    });
+    facts?.ok_or_else(|| DatabaseError::Unreachable("the database has no fleet".to_owned()))
 }
 
 /// Asks for what every statement of a replica asks first: where the database is in its log, and whose log it is.

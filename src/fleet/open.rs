@@ -69,7 +69,10 @@ pub fn open(
         (Err(unknown), None) if unknown.is_unknown() => {
             return Err(StoreError::Unreachable(format!("a new replica must reach both once: {unknown}")).into());
         }
-        (Err(wrong), _) => return Err(refused(format!("{}: {wrong}", folder.display()))),
+        (Err(wrong @ IdentityError::Folder { .. }), _) => {
+            return Err(refused(format!("{}: {wrong}", folder.display())));
+        }
+        (Err(wrong), _) => return Err(refused(wrong.to_string())),
     };
     let (local, records) = Store::open(folder, clock.now())?.into_folder();
     if marked.is_none() {

@@ -161,8 +161,9 @@ impl Store {
         disk::read_secret(&Self::token_file(folder))
     }
 
-    /// Marks a clean close, so that the next start trusts the index.
+    /// Marks a clean close, so that the next start trusts the index; the other replicas wait for this one no more.
     pub fn close(&self) -> Result<(), StoreError> {
+        self.records.leave();
         self.local.close()
     }
 }

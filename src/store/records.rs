@@ -206,6 +206,9 @@ pub trait Records: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Says to the other replicas that this one ends. Waits for a few seconds at most.
+    fn leave(&self) {}
+
     /// When the shared records last answered this replica; `None` where no replica shares them.
     fn contact(&self) -> Option<&Contact> {
         None

@@ -10,6 +10,7 @@ use larder::fleet::bucket::Bucket;
 use larder::fleet::records::DatabaseRecords;
 use larder::store::{Archives as _, Store};
 
+use crate::explain::explain;
 use crate::support::bucket::{BucketFault, TestBucket, Verb};
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::module_fixture::ModuleFixture;
@@ -103,6 +104,10 @@ async fn what_one_replica_has_stored_another_serves_without_upstream() {
     upstream.stop().await;
     for (name, path) in &paths {
         assert_eq!(&other.archive_path(name, "1.2.0").await, path);
+        let explained = explain(&other, "url", path).await;
+        let steps = explained["steps"].as_array().unwrap();
+        let requested = steps.iter().find(|step| step["requested"] == true).unwrap();
+        assert_eq!((&requested["status"], &requested["answer"]), (&200.into(), &"served".into()), "{explained:#}");
         for _ in 0..2 {
             let answer = other.get(path).await.expect(200);
             assert!(answer.body == archive(&upstream, name), "{name}");

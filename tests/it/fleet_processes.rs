@@ -2,6 +2,7 @@
 //! the other.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::support::bucket::{self, ACCESS_KEY, BucketFault, TestBucket, Verb};
 use crate::support::http::client;
@@ -13,6 +14,9 @@ use crate::support::terraform::Terraform;
 use crate::support::turns::Turns;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::{repetitions, until};
+
+/// The number of replicas of all tests.
+static REPLICAS: AtomicU16 = AtomicU16::new(0);
 
 /// The database and the bucket of a fleet.
 struct Setup {
@@ -54,10 +58,12 @@ impl Setup {
         write("access-key", ACCESS_KEY);
         write("bucket-secret", bucket::SECRET);
         let (ca, endpoint) = (self.database.ca(), self.bucket.endpoint());
+        // Each replica has a URL of its own; nobody connects to it yet.
+        let port = 20_000 + REPLICAS.fetch_add(1, Ordering::Relaxed) % 10_000;
         format!(
             "[fleet]\ndatabase = {{ file = \"database-url\" }}\ndatabase_ca = {ca:?}\nbucket = \"s3://larder/mirror\"\n\
              endpoint = \"{endpoint}\"\nbucket_key = {{ access_key = {{ file = \"access-key\" }}, secret = {{ file = \"bucket-secret\" }} }}\n\
-             secret = [{{ file = \"fleet-secret\" }}]\nlisten = \"127.0.0.1:0\"\nadvertise = \"http://127.0.0.1:8082/\"\n"
+             secret = [{{ file = \"fleet-secret\" }}]\nlisten = \"127.0.0.1:0\"\nadvertise = \"http://127.0.0.1:{port}/\"\n"
         )
     }
 
@@ -77,6 +83,12 @@ impl Setup {
         let started = Process::serve(&self.config(upstream, folder), folder.path());
         started.err().expect("the replica started")
     }
+}
+
+/// A command with the configuration of a replica.
+async fn larder(folder: &Folder, arguments: &[&str]) -> CommandOutput {
+    let file = folder.path().join("mirror.toml");
+    run(command(folder.path(), &[arguments, &["--config", file.to_str().unwrap()]].concat())).await
 }
 
 /// A fleet is made once, by a command. A replica that meets another fleet, or none, does not start, and says what to do.
@@ -101,6 +113,8 @@ async fn a_replica_starts_in_its_own_fleet_only() {
             .is_some_and(|mark| mark.windows(36).any(|part| part == id(&created).as_bytes()))
     );
     setup.start(&upstream, &folder).terminate_promptly().await;
+    let listed = "select count(*), count(*) filter (where left_at is null) from larder.replica";
+    assert_eq!(setup.database.sql(listed), "1|0", "a replica that has ended is waited for");
 
     // The bucket and the database of two fleets.
     let Some(other) = Setup::created().await else { return };
@@ -190,6 +204,11 @@ async fn a_client_that_each_request_sends_to_another_replica_installs() {
     let expected = init(single.base()).await;
     let folders = [Folder::new(), Folder::new()];
     let replicas = [&folders[0], &folders[1]].map(|folder| setup.start(&upstream.registry, folder));
+    let status = larder(&folders[0], &["fleet", "status"]).await.expect(0);
+    assert!(
+        status.out.contains("2 heard in the last ten seconds") && status.out.contains("archives   0 (0 B)"),
+        "{status:?}"
+    );
     let turns = Turns::between(replicas.iter().map(|replica| replica.base().to_owned()).collect()).await;
     assert_eq!(init(&turns.base()).await, expected);
     upstream.stop().await;
@@ -200,6 +219,14 @@ async fn a_client_that_each_request_sends_to_another_replica_installs() {
     for replica in replicas {
         replica.terminate_promptly().await;
     }
+    let status = larder(&folders[0], &["fleet", "status"]).await.expect(0);
+    assert!(
+        status.out.contains("0 heard") && status.out.contains("archives   30 (") && status.out.contains("ended "),
+        "{status:?}"
+    );
+    let status: serde_json::Value =
+        serde_json::from_str(&larder(&folders[0], &["fleet", "status", "--json"]).await.expect(0).out).unwrap();
+    assert_eq!((&status["archives"], &status["replicas"][0]["state"]), (&30.into(), &"ended".into()), "{status:#}");
 }
 
 /// A replica that is killed at any step of an upload leaves no object that nobody knows, and no name without its archive.
