@@ -16,7 +16,7 @@ pub(super) enum FleetCommand {
     ///
     /// The URL in `[fleet] database` is that of the role that owns the schema, for this command.
     Migrate(ServingRole),
-    /// List the replicas, and what the database and the bucket have
+    /// List the replicas, and count the archives, as the database knows them
     ///
     /// It asks the database, and needs no running larder.
     Status,
@@ -134,7 +134,7 @@ fn status(common: &CommonOptions) -> anyhow::Result<()> {
         let silence = humantime::format_duration(Duration::from_secs(*silent_seconds));
         let state = match state {
             ReplicaState::Heard => "heard".to_owned(),
-            ReplicaState::Silent => format!("silent for {silence}; if it runs, it serves what it has"),
+            ReplicaState::Silent => format!("silent for {silence}"),
             ReplicaState::Ended => format!("ended {silence} ago"),
         };
         ([url.clone(), version.clone(), state], String::new())

@@ -169,6 +169,7 @@ impl Archives for BucketArchives {
             // One that stays, because a rule of the bucket holds it, delays no other.
             if let Err(error) = removed.and_then(|()| shared.is_gone(&object)) {
                 tracing::warn!(%error, "an object that no archive needs stays in the bucket");
+                shared.postpone(&object)?;
                 failed = Some(error);
             }
         }

@@ -109,6 +109,12 @@ impl CopiedRecords {
         self.bring_up_to_date(group)
     }
 
+    /// True for a copy without a change of which this replica has heard.
+    fn is_known_to_be_old(&self, group: &RecordGroup) -> Result<bool, StoreError> {
+        let Some(changed) = self.groups.of(&group.as_ref()).changed_at(group) else { return Ok(false) };
+        Ok(!self.index.copied_moment(group)?.is_some_and(|copied| copied.has(changed)))
+    }
+
     /// Asks the database what changed in a group, and applies it.
     fn bring_up_to_date(&self, group: &RecordGroup) -> Result<(), StoreError> {
         self.try_to_bring_up_to_date(group).inspect_err(|_| {
@@ -331,7 +337,11 @@ impl CopiedRecords {
     /// As [`Self::place`]; without the database, a copy that was whole once counts.
     fn ensure_or_behind(&self, group: &RecordGroup) -> Result<Place, StoreError> {
         match self.place(group) {
-            Err(StoreError::Unreachable(_)) if self.index.copied_moment(group)?.is_some() => Ok(Place::Copy),
+            Err(StoreError::Unreachable(_))
+                if self.index.copied_moment(group)?.is_some() && !self.is_known_to_be_old(group)? =>
+            {
+                Ok(Place::Copy)
+            }
             place => place,
         }
     }
@@ -364,6 +374,11 @@ fn entry_of_copy(key: &Key, here: Option<(u64, Timestamp)>) -> IndexEntry {
     }
 }
 
+/// True for a record that permits nothing by itself: a file of one that was removed meanwhile is only old.
+fn may_be_read_without_note(key: &Key) -> bool {
+    key.is_history() || matches!(key, Key::Name(_) | Key::ProofSet(_) | Key::Document(_))
+}
+
 /// The removal of a record from a copy.
 fn removal(key: Key) -> Change {
     let entry = if let Key::Name(_) = key { IndexEntry::Name(IndexedName::default()) } else { IndexEntry::Gone };
@@ -382,16 +397,20 @@ impl Records for CopiedRecords {
                 return self.shared.read(key);
             }
             match (self.index.copied_record(&group, &path)?, place) {
+                // A command has returned because this replica has heard of the change.
+                (_, Err(error)) if self.is_known_to_be_old(&group)? => return Err(error),
                 (Some(listed), _) => match self.read_listed(&group, key, listed)? {
                     Some(body) => return Ok(ReadOutcome::Intact(body)),
                     None => drop(self.groups.of(&group.as_ref()).make_old(&group)),
                 },
                 (None, Ok(_)) => return Ok(ReadOutcome::Absent),
                 // Nobody knows that it is absent. Where a killed process left no notes of a group, a file is its last record.
-                (None, Err(error)) if self.index.copied_moment(&group)?.is_none() => match self.local.read(key)? {
-                    ReadOutcome::Intact(body) => return Ok(ReadOutcome::Intact(body)),
-                    _ => return Err(error),
-                },
+                (None, Err(error)) if may_be_read_without_note(key) && self.index.copied_moment(&group)?.is_none() => {
+                    match self.local.read(key)? {
+                        ReadOutcome::Intact(body) => return Ok(ReadOutcome::Intact(body)),
+                        _ => return Err(error),
+                    }
+                }
                 (None, Err(error)) => return Err(error),
             }
         }
@@ -408,8 +427,10 @@ impl Records for CopiedRecords {
             return self.shared.stat(key);
         }
         match self.index.copied_record(&group, &key.path())? {
-            Some(listed) => Ok(Some((listed.size_bytes, listed.written))),
-            None => place.map(|_| None),
+            Some(listed) if place.is_ok() || !self.is_known_to_be_old(&group)? => {
+                Ok(Some((listed.size_bytes, listed.written)))
+            }
+            _ => place.map(|_| None),
         }
     }
 

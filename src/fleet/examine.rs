@@ -113,7 +113,7 @@ pub struct FleetFacts {
     pub archive_bytes: u64,
     /// Objects that must go, and uploads that have not ended.
     pub doomed_objects: u64,
-    /// The replicas of the last day, by URL.
+    /// The replicas that run, or ended within a day, by URL.
     pub replicas: Vec<ReplicaFacts>,
 }
 
@@ -136,9 +136,9 @@ pub struct ReplicaFacts {
 pub enum ReplicaState {
     /// It was heard in the last ten seconds.
     Heard,
-    /// It was not, and serves what it has if it runs.
+    /// It was not.
     Silent,
-    /// It has said that it ends.
+    /// It has said that it ends, or another one has taken its URL.
     Ended,
 }
 

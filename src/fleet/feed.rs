@@ -11,7 +11,7 @@ use super::groups::CopiedGroups;
 use super::records::{DatabaseRecords, News, Snapshot};
 use super::replicas::Announcement;
 use crate::clock::Clock;
-use crate::store::{Contact, Index, SeenLife, StoreError, Unreached};
+use crate::store::{Contact, Index, Moment, RecordGroup, SeenLife, StoreError, Unreached};
 
 /// The time between two notes of the life of the database, where it stays the same.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
@@ -66,7 +66,10 @@ impl Feed {
         let asked = Instant::now();
         let News { snapshot, log, position, changed } =
             self.shared.changes_since(heard.as_ref().map(|last| &last.snapshot))?;
-        self.groups.make_groups_old(changed.as_deref());
+        match changed {
+            None => self.groups.make_all_old(),
+            Some(changed) => changed.iter().try_for_each(|(group, at)| self.has_changed(group, *at))?,
+        }
         self.contact.heard(asked);
         let is_noted = |last: &&Heard| last.snapshot.life == snapshot.life && last.noted.elapsed() < NOTE_INTERVAL;
         let noted = match heard.as_ref().filter(is_noted) {
@@ -78,6 +81,19 @@ impl Feed {
         };
         *heard = Some(Heard { snapshot: snapshot.clone(), noted });
         Ok(snapshot)
+    }
+
+    /// Makes a group old that has changed, unless its copy has the change: this replica may have made it.
+    fn has_changed(&self, group: &RecordGroup, at: Moment) -> Result<(), StoreError> {
+        let stripe = self.groups.of(&group.as_ref());
+        match self.index.copied_moment(group)? {
+            Some(copied) if copied.has(at) => return Ok(()),
+            Some(_) => stripe.note_change(group, at),
+            // Of a group that was never copied there is nothing to serve.
+            None => {}
+        }
+        stripe.make_old(group);
+        Ok(())
     }
 
     /// Asks like [`Feed::hear`], for a request: not while the database is left alone, because it does not answer.

@@ -1,11 +1,11 @@
 //! The groups of which the copy of a replica is current, as far as it has heard.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::store::{RecordGroup, Striped};
+use crate::store::{Moment, RecordGroup, Striped};
 
 /// All groups, in stripes.
 pub(super) type CopiedGroups = Striped<GroupStripe>;
@@ -17,6 +17,9 @@ pub(super) struct GroupStripe {
     pub(super) applying: Mutex<()>,
     /// The groups that are current.
     current: Mutex<HashSet<RecordGroup>>,
+    /// The groups of which it was heard that they have changed since they were copied. Others were told so: they are not served as they
+    /// were.
+    changed: Mutex<HashMap<RecordGroup, Moment>>,
     /// Grows when a group becomes old.
     pub(super) marks: AtomicU64,
     /// Grows when a copy was changed, and when an old one is read because the database does not answer.
@@ -24,14 +27,9 @@ pub(super) struct GroupStripe {
 }
 
 impl CopiedGroups {
-    /// Makes these groups old; `None` makes all of them.
-    pub(super) fn make_groups_old(&self, groups: Option<&[RecordGroup]>) {
-        match groups {
-            Some(groups) => groups.iter().for_each(|group| {
-                self.of(&group.as_ref()).make_old(group);
-            }),
-            None => self.stripes.iter().for_each(GroupStripe::make_all_old),
-        }
+    /// Makes all groups old.
+    pub(super) fn make_all_old(&self) {
+        self.stripes.iter().for_each(GroupStripe::make_all_old);
     }
 }
 
@@ -45,6 +43,16 @@ impl GroupStripe {
         let mut current = self.current.lock();
         current.remove(group);
         self.marks.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Notes that a group has changed since it was copied.
+    pub(super) fn note_change(&self, group: &RecordGroup, at: Moment) {
+        self.changed.lock().insert(group.clone(), at);
+    }
+
+    /// The moment at which a group changed that was copied before; `None` if nothing was heard of that.
+    pub(super) fn changed_at(&self, group: &RecordGroup) -> Option<Moment> {
+        self.changed.lock().get(group).copied()
     }
 
     /// Makes all groups old.
@@ -64,6 +72,7 @@ impl GroupStripe {
         let mut current = self.current.lock();
         if self.marks.load(Ordering::Acquire) == marks {
             current.insert(group.clone());
+            self.changed.lock().remove(group);
         }
     }
 }

@@ -76,7 +76,7 @@ impl DatabaseRecords {
     /// # Errors
     /// The database does not take it.
     pub fn doom(&self, object: &ObjectName) -> Result<(), StoreError> {
-        let note = "insert into larder.doomed (object, due) values ($1, now() + $2 * interval '1 hour')";
+        let note = "insert into larder.doomed (object, due) values ($1, now() + $2 * interval '1 hour') on conflict do nothing";
         let hours = (Box::new(UPLOAD_HOURS) as _, Type::INT4);
         self.rows_on(Line::Shared, note, [text(object.to_string()), hours])?;
         Ok(())
@@ -123,6 +123,16 @@ impl DatabaseRecords {
         let ask = "select object from larder.doomed where due <= now() order by due limit $1";
         let rows = self.rows_on(Line::Shared, ask, [number8(MAX_DUE)])?;
         Ok(rows.iter().filter_map(|row| row.get::<_, &str>(0).parse().ok()).collect())
+    }
+
+    /// Puts off the removal of an object that stays: others go before it.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn postpone(&self, object: &ObjectName) -> Result<(), StoreError> {
+        let later = "update larder.doomed set due = now() + interval '1 hour' where object = $1 and due <= now()";
+        self.rows_on(Line::Shared, later, [text(object.to_string())])?;
+        Ok(())
     }
 
     /// Notes that an object is gone from the bucket.

@@ -61,8 +61,7 @@ pub fn open(
     }
     let id = match (identity::of_both(&database, &bucket, marked.as_ref()), marked.as_ref()) {
         (Ok(id), _) => id,
-        // A mark that seems to be gone is no reason to stop serving.
-        (Err(unknown), Some(marked)) if unknown.is_unknown() || matches!(unknown, IdentityError::Unmarked { .. }) => {
+        (Err(unknown), Some(marked)) if unknown.is_unknown() => {
             tracing::error!(%unknown, "nobody says which fleet this is; the replica starts with what it has");
             marked.clone()
         }

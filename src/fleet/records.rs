@@ -110,7 +110,7 @@ const HISTORY_BODY: &str = concat!(
 /// no row in another life. `$1` to `$3`: the life. `$4`: the snapshot; null names no group. A group of a dump may have a transaction that
 /// this database has not reached.
 const CHANGED_SINCE: &str = concat!(
-    "select pg_current_snapshot()::text, one.flushed, g.grp from (select h.flushed from ",
+    "select pg_current_snapshot()::text, one.flushed, g.grp, g.gen from (select h.flushed from ",
     in_known_life!(),
     of_known_data!(),
     ") one left join larder.grp g on g.tx >= pg_snapshot_xmin($4::text::pg_snapshot)
@@ -190,8 +190,8 @@ pub struct News {
     pub log: u64,
     /// The position in it.
     pub position: u64,
-    /// The groups that have changed; `None` where any may have.
-    pub changed: Option<Vec<RecordGroup>>,
+    /// The groups that have changed, and the moment of each; `None` where any may have.
+    pub changed: Option<Vec<(RecordGroup, Moment)>>,
 }
 
 /// The answer to a write.
@@ -407,8 +407,11 @@ impl DatabaseRecords {
             self.rows_in_life(Line::Apart, CHANGED_SINCE, |life| [(Box::new(last_in(life)), Type::TEXT)])?;
         let (text, position): (String, i64) = rows.first().map(|row| (row.get(0), row.get(1))).unwrap_or_default();
         self.life.reached(life.hash, position);
-        // A group that this larder does not know has no copy.
-        let group = |row: &Row| RecordGroup::of_name(row.get::<_, Option<&str>>(2)?);
+        let group = |row: &Row| {
+            let generation = Generation(row.get::<_, Option<i64>>(3)?.cast_unsigned());
+            // A group that this larder does not know has no copy.
+            Some((RecordGroup::of_name(row.get::<_, Option<&str>>(2)?)?, Moment { life: life.hash, generation }))
+        };
         let is_complete = last_in(&life).is_some() && rows.len() <= MAX_CHANGED;
         let changed = is_complete.then(|| rows.iter().filter_map(group).collect());
         Ok(News {

@@ -34,6 +34,7 @@ pub(super) struct BucketIntake {
 
 /// An upload in parts that follows a staged file. It gives itself up if the file does not become whole.
 struct Upload {
+    bytes: FileBytes,
     staged: watch::Sender<StagedBytes>,
     sending: JoinHandle<Result<Sent, StoreError>>,
 }
@@ -74,7 +75,7 @@ impl BucketIntake {
     fn begin(&self, threads: &Handle, bytes: &FileBytes) -> Upload {
         let (staged, written) = watch::channel(StagedBytes::default());
         let sending = send_parts(Arc::clone(&self.known), self.digest, bytes.clone(), written);
-        Upload { staged, sending: threads.spawn(sending) }
+        Upload { bytes: bytes.clone(), staged, sending: threads.spawn(sending) }
     }
 
     /// Sends a whole file that is no larger than one part. Blocks.
@@ -88,6 +89,14 @@ impl BucketIntake {
         };
         self.threads()?.block_on(self.known.watched(put))?;
         Ok(object)
+    }
+
+    /// Sends a staged file from its first byte on. `None` if the bucket has the archive. Blocks.
+    fn send(&self, staged: &Verified<Staged>) -> Result<Option<ObjectName>, StoreError> {
+        if staged.value().written() <= PART_BYTES {
+            return self.put(staged).map(Some);
+        }
+        self.complete(self.begin(self.threads()?, &staged.value().bytes()), staged)
     }
 
     /// Ends an upload of parts with the proof. `None` if nothing was sent, because the bucket had the archive then. Blocks.
@@ -138,6 +147,8 @@ impl Intake for BucketIntake {
             return;
         }
         let mut upload = self.upload.lock();
+        // A download that starts over has another file: what was sent of the first one is worth nothing.
+        upload.take_if(|upload| !upload.bytes.is_of_same_file(bytes));
         if let (None, Some(threads)) = (&*upload, &self.threads) {
             *upload = Some(self.begin(threads, bytes));
         }
@@ -152,20 +163,26 @@ impl Intake for BucketIntake {
             self.known.note(&self.digest, &known);
             return Ok(());
         }
-        let mut begun = begun;
+        // What was sent must be what was verified.
+        let mut begun = begun.filter(|upload| upload.bytes.is_of_same_file(&staged.value().bytes()));
         for _ in 0..MAX_UPLOADS {
-            let object = if size_bytes <= PART_BYTES {
-                Some(self.put(staged)?)
-            } else {
-                let threads = self.threads()?;
-                let upload = begun.take().unwrap_or_else(|| self.begin(threads, &staged.value().bytes()));
-                self.complete(upload, staged)?
+            let early = begun.take().map(|upload| self.complete(upload, staged));
+            let object = match early {
+                Some(Ok(object)) => object,
+                // What went wrong while the archive arrived may have passed.
+                Some(Err(_)) | None => self.send(staged)?,
             };
-            if let Some(object) = object
-                && let Some(object) = self.keep(&object, size_bytes)?
-            {
-                self.known.note(&self.digest, &object);
+            let kept = match &object {
+                Some(object) => self.keep(object, size_bytes)?,
+                None => self.known.object_now(&self.digest)?,
+            };
+            if let Some(kept) = kept {
+                self.known.note(&self.digest, &kept);
                 return Ok(());
+            }
+            if let Some(late) = object {
+                // A sweep may have ended its row before it came.
+                self.known.shared.doom(&late)?;
             }
         }
         Err(StoreError::Bucket {
@@ -206,7 +223,10 @@ async fn send_parts(
     let parts = stream::unfold((0, staged), |(number, mut staged)| async move {
         let from = number as u64 * PART_BYTES;
         let is_there = |staged: &StagedBytes| staged.is_whole || staged.written >= from + PART_BYTES;
-        match staged.wait_for(is_there).await.map(|staged| *staged) {
+        let there = staged.wait_for(is_there).await.map(|staged| *staged);
+        match there {
+            // Nobody holds the intake any more, so nobody needs what is there.
+            Ok(_) if staged.has_changed().is_err() => Some((Err(()), (number, staged))),
             Ok(StagedBytes { written, .. }) if written <= from => None,
             Ok(StagedBytes { written, .. }) => {
                 Some((Ok((number, from, written.min(from + PART_BYTES))), (number + 1, staged)))

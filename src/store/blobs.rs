@@ -34,6 +34,11 @@ impl FileBytes {
         let _ = self.file.sync_data();
     }
 
+    /// True for bytes of the same open file.
+    pub fn is_of_same_file(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.file, &other.file)
+    }
+
     /// Reads `length` bytes from byte `from` on, in a blocking task.
     ///
     /// # Errors

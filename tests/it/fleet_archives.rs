@@ -466,3 +466,22 @@ async fn the_parts_of_an_archive_are_sent_while_it_arrives() {
     assert!(one.get(&path).await.expect(200).body == archive(&upstream, "wrong"));
     assert_eq!((shared.kept(), shared.kept().len()), (shared.bucket.objects(), 2));
 }
+
+/// A hiccup while an archive arrives is forgotten once it is there: it is sent from its staged bytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_was_in_trouble_while_an_archive_arrived_gets_it_at_the_end() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "parts").size(IN_PARTS_BYTES));
+    let (one, _other) = shared.two(&upstream).await;
+    let path = one.archive_path("parts", "1.2.0").await;
+    let gate = upstream.hold_after(Target::Archive, IN_PARTS_BYTES - 1000);
+    shared.bucket.fail(Verb::Part, BucketFault::Denied);
+    let (answer, ()) = tokio::join!(one.get(&path), async {
+        until("the upload is given up", async || shared.bucket.count(Verb::Abort) == 1).await;
+        shared.bucket.heal();
+        gate.open();
+    });
+    assert!(answer.expect(200).has_cache_status("stored"));
+    assert!(*shared.bucket.object(&shared.kept()[0]).unwrap() == *archive(&upstream, "parts"));
+}

@@ -132,6 +132,10 @@ async fn a_replica_starts_in_its_own_fleet_only() {
     third.bucket.fail_all(BucketFault::Denied);
     let strange = third.refused(&upstream, &folder).expect(78);
     assert!(strange.err.contains("is the folder of a replica of the fleet"), "{strange:?}");
+    // A prefix of the bucket that is nobody's, for a replica that has another.
+    let mistyped = setup.config(&upstream, &folder).replace("s3://larder/mirror", "s3://larder/miror");
+    let refused = Process::serve(&mistyped, folder.path()).err().expect("it started").expect(78);
+    assert!(refused.err.contains("s3://larder/miror/ belongs to no fleet yet"), "{refused:?}");
     // The store of a larder that runs alone.
     upstream.publish(Provider::new("acme", "null"));
     let alone = Folder::new();

@@ -176,8 +176,9 @@ impl Library {
                 if pinned.contains(key) || self.evictor.holds.lock().documents.contains(key) {
                     continue;
                 }
-                // Pages are removed everywhere: clients that vary a query make any number of them.
-                let trimmed = if key.is_page() { Ok(Trimmed::OnlyHere) } else { self.store.records.trim(key) };
+                // Pages are removed everywhere, unless they cannot be fetched again: clients that vary a query make any number of them.
+                let is_surplus = key.is_page() && self.runtime.connectivity() == Connectivity::Online;
+                let trimmed = if is_surplus { Ok(Trimmed::OnlyHere) } else { self.store.records.trim(key) };
                 let evicted = trimmed.and_then(|trimmed| match (trimmed, key) {
                     (Trimmed::Copy, _) => Ok(true),
                     (Trimmed::Kept, _) => Ok(false),
@@ -407,7 +408,9 @@ impl Library {
                 return Ok(true);
             }
         }
-        Ok(self.evictor.holds.lock().archives.contains(digest))
+        // A file that nobody else is known to have is no copy.
+        let is_last = self.shared_archives().map_or(Ok(false), |shared| shared.is_noted(digest).map(|noted| !noted))?;
+        Ok(is_last || self.evictor.holds.lock().archives.contains(digest))
     }
 
     /// Evicts what exceeds the size limit.

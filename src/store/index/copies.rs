@@ -34,6 +34,11 @@ impl Moment {
         Generation(self.life.wrapping_add(self.generation.0))
     }
 
+    /// True if everything of `other` is in this moment.
+    pub fn has(self, other: Self) -> bool {
+        self.life == other.life && self.generation.0 >= other.generation.0
+    }
+
     /// The moment in a life at which a step has read.
     pub fn in_life(life: u64, read_at: Generation) -> Self {
         Self { life, generation: Generation(read_at.0.wrapping_sub(life)) }
