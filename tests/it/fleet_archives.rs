@@ -426,7 +426,7 @@ async fn an_object_that_stalls_breaks_one_answer_at_most() {
     let Some(shared) = Shared::start() else { return };
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
-    let builder = || Larder::mirroring(&upstream).stall_timeout(Duration::from_millis(500));
+    let builder = || Larder::mirroring(&upstream).stall_timeout(Duration::from_secs(3));
     let one = shared.replica("http://one.test:8082/", builder()).await;
     let other = shared.replica("http://other.test:8082/", builder()).await;
     let path = one.archive_path("null", "1.2.0").await;
