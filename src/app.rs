@@ -718,7 +718,7 @@ pub fn mirror(
     let store = match &config.fleet {
         Some(fleet) => replica::open_store(config, fleet, settings)?,
         None => {
-            // What it would record as first is nothing to its fleet.
+            // Its first records would be nothing to its fleet.
             if let Some(id) = Local::fleet_of(&config.store.path)? {
                 let path = config.store.path.display();
                 let reason = format!(

@@ -131,7 +131,7 @@ async fn print_startup(app: &App, config: &Config, common: &CommonOptions) -> an
     let source = config.source.as_ref().map(|file| file.display().to_string());
     let mut paste = match app.client_config().await {
         Ok(paste) => paste,
-        // What is printed is a convenience; the start is not.
+        // The printed lines are a convenience; the start is not.
         Err(error) => {
             tracing::warn!(%error, "stored discovery documents cannot be read; the CLI configuration has the usual services");
             let hosts: Vec<&Hostname> = config.upstreams.iter().map(|upstream| &upstream.host).collect();

@@ -190,7 +190,7 @@ pub fn check_log(database: &Database) -> Result<(), DatabaseError> {
 /// The size of the object that tries a bucket, in bytes: one part, and a byte.
 const PROBE_BYTES: usize = PART_BYTES as usize + 1;
 
-/// What a bucket showed.
+/// The facts about a bucket.
 #[derive(Debug)]
 pub struct BucketFacts {
     /// True if it refuses bytes that change on the way.
@@ -219,7 +219,7 @@ pub async fn try_bucket(bucket: &Bucket) -> Result<BucketFacts, BucketError> {
         if is_right { Ok(()) } else { Err(broken("a range has other bytes")) }
     };
     let read = read.await;
-    // What was tried goes, whatever it showed.
+    // The object goes in any case.
     let removed = bucket.delete(&whole).await;
     read.and(removed)?;
     let (in_parts, given_up) = (name()?, name()?);

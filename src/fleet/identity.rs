@@ -100,7 +100,7 @@ impl IdentityError {
 /// They are not of one fleet, or one of them does not answer.
 pub fn of_both(database: &Database, bucket: &Bucket, folder: Option<&FleetId>) -> Result<FleetId, IdentityError> {
     let (of_database, of_bucket) = (of_database(database), on_its_own_thread(of_bucket(bucket))?);
-    // What one of them says counts, also where the other one says nothing.
+    // The answer of one of them counts, also where the other one gives none.
     let known = [of_database.as_ref().ok(), of_bucket.as_ref().ok().and_then(Option::as_ref)];
     if let Some(folder) = folder
         && let Some(other) = known.into_iter().flatten().find(|known| *known != folder)

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::config;
 use crate::store::{Local, Store, StoreError};
 
-/// Who opens the store.
+/// The kind of larder that opens the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
     /// A replica that serves: it announces itself, and hears of the others each second.

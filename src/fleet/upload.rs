@@ -39,14 +39,14 @@ struct Upload {
     sending: JoinHandle<Result<Sent, StoreError>>,
 }
 
-/// How much of a file is there.
+/// The part of a file that is there.
 #[derive(Debug, Clone, Copy, Default)]
 struct StagedBytes {
     written: u64,
     is_whole: bool,
 }
 
-/// What was sent.
+/// The result of sending parts.
 enum Sent {
     /// Nothing: the bucket has the archive.
     Known,
@@ -163,13 +163,13 @@ impl Intake for BucketIntake {
             self.known.note(&self.digest, &known);
             return Ok(());
         }
-        // What was sent must be what was verified.
+        // Only bytes of the verified file count.
         let mut begun = begun.filter(|upload| upload.bytes.is_of_same_file(&staged.value().bytes()));
         for _ in 0..MAX_UPLOADS {
             let early = begun.take().map(|upload| self.complete(upload, staged));
             let object = match early {
                 Some(Ok(object)) => object,
-                // What went wrong while the archive arrived may have passed.
+                // Trouble while the archive arrived may have passed.
                 Some(Err(_)) | None => self.send(staged)?,
             };
             let kept = match &object {

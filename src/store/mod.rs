@@ -206,7 +206,7 @@ pub enum StoreError {
     Bucket {
         /// The kind of trouble, in a word.
         trouble: &'static str,
-        /// What was attempted, and what came back.
+        /// The attempt, and the answer.
         said: String,
         /// The remedy for the operator.
         remedy: &'static str,

@@ -128,7 +128,7 @@ pub enum RecordAction {
     Keep,
 }
 
-/// What became of the copy of a record.
+/// The result of trimming the copy of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trimmed {
     /// It is no copy: the record is on this machine only, and stays.

@@ -94,7 +94,7 @@ impl fmt::Display for BucketTrouble {
 pub struct BucketFault {
     /// The kind of trouble.
     pub trouble: BucketTrouble,
-    /// What came back, in words.
+    /// The answer, in words.
     pub said: String,
 }
 

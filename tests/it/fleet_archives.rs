@@ -342,7 +342,7 @@ async fn a_module_that_the_bucket_does_not_send_is_fetched_again() {
     assert_eq!(shared.kept(), shared.bucket.objects());
 }
 
-/// What is pinned is pinned in the fleet: a full replica brings archives also where all of them are pinned, while the database does not
+/// A pin is one of the fleet: a full replica brings archives also where all of them are pinned, while the database does not
 /// answer, and offline.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_replica_makes_room_for_copies_whatever_is_pinned_or_gone() {
@@ -378,7 +378,7 @@ async fn a_full_replica_makes_room_for_copies_whatever_is_pinned_or_gone() {
     upstream.stop().await;
 }
 
-/// What one replica has no room for stays in the fleet, documents too.
+/// A document for which one replica has no room stays in the fleet.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_a_replica_has_no_room_for_stays_in_the_fleet() {
     let Some(shared) = Shared::start() else { return };

@@ -49,7 +49,7 @@ async fn read(bucket: &Bucket, object: &ObjectName, from: u64) -> Result<(u64, V
     Ok((arriving.length, pieces.concat()))
 }
 
-/// What a bucket promises: whole objects, objects in parts, ranges, removal, and nothing of an upload that is given up.
+/// The promises of a bucket: whole objects, objects in parts, ranges, removal, and nothing of an upload that is given up.
 async fn promises_hold(bucket: &Bucket) {
     for size in [0, 1, 70_000, 2 * PART_BYTES as usize + 5] {
         let bytes = bytes_of(size);

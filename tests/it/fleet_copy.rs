@@ -321,7 +321,7 @@ fn steps_of_many_threads_and_replicas_lose_nothing() {
     }
 }
 
-/// What this replica has heard to be changed is not served as it was: a command has returned for that.
+/// A group that this replica has heard to be changed is not served as it was: a command has returned for that.
 #[test]
 fn what_is_known_to_have_changed_is_not_served_without_the_database() {
     let Some(database) = TestDatabase::on_its_own_server() else { return };

@@ -96,10 +96,6 @@ impl VerifiedReader {
             let run = || {
                 self.runtime.tasks.spawn(async move {
                     let permit = reader.recall_permits.acquire().await;
-                    if sender.receiver_count() == 0 {
-                        // All who waited for its turn are gone.
-                        return;
-                    }
                     let counted = FillGauge::new(&library.runtime.counters.fills);
                     let state = recall(&library, &artifact, &listed, object, &sender, now).await;
                     drop((permit, counted));

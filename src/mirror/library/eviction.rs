@@ -165,7 +165,7 @@ impl Library {
             let _no_eviction = self.evictor.block_evictions();
             let pinned = match batch {
                 [(key, _), ..] if key.is_page() => BTreeSet::new(),
-                // What is pinned in the fleet stays there.
+                // Pinned documents stay in the fleet.
                 _ if self.shared_archives().is_some() => BTreeSet::new(),
                 _ => self.pinned_documents()?,
             };

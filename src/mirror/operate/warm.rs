@@ -125,7 +125,7 @@ impl Operations {
         let (set, _) = stored.find(&digest.prefix(), now).ok_or_else(|| Error::Interrupted(subject.clone()))?;
         let (host, origins) = (&package.provider.host, [Origin::of(&set.document.archive_url)]);
         let request = JobRequest { runtime: &self.runtime, subject: &subject, host, origins: &origins, call: &call };
-        // What is at hand could not be had.
+        // An archive at hand that is not here could not be had.
         if !self.library.file_is_here(digest).await? {
             if self.runtime.connectivity() == Connectivity::Offline {
                 return Err(self.library.missing_error(package, subject, &call).await);

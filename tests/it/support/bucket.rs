@@ -66,7 +66,7 @@ pub(crate) enum BucketFault {
     Hang,
 }
 
-/// How often a fault happens.
+/// The number of times that a fault happens.
 #[derive(Debug)]
 enum Planned {
     Once(BucketFault),
