@@ -366,6 +366,8 @@ impl RunningApp {
         supervisor.spawn(&mut tasks, Task::CompleteHashes, move || {
             jobs::complete_hashes(Arc::clone(&task_mirror), task_clock.clone())
         });
+        let library = Arc::clone(&mirror.library);
+        supervisor.spawn(&mut tasks, Task::Owed, move || Arc::clone(&library).send_what_is_owed());
         let task_recurring = Arc::clone(recurring);
         supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&task_recurring).run());
         let task_traffic = Arc::clone(traffic);

@@ -32,6 +32,8 @@ labelled_enum! {
         RecurringWarmUps "recurring-warm-ups",
         /// Records the traffic of each minute.
         Traffic "traffic",
+        /// Sends archives that the bucket of a fleet refused.
+        Owed "owed-archives",
         /// Watches the certificate files.
         TlsReload "tls-reload",
         /// Evicts down to the size limit.

@@ -154,6 +154,10 @@ fn store(page: &mut TextPage, mirror: &Status) {
     page.row("folder", &mirror.store);
     let counted = |number: u64, bytes: u64| format!("{number} ({})", ByteSize(bytes));
     page.row("archives", &counted(mirror.archives, mirror.archive_bytes));
+    if mirror.owed.count > 0 {
+        let owed = counted(mirror.owed.count, mirror.owed.bytes);
+        page.row("owed", &format!("{owed}: the bucket does not take them; they are served from here, and sent later"));
+    }
     page.row("documents", &counted(mirror.documents, mirror.document_bytes));
     if let Some(LastBundle { created, applied, .. }) = mirror.last_bundle {
         let age = format_seconds(applied.since(created).as_secs());
@@ -435,6 +439,7 @@ mod tests {
                 archive_bytes: 150 << 30,
                 documents: 4321,
                 document_bytes: 100 << 20,
+                owed: FileAmount { count: 3, bytes: 30 << 20 },
                 first_seen_records: 321,
                 first_seen_bytes: 1 << 20,
                 last_bundle: Some(LastBundle {

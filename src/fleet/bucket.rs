@@ -234,7 +234,7 @@ impl Bucket {
     ///
     /// # Errors
     /// It may be stored all the same: an answer can be lost.
-    pub async fn put<T>(&self, object: &ObjectName, bytes: Bytes, _: &Verified<T>) -> Result<(), BucketError> {
+    pub async fn put<T: ?Sized>(&self, object: &ObjectName, bytes: Bytes, _: &Verified<T>) -> Result<(), BucketError> {
         let path = self.path(object);
         let put = self.objects.put(&path, PutPayload::from(bytes));
         self.ask(&format!("take {object}"), put).await.map(drop)
@@ -276,7 +276,7 @@ impl Bucket {
     ///
     /// # Errors
     /// It may be stored all the same: an answer can be lost.
-    pub async fn complete<T>(
+    pub async fn complete<T: ?Sized>(
         &self,
         partial: &PartialObject,
         parts: &[Part],

@@ -14,7 +14,7 @@ use super::archives::{KnownObjects, patiently};
 use super::bucket::{BucketError, ObjectName, PART_BYTES, Part, PartialObject};
 use super::objects::Kept;
 use crate::digest::Digest;
-use crate::store::{FileBytes, Intake, Staged, StoreError};
+use crate::store::{ArchiveFile, FileBytes, Intake, StoreError};
 use crate::upstream::buckets::BucketTrouble;
 use crate::verify::Verified;
 
@@ -79,29 +79,29 @@ impl BucketIntake {
     }
 
     /// Sends a whole file that is no larger than one part. Blocks.
-    fn put(&self, staged: &Verified<Staged>) -> Result<ObjectName, StoreError> {
+    fn put(&self, whole: &Verified<dyn ArchiveFile>) -> Result<ObjectName, StoreError> {
         let object = Self::doomed_object(&self.known, &self.digest)?;
-        let (bytes, size_bytes, bucket) = (staged.value().bytes(), staged.value().written(), &self.known.bucket);
+        let (bytes, size_bytes, bucket) = (whole.value().bytes(), whole.value().size_bytes(), &self.known.bucket);
         let put = async {
-            let whole = bytes.part(0, size_bytes).await;
-            let whole = whole.map_err(|error| bucket.unreadable(&object, &error))?;
-            patiently(|| bucket.put(&object, whole.clone(), staged)).await
+            let read = bytes.part(0, size_bytes).await;
+            let read = read.map_err(|error| bucket.unreadable(&object, &error))?;
+            patiently(|| bucket.put(&object, read.clone(), whole)).await
         };
         self.threads()?.block_on(self.known.watched(put))?;
         Ok(object)
     }
 
-    /// Sends a staged file from its first byte on. `None` if the bucket has the archive. Blocks.
-    fn send(&self, staged: &Verified<Staged>) -> Result<Option<ObjectName>, StoreError> {
-        if staged.value().written() <= PART_BYTES {
-            return self.put(staged).map(Some);
+    /// Sends a file from its first byte on. `None` if the bucket has the archive. Blocks.
+    fn send(&self, whole: &Verified<dyn ArchiveFile>) -> Result<Option<ObjectName>, StoreError> {
+        if whole.value().size_bytes() <= PART_BYTES {
+            return self.put(whole).map(Some);
         }
-        self.complete(self.begin(self.threads()?, &staged.value().bytes()), staged)
+        self.complete(self.begin(self.threads()?, &whole.value().bytes()), whole)
     }
 
     /// Ends an upload of parts with the proof. `None` if nothing was sent, because the bucket had the archive then. Blocks.
-    fn complete(&self, upload: Upload, staged: &Verified<Staged>) -> Result<Option<ObjectName>, StoreError> {
-        let (size_bytes, known) = (staged.value().written(), &self.known);
+    fn complete(&self, upload: Upload, whole: &Verified<dyn ArchiveFile>) -> Result<Option<ObjectName>, StoreError> {
+        let (size_bytes, known) = (whole.value().size_bytes(), &self.known);
         // The task may have ended by itself.
         let _ = upload.staged.send(StagedBytes { written: size_bytes, is_whole: true });
         let threads = self.threads()?;
@@ -113,7 +113,7 @@ impl BucketIntake {
             Sent::Parts(object, partial, parts) => (object, partial, parts),
         };
         let completed = async {
-            let completed = patiently(|| known.bucket.complete(&partial, &parts, staged)).await;
+            let completed = patiently(|| known.bucket.complete(&partial, &parts, whole)).await;
             match completed {
                 Ok(()) => Ok(()),
                 // The next request would wait as long, and so would a client.
@@ -157,20 +157,20 @@ impl Intake for BucketIntake {
         }
     }
 
-    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError> {
-        let (begun, size_bytes) = (self.upload.lock().take(), staged.value().written());
+    fn secure(&self, whole: &Verified<dyn ArchiveFile>) -> Result<(), StoreError> {
+        let (begun, size_bytes) = (self.upload.lock().take(), whole.value().size_bytes());
         if let Some(known) = self.known.object_now(&self.digest)? {
             self.known.note(&self.digest, &known);
             return Ok(());
         }
         // Only bytes of the verified file count.
-        let mut begun = begun.filter(|upload| upload.bytes.is_of_same_file(&staged.value().bytes()));
+        let mut begun = begun.filter(|upload| upload.bytes.is_of_same_file(&whole.value().bytes()));
         for _ in 0..MAX_UPLOADS {
-            let early = begun.take().map(|upload| self.complete(upload, staged));
+            let early = begun.take().map(|upload| self.complete(upload, whole));
             let object = match early {
                 Some(Ok(object)) => object,
                 // Trouble while the archive arrived may have passed.
-                Some(Err(_)) | None => self.send(staged)?,
+                Some(Err(_)) | None => self.send(whole)?,
             };
             let kept = match &object {
                 Some(object) => self.keep(object, size_bytes)?,

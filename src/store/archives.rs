@@ -91,7 +91,36 @@ pub trait Intake: Send + Sync {
     ///
     /// # Errors
     /// They are not kept: the archive must not get a name.
-    fn secure(&self, staged: &Verified<Staged>) -> Result<(), StoreError>;
+    fn secure(&self, whole: &Verified<dyn ArchiveFile>) -> Result<(), StoreError>;
+}
+
+/// A file with all bytes of an archive: a staged one, or one of this machine.
+pub trait ArchiveFile: Send + Sync {
+    /// Its bytes, for reads at offsets.
+    fn bytes(&self) -> FileBytes;
+
+    /// Its size in bytes.
+    fn size_bytes(&self) -> u64;
+}
+
+impl ArchiveFile for Staged {
+    fn bytes(&self) -> FileBytes {
+        self.bytes()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.written()
+    }
+}
+
+impl ArchiveFile for Blob {
+    fn bytes(&self) -> FileBytes {
+        self.bytes()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes()
+    }
 }
 
 /// Archives that are kept on this machine: publishing makes them durable.
@@ -107,7 +136,7 @@ impl Archives for OnThisMachine {
 impl Intake for OnThisMachine {
     fn staged(&self, _: &FileBytes, _: u64) {}
 
-    fn secure(&self, _: &Verified<Staged>) -> Result<(), StoreError> {
+    fn secure(&self, _: &Verified<dyn ArchiveFile>) -> Result<(), StoreError> {
         Ok(())
     }
 }

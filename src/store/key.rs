@@ -54,6 +54,9 @@ pub enum Key {
     /// The traffic of one hour, of every registry.
     #[display("the traffic from {}:00 UTC", _0.0)]
     Traffic(HourOfDay),
+    /// The receipts of an archive that is on this machine, and not yet where all replicas keep archives.
+    #[display("the receipts of {_0}")]
+    Owed(Digest),
     /// The use of the store by services and runs.
     #[display("the record of larder's use")]
     Usage,
@@ -204,7 +207,7 @@ impl RecordGroup {
 
     /// True for a folder whose records are all of this machine.
     pub fn is_folder_of_machine(folder: &Path) -> bool {
-        ["jobs", "traffic"].iter().any(|own| folder.starts_with(own))
+        ["jobs", "traffic", OWED].iter().any(|own| folder.starts_with(own))
     }
 
     /// The group by reference.
@@ -238,10 +241,12 @@ const LISTED: &str = "listed.json";
 const DATES: &str = "dates";
 /// The folder of [`DocumentKey::IssuerKeys`].
 const ISSUERS: &str = "issuers";
-/// The folder of [`Key::Approvals`].
 /// The folder of names.
 pub(super) const NAMES: &str = "names";
+/// The folder of [`Key::Approvals`].
 pub(super) const APPROVALS: &str = "approvals";
+/// The folder of receipts.
+pub(super) const OWED: &str = "owed";
 /// The file of [`Key::RecurringJobs`]; not a valid job id.
 const RECURRING: &str = "recurring.json";
 /// The file of [`Key::Missing`].
@@ -287,6 +292,7 @@ impl Key {
             | Self::RecurringJobs
             | Self::Missing
             | Self::Traffic(_)
+            | Self::Owed(_)
             | Self::Usage
             | Self::LatestTime => return None,
         })
@@ -397,6 +403,7 @@ impl Key {
             Self::Usage => PathBuf::from(USAGE),
             Self::LatestTime => PathBuf::from(LATEST_TIME),
             Self::Traffic(HourOfDay(hour)) => Path::new("traffic").join(format!("{hour:02}.json")),
+            Self::Owed(digest) => Path::new(OWED).join(format!("{digest}.json")),
         }
     }
 
@@ -474,6 +481,7 @@ impl Key {
             [MISSING] => Self::Missing,
             [USAGE] => Self::Usage,
             [LATEST_TIME] => Self::LatestTime,
+            [OWED, file] => Self::Owed(Digest::parse(&json(file)?).ok()?),
             ["traffic", file] => Self::Traffic(HourOfDay(json(file)?.parse().ok().filter(|hour| *hour < 24)?)),
             _ => return None,
         };
@@ -574,6 +582,7 @@ mod tests {
             Key::Missing,
             Key::Usage,
             Key::LatestTime,
+            Key::Owed(Digest::of(b"an archive")),
             Key::Traffic(HourOfDay::of(7)),
             Key::Traffic(HourOfDay::of(490_000 * 24 + 23)),
         ] {

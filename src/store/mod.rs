@@ -42,7 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::archives::OnThisMachine;
-pub use self::archives::{Archives, ArrivingBytes, Intake, LocalArchives, SharedArchives};
+pub use self::archives::{ArchiveFile, Archives, ArrivingBytes, Intake, LocalArchives, SharedArchives};
 pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::contact::{Contact, Standing, Unreached};
 pub use self::disk::DiskSpace;

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::key::{APPROVALS, DocumentKey, GroupRef, NAMES, RecordGroup};
+use super::key::{APPROVALS, DocumentKey, GroupRef, NAMES, OWED, RecordGroup};
 use super::{Contact, IndexedName, Key, NameCursor, StoreError, Striped, Unreached};
 use crate::address::{
     Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform,
@@ -21,7 +21,7 @@ use crate::clock::Timestamp;
 use crate::digest::Digest;
 
 /// The folders of records, below the root of their paths.
-pub(super) const KINDS: [&str; 7] = [NAMES, "documents", "seen", "alarms", APPROVALS, "jobs", "traffic"];
+pub(super) const KINDS: [&str; 8] = [NAMES, "documents", "seen", "alarms", APPROVALS, "jobs", "traffic", OWED];
 
 /// Conflicts after which a step takes its turn: later ones of this process wait for it.
 const MAX_CONFLICTS: usize = 3;
@@ -398,6 +398,11 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The ids of the recorded jobs.
     fn jobs(&self) -> Result<Vec<[u8; 8]>, StoreError> {
         chosen_below(self, Path::new("jobs"), |key| if let Key::Job(number) = key { Some(number) } else { None })
+    }
+
+    /// The archives with receipts of this machine.
+    fn owed(&self) -> Result<Vec<Digest>, StoreError> {
+        chosen_below(self, Path::new(OWED), |key| if let Key::Owed(digest) = key { Some(digest) } else { None })
     }
 
     /// The keys of all records.

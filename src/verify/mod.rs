@@ -198,9 +198,9 @@ pub fn verify_proof_set(
 
 /// A value whose bytes have the expected digest. Only this module can create one, and the store publishes nothing else.
 #[derive(Debug)]
-pub struct Verified<T> {
-    value: T,
+pub struct Verified<T: ?Sized> {
     digest: Digest,
+    value: T,
 }
 
 impl<T> Verified<T> {
@@ -212,6 +212,13 @@ impl<T> Verified<T> {
         Ok(Self { value, digest: actual })
     }
 
+    /// The value without the mark.
+    pub fn into_inner(self) -> T {
+        self.value
+    }
+}
+
+impl<T: ?Sized> Verified<T> {
     /// The verified digest.
     pub fn digest(&self) -> Digest {
         self.digest
@@ -220,11 +227,6 @@ impl<T> Verified<T> {
     /// A reference to the value.
     pub fn value(&self) -> &T {
         &self.value
-    }
-
-    /// The value without the mark.
-    pub fn into_inner(self) -> T {
-        self.value
     }
 }
 

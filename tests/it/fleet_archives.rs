@@ -1,6 +1,7 @@
 //! Larders that keep their archives in one bucket: what one of them has stored, another serves without upstream, and what the bucket
 //! sends is trusted no more than what an upstream sends.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +13,13 @@ use larder::store::{Archives as _, Store};
 
 use crate::explain::explain;
 use crate::support::bucket::{BucketFault, TestBucket, Verb};
+use crate::support::bundle_transfer::{ended_warm_up, warm_up};
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::module_fixture::ModuleFixture;
 use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
 use crate::support::postgres::{RUN_ROLE, TestDatabase};
 use crate::support::store_kind::{Replica, join_fleet};
-use crate::support::until;
+use crate::support::{eventually, until};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 
 /// More than two parts of an upload.
@@ -83,6 +85,23 @@ fn archive(upstream: &FakeUpstream, name: &str) -> Vec<u8> {
     upstream.archive_bytes("acme", name, "1.2.0", "linux_amd64")
 }
 
+/// The hashes of an archive that a client writes into its lock file, once the `h1:` is known.
+async fn locked_hashes(larder: &Larder, name: &str) -> serde_json::Value {
+    let path = format!("/mirror/registry.terraform.io/acme/{name}/1.2.0.json");
+    let known = eventually("the hashes are known", async || {
+        let hashes = larder.get(&path).await.expect(200).json()["archives"]["linux_amd64"]["hashes"].clone();
+        hashes.to_string().contains("h1:").then_some(hashes)
+    });
+    known.await
+}
+
+/// The archive of the module of [`ModuleFixture::with_one_module`].
+async fn module_at(larder: &Larder) -> Vec<u8> {
+    let location = "/registry/registry.terraform.io/v1/modules/acme/one/test/1.0.0/download";
+    let location = larder.get(location).await.expect(204).header("x-terraform-get").to_owned();
+    larder.get(location.split('?').next().unwrap()).await.expect(200).body
+}
+
 /// Archives of one message, of some, and of several parts come from the bucket, byte for byte, and are then here.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_one_replica_has_stored_another_serves_without_upstream() {
@@ -127,14 +146,9 @@ async fn a_module_that_one_replica_has_stored_comes_from_the_bucket() {
     let mut fixture = ModuleFixture::with_one_module().await;
     let one = fixture.larder_on(&shared.folder("http://one.test:8082/")).start().await;
     let other = fixture.larder_on(&shared.folder("http://other.test:8082/")).start().await;
-    let location = "/registry/registry.terraform.io/v1/modules/acme/one/test/1.0.0/download";
-    let at = async |larder: &Larder| {
-        let location = larder.get(location).await.expect(204).header("x-terraform-get").to_owned();
-        larder.get(location.split('?').next().unwrap()).await.expect(200).body
-    };
-    let packed = at(&one).await;
+    let packed = module_at(&one).await;
     fixture.stop().await;
-    assert!(at(&other).await == packed);
+    assert!(module_at(&other).await == packed);
     assert_eq!((shared.bucket.objects().len(), shared.bucket.count(Verb::Get)), (1, 1));
     assert_eq!(shared.kept(), shared.bucket.objects());
 }
@@ -194,12 +208,12 @@ async fn wrong_bytes_of_the_bucket_never_look_complete() {
     assert_eq!((upstream.count_of(Target::Archive), shared.bucket.count(Verb::Get)), (asked.0, asked.1 + 2));
 }
 
-/// A bucket that refuses takes nothing from clients: the archive is served, and not named before the bucket has it.
+/// A bucket that refuses takes nothing from clients: this replica serves the archive, which is named when the bucket has it.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_archive_that_the_bucket_refuses_is_served_and_not_named() {
+async fn an_archive_that_the_bucket_refuses_is_served_from_here_and_sent_later() {
     let Some(shared) = Shared::start() else { return };
     let upstream = FakeUpstream::start().await;
-    let (one, _other) = shared.two(&upstream).await;
+    let (one, other) = shared.two(&upstream).await;
     let faults =
         [BucketFault::Denied, BucketFault::Full, BucketFault::Gone, BucketFault::Skewed, BucketFault::SlowDown];
     for (number, fault) in faults.into_iter().enumerate() {
@@ -208,15 +222,109 @@ async fn an_archive_that_the_bucket_refuses_is_served_and_not_named() {
         upstream.publish(Provider::new("acme", &name).size(size));
         let path = one.archive_path(&name, "1.2.0").await;
         shared.bucket.fail_all(fault);
-        assert!(one.get(&path).await.expect(200).body == archive(&upstream, &name), "{fault:?}");
+        for _ in 0..2 {
+            assert!(one.get(&path).await.expect(200).body == archive(&upstream, &name), "{fault:?}");
+        }
+        assert_eq!(upstream.count_of(Target::Archive), number + 1, "{fault:?}: it is here");
         assert_eq!(shared.database.sql("select count(*) from larder.name_archive"), number.to_string(), "{fault:?}");
+        assert_eq!(one.metric("larder_owed_archives").await, 1.0, "{fault:?}");
         shared.bucket.heal();
-        assert!(one.get(&path).await.expect(200).body == archive(&upstream, &name), "{fault:?}");
+        until("the bucket has it", async || one.metric("larder_owed_archives").await == 0.0).await;
         assert_eq!(shared.kept().len(), number + 1, "{fault:?}");
+        assert_eq!(other.archive_path(&name, "1.2.0").await, path);
+        assert!(other.get(&path).await.expect(200).body == archive(&upstream, &name), "{fault:?}");
     }
+    assert_eq!(upstream.count_of(Target::Archive), faults.len());
     shared.sweep();
     assert_eq!((shared.kept(), shared.doomed().as_str()), (shared.bucket.objects(), "0"));
     assert_eq!(shared.bucket.unfinished(), 0);
+}
+
+/// What is owed outlives a restart and a full folder, and its hashes are known when it gets its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_owed_is_sent_after_a_restart_too() {
+    let Some(shared) = Shared::start() else { return };
+    let mut upstream = FakeUpstream::start().await;
+    for name in ["owed", "other", "third"] {
+        upstream.publish(Provider::new("acme", name).size(SMALL_BYTES));
+    }
+    let folder = shared.folder("http://one.test:8082/");
+    let builder = || Larder::mirroring(&upstream).store("max_size = \"1MiB\"").store_at(&folder);
+    let one = builder().start().await;
+    let path = one.archive_path("owed", "1.2.0").await;
+    shared.bucket.fail_all(BucketFault::Denied);
+    one.get(&path).await.expect(200);
+    let locked = locked_hashes(&one, "owed").await;
+    one.stop().await;
+    let one = builder().start().await;
+    // A quarter of the store is for what is owed. The rest passes through.
+    for name in ["other", "other", "third"] {
+        let path = one.archive_path(name, "1.2.0").await;
+        one.get(&path).await.expect(200);
+    }
+    assert_eq!((upstream.count_of(Target::Archive), one.folder.blobs().len()), (4, 1));
+    assert_eq!(one.folder.partial_downloads(), Vec::<PathBuf>::new());
+    upstream.stop().await;
+    assert!(one.get(&path).await.expect(200).body == archive(&upstream, "owed"));
+    shared.bucket.heal();
+    until("the bucket has it", async || one.metric("larder_owed_archives").await == 0.0).await;
+    let other = shared.replica("http://other.test:8082/", Larder::mirroring(&upstream)).await;
+    assert!(other.get(&path).await.expect(200).body == archive(&upstream, "owed"));
+    assert_eq!(locked_hashes(&other, "owed").await, locked);
+}
+
+/// A job is done when nothing is owed: before that, the loss of one machine loses what it was to keep.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_up_is_not_done_while_its_archives_are_owed() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let (one, _other) = shared.two(&upstream).await;
+    shared.bucket.fail_all(BucketFault::Full);
+    for _ in 0..2 {
+        let job = ended_warm_up(&one, &["acme/null@1.2.0"], &["linux_amd64"]).await;
+        assert!(job.to_string().contains("the bucket does not have it yet"), "{job:#}");
+    }
+    shared.bucket.heal();
+    until("the bucket has it", async || one.metric("larder_owed_archives").await == 0.0).await;
+    warm_up(&one, &["acme/null@1.2.0"], &["linux_amd64"]).await;
+    assert_eq!(upstream.count_of(Target::Archive), 1);
+}
+
+/// A purge ends what is owed, on whichever replica it runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_purged_is_owed_no_more() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    let (one, other) = shared.two(&upstream).await;
+    for (name, purging) in [("here", &one), ("there", &other)] {
+        upstream.publish(Provider::new("acme", name).size(SMALL_BYTES));
+        let path = one.archive_path(name, "1.2.0").await;
+        shared.bucket.fail_all(BucketFault::Denied);
+        one.get(&path).await.expect(200);
+        assert_eq!(one.metric("larder_owed_archives").await, 1.0, "{name}");
+        purging.run_command("purge", &format!("acme/{name}@1.2.0")).await;
+        shared.bucket.heal();
+        until("nothing is owed", async || one.metric("larder_owed_archives").await == 0.0).await;
+        assert!(one.folder.blobs().is_empty() && shared.kept().is_empty(), "{name}");
+        assert_eq!(shared.database.sql("select count(*) from larder.name_archive"), "0", "{name}");
+    }
+}
+
+/// As archives of providers, so those of modules.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_module_that_the_bucket_refuses_is_served_from_here_and_sent_later() {
+    let Some(shared) = Shared::start() else { return };
+    let mut fixture = ModuleFixture::with_one_module().await;
+    let one = fixture.larder_on(&shared.folder("http://one.test:8082/")).start().await;
+    let other = fixture.larder_on(&shared.folder("http://other.test:8082/")).start().await;
+    shared.bucket.fail_all(BucketFault::Denied);
+    let packed = module_at(&one).await;
+    fixture.stop().await;
+    assert!(module_at(&one).await == packed);
+    shared.bucket.heal();
+    until("the bucket has it", async || one.metric("larder_owed_archives").await == 0.0).await;
+    assert!(module_at(&other).await == packed);
 }
 
 /// An answer that is lost makes no second object that counts.
@@ -331,14 +439,9 @@ async fn a_module_that_the_bucket_does_not_send_is_fetched_again() {
     let fixture = ModuleFixture::with_one_module().await;
     let one = fixture.larder_on(&shared.folder("http://one.test:8082/")).start().await;
     let other = fixture.larder_on(&shared.folder("http://other.test:8082/")).start().await;
-    let location = "/registry/registry.terraform.io/v1/modules/acme/one/test/1.0.0/download";
-    let at = async |larder: &Larder| {
-        let location = larder.get(location).await.expect(204).header("x-terraform-get").to_owned();
-        larder.get(location.split('?').next().unwrap()).await.expect(200).body
-    };
-    let packed = at(&one).await;
+    let packed = module_at(&one).await;
     shared.bucket.fail_all(BucketFault::Denied);
-    assert!(at(&other).await == packed);
+    assert!(module_at(&other).await == packed);
     assert_eq!(shared.kept(), shared.bucket.objects());
 }
 

@@ -559,6 +559,12 @@ fn store_facts(mirror: &Status) -> Vec<Fact> {
     facts.extend([
         Fact { name: "Folder", value: mirror.store.clone() },
         Fact { name: "Archives", value: counted(mirror.archives, mirror.archive_bytes) },
+    ]);
+    if mirror.owed.count > 0 {
+        let owed = counted(mirror.owed.count, mirror.owed.bytes);
+        facts.push(Fact { name: "Owed to the bucket", value: format!("{owed}: served from here, and sent later") });
+    }
+    facts.extend([
         Fact { name: "Documents", value: counted(mirror.documents, mirror.document_bytes) },
         Fact { name: "First-seen records", value: counted(mirror.first_seen_records, mirror.first_seen_bytes) },
         Fact { name: "Limit", value: ByteSize(mirror.max_size_bytes).to_string() },

@@ -16,6 +16,7 @@ use crate::clock::Timestamp;
 use crate::digest::{Digest, DigestPrefix, FastHash};
 use crate::mirror::Library;
 use crate::mirror::library::is_default;
+use crate::mirror::library::owed::OwedArchives;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::store::{
     Durability, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, RecordAction, RecordStep, Store,
@@ -28,7 +29,9 @@ const MAX_IMPORTED_LISTED: usize = 1000;
 /// The name records of stored packages.
 #[derive(Debug)]
 pub struct Catalog {
-    store: Arc<Store>,
+    pub(super) store: Arc<Store>,
+    /// The archives of this machine that have receipts instead of names.
+    pub(in crate::mirror) owed: OwedArchives,
     digest_locks: Striped<Mutex<()>>,
     /// Counters that grow when the file of an archive comes or goes. Addresses may share one, which only renders answers
     /// more often than needed.
@@ -38,13 +41,18 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    pub fn new(store: Arc<Store>) -> Self {
-        Self {
+    /// The names in a store.
+    ///
+    /// # Errors
+    /// The receipts of this machine cannot be read.
+    pub fn open(store: Arc<Store>) -> Result<Self, StoreError> {
+        Ok(Self {
+            owed: OwedArchives::load(Arc::clone(&store))?,
             store,
             digest_locks: Striped::default(),
             presence: Striped::default(),
             verified_since_start: Mutex::default(),
-        }
+        })
     }
 
     /// The lock for storing or removing an archive.
@@ -52,13 +60,17 @@ impl Catalog {
         self.digest_locks.of(digest)
     }
 
-    /// Reads the name record of a package. Returns an empty one if it is absent, or damaged and thus quarantined.
+    /// Reads the name record of a package, with what this machine owes to it. Returns an empty one if it is absent, or damaged and
+    /// thus quarantined.
     pub fn name_record(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
-        let read = self.store.records.read_as(&Key::Name(artifact.into()), NameRecord::parse)?;
-        Ok(read.intact().unwrap_or_default())
+        let artifact = artifact.into();
+        let read = self.store.records.read_as(&Key::Name(artifact.clone()), NameRecord::parse)?;
+        let mut name = read.intact().unwrap_or_default();
+        self.owed.add_to(&artifact, &mut name)?;
+        Ok(name)
     }
 
-    /// Reads a name record like [`Self::name_record`], within a step.
+    /// Reads a name record within a step, as all replicas have it.
     pub(super) fn name_record_in(
         step: &RecordStep<'_>,
         artifact: impl Into<Artifact>,
@@ -152,7 +164,7 @@ impl Library {
 
     /// The packages of an address with a name. A pinned one may list no archive. Blocks.
     pub fn named(&self, address: &Address) -> Result<Vec<Artifact>, StoreError> {
-        self.store.records.named(address)
+        Ok(with_owed(self.store.records.named(address)?, self.catalog.owed.named(address)))
     }
 
     /// The versions of an address that this larder has and a list does not name. Blocks.
@@ -190,9 +202,9 @@ impl Library {
         self.store.records.addresses_of(host, service)
     }
 
-    /// The names that list an archive, in the index. Blocks.
+    /// The names that list an archive, in the index, and those to which this machine owes it. Blocks.
     pub fn names_of(&self, digest: &Digest) -> Result<Vec<Artifact>, StoreError> {
-        self.store.records.names_of(digest)
+        Ok(with_owed(self.store.records.names_of(digest)?, self.catalog.owed.names_of(digest)))
     }
 
     /// The values that `choose` returns for names, in the index. Blocks.
@@ -257,6 +269,16 @@ impl Library {
     pub fn is_stored(&self, artifact: impl Into<Artifact>, digest: &Digest) -> Result<bool, StoreError> {
         Ok(self.catalog.name_record(artifact)?.get(digest).is_some())
     }
+}
+
+/// Names, and those to which archives are owed, each once.
+fn with_owed(mut names: Vec<Artifact>, owed: Vec<Artifact>) -> Vec<Artifact> {
+    if !owed.is_empty() {
+        names.extend(owed);
+        names.sort();
+        names.dedup();
+    }
+    names
 }
 
 /// A way to read names.
@@ -428,6 +450,14 @@ impl NameRecord {
         }
         self.archives.retain(|before| before.digest != archive.digest);
         self.archives.push(archive);
+    }
+
+    /// Adds an archive that was stored at its time, which may be long ago. The same bytes are listed once.
+    pub fn put_by_age(&mut self, archive: StoredArchive) {
+        if self.get(&archive.digest).is_none() {
+            let later = self.archives.iter().position(|listed| listed.stored_at > archive.stored_at);
+            self.archives.insert(later.unwrap_or(self.archives.len()), archive);
+        }
     }
 
     pub fn get(&self, digest: &Digest) -> Option<&StoredArchive> {

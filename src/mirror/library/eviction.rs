@@ -401,16 +401,14 @@ impl Library {
         }
     }
 
-    /// Returns true if an archive is exempt from eviction: pinned, or listed by a bundle that is being imported.
+    /// Returns true if an archive is exempt from eviction: pinned, listed by a bundle that is being imported, or on no other machine.
     fn is_exempt(&self, digest: &Digest, names: &[Artifact]) -> Result<bool, StoreError> {
         for artifact in names {
             if self.store.records.name(artifact)?.is_some_and(|name| name.pinned) {
                 return Ok(true);
             }
         }
-        // A file that nobody else is known to have is no copy.
-        let is_last = self.shared_archives().map_or(Ok(false), |shared| shared.is_noted(digest).map(|noted| !noted))?;
-        Ok(is_last || self.evictor.holds.lock().archives.contains(digest))
+        Ok(self.catalog.owed.contains(digest) || self.evictor.holds.lock().archives.contains(digest))
     }
 
     /// Evicts what exceeds the size limit.

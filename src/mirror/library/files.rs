@@ -108,7 +108,7 @@ impl Library {
     /// Removes an archive's file, unless a name lists it. Needs the complete index. Blocks.
     pub fn remove_file(&self, digest: &Digest) -> Result<FileRemoval, StoreError> {
         let Some(blob) = self.store.local.archives.open(digest)? else { return Ok(FileRemoval::Absent) };
-        if !self.store.records.names_of(digest)?.is_empty() {
+        if !self.names_of(digest)?.is_empty() {
             return Ok(FileRemoval::Named);
         }
         self.trim(digest, Durability::Synced)?;
@@ -122,8 +122,13 @@ impl Library {
         Ok(())
     }
 
-    /// Forgets the use of a file that is not on this machine any more. What is shown offline changes at once.
+    /// Forgets the use of a file that is not on this machine any more, and that it is owed. What is shown offline changes at once.
     pub(super) fn forget_file(&self, digest: &Digest) {
+        if self.catalog.owed.contains(digest)
+            && let Err(error) = self.catalog.owed.forget_archive(digest)
+        {
+            tracing::warn!(%digest, %error, "the receipt of an archive that is not here any more stays");
+        }
         self.catalog.verified_since_start.lock().remove(digest);
         self.store.local.index.archive_gone(digest);
         self.presence_changed(digest);

@@ -142,11 +142,13 @@ impl Library {
     /// sync, unlike the archive and its name.
     ///
     /// # Errors
-    /// [`Error::NotStored`] where one is not stored, so that an `init` would have to ask upstream.
+    /// [`Error::NotStored`] where one is not stored, so that an `init` would have to ask upstream; the refusal of the bucket where the
+    /// archive is owed to it.
     pub async fn sync_warmed(self: &Arc<Self>, artifact: impl Into<Artifact>, digest: Digest) -> Result<(), Error> {
         let artifact = self.runtime.canonical(artifact.into());
         let records = required_records(&artifact, self.runtime.connectivity());
         let synced = self.on_disk(move |library| {
+            library.require_kept(&digest)?;
             for key in records {
                 if !library.store.records.sync(&key)? {
                     return Ok(Some(key));

@@ -21,7 +21,8 @@ pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Library {
     /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name. Before
-    /// any lock is taken, the bytes are secured where the larder keeps them.
+    /// any lock is taken, the bytes are secured where the larder keeps them; if that place refuses them, a receipt of this machine
+    /// stands for the name until they are sent.
     /// Only now is the archive committed, and the index is updated (promise 9). No other code has this order.
     ///
     /// `record_proof` writes the record that proves the archive. It returns false where a newer one is stored: then the
@@ -34,11 +35,20 @@ impl Library {
         record_proof: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<Option<StoredArchive>, StoreError> {
         let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.stored_at);
-        match &bytes {
-            ArchiveBytes::Arrived(verified, intake) => intake.secure(verified)?,
-            ArchiveBytes::Staged(verified) => self.intake(digest).secure(verified)?,
-            ArchiveBytes::Stored => {}
-        }
+        let secured = match &bytes {
+            ArchiveBytes::Arrived(verified, intake) => intake.secure(&**verified),
+            ArchiveBytes::Staged(verified) => self.intake(digest).secure(&**verified),
+            ArchiveBytes::Stored => self.catalog.owed.refusal(&digest).map_or(Ok(()), Err),
+        };
+        let refusal = match secured {
+            Ok(()) => None,
+            Err(refusal @ StoreError::Bucket { .. }) if self.may_owe(&digest, size_bytes) => Some(refusal),
+            Err(error) => {
+                // Nothing else would remove it before a day has passed, however many there are.
+                bytes.discard()?;
+                return Err(error);
+            }
+        };
         let _lock = self.catalog.digest_lock(&digest).lock();
         let is_new = match bytes {
             ArchiveBytes::Staged(verified) | ArchiveBytes::Arrived(verified, _) => {
@@ -47,7 +57,7 @@ impl Library {
             }
             ArchiveBytes::Stored => false,
         };
-        let named = self.name_proven(&artifact.into(), archive, record_proof);
+        let named = self.name_proven(&artifact.into(), archive, record_proof, refusal);
         if is_new && !matches!(named, Ok(Some(_))) {
             // The blob is stored without a name. Eviction only finds it if it is in the index.
             self.store.local.index.archive_stored(&digest, size_bytes, now);
@@ -60,15 +70,20 @@ impl Library {
         self.store.archives.intake(digest)
     }
 
-    /// Names an archive once its proof is recorded. The caller holds its digest lock.
+    /// Names an archive once its proof is recorded, or writes its receipt where all replicas' place has refused it. The caller holds
+    /// its digest lock.
     fn name_proven(
         &self,
         artifact: &Artifact,
         archive: StoredArchive,
         record_proof: impl FnOnce() -> Result<bool, StoreError>,
+        refusal: Option<StoreError>,
     ) -> Result<Option<StoredArchive>, StoreError> {
         if !record_proof()? {
             return Ok(None);
+        }
+        if let Some(refusal) = refusal {
+            return self.owe(artifact, archive, refusal);
         }
         // A replaced archive remains for clients that got its digest; it is no longer current.
         self.catalog.change_name_record(artifact, |name| name.put(archive.clone()))?;
@@ -124,7 +139,7 @@ impl Library {
                 archive.zip = ZipOrigin::PackedAnew;
             }
             let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
-            Ok(Some(match library.name_proven(&(&package).into(), archive.clone(), record_proof) {
+            Ok(Some(match library.name_proven(&(&package).into(), archive.clone(), record_proof, None) {
                 Ok(_) => FillProgress::Committed { bytes: None, archive: Box::new(archive) },
                 Err(reason) => FillProgress::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
             }))
@@ -168,6 +183,9 @@ impl Library {
         };
         if let PackageHashState::Impossible { why: reason } = &hashes {
             tracing::error!(%package, reason, "a verified archive is not a zip that a client could install; it has no h1");
+        }
+        if self.catalog.owed.change(digest, |archive| archive.hashes.clone_from(&hashes))? {
+            self.presence_changed(digest);
         }
         self.catalog.change_name_record(package, |name| {
             if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
@@ -305,6 +323,16 @@ pub enum ArchiveBytes {
     Arrived(Box<Verified<Staged>>, Arc<dyn Intake>),
     /// They are in the store, under another name or since before a crash.
     Stored,
+}
+
+impl ArchiveBytes {
+    /// Removes a staged file. Whoever has it open reads on.
+    fn discard(self) -> Result<(), StoreError> {
+        match self {
+            Self::Staged(verified) | Self::Arrived(verified, _) => verified.into_inner().discard(),
+            Self::Stored => Ok(()),
+        }
+    }
 }
 
 /// The tree that a fetched one is compared with.

@@ -20,6 +20,7 @@ pub mod known_archives;
 pub mod latest_time;
 pub mod missing;
 pub mod module_history;
+pub mod owed;
 pub mod pins;
 pub mod proof_set;
 pub mod provider_history;
@@ -97,7 +98,7 @@ impl Library {
     /// The stored alarms cannot be read.
     pub fn open(store: Arc<Store>, runtime: Arc<Runtime>) -> Result<Arc<Self>, StoreError> {
         Ok(Arc::new(Self {
-            catalog: Catalog::new(Arc::clone(&store)),
+            catalog: Catalog::open(Arc::clone(&store))?,
             evictor: Arc::new(Evictor::new()),
             alarms: Alarms::load(Arc::clone(&store))?,
             histories: ProviderHistories::new(Arc::clone(&store)),

@@ -12,6 +12,7 @@ use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::stored_document::StoredDocument;
 use crate::mirror::library::usage::Usage;
+use crate::mirror::library::owed::Receipts;
 use crate::mirror::library::{AlarmsRecord, FirstListed, ProviderRecordV0, SigningKeyLog, VersionHistory};
 use crate::policy::Approvals;
 use crate::store::{Key, to_json};
@@ -31,6 +32,7 @@ pub fn rewrite_record(key: &Key, record: Vec<u8>) -> Option<Vec<u8>> {
         Key::ModuleFirstSeen(_) => as_json::<ModuleFirstSeenRecord>(&record),
         // The job code reads these, so any JSON is valid here.
         Key::Job(_) | Key::RecurringJobs | Key::Traffic(_) => as_json::<serde_json::Value>(&record),
+        Key::Owed(_) => as_json::<Receipts>(&record),
         Key::Usage => as_json::<Usage>(&record),
         Key::LatestTime => as_json::<Timestamp>(&record),
         Key::Missing => MissingRequests::read(&record).map(|requests| requests.write()),

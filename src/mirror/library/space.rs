@@ -220,6 +220,7 @@ impl Library {
         let index = &self.store.local.index;
         index.require_complete()?;
         let mut exempt = self.evictor.holds.lock().archives.clone();
+        exempt.extend(self.catalog.owed.digests());
         let pinned = match self.shared_archives() {
             // A file here is a copy.
             Some(_) => Vec::new(),

@@ -76,13 +76,13 @@ impl PackageAmounts {
     }
 }
 
-/// An amount of files that clients were sent.
+/// An amount of files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FileAmount {
     /// Files.
     pub count: u64,
-    /// Body bytes sent.
+    /// Their bytes.
     pub bytes: u64,
 }
 

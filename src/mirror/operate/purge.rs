@@ -187,6 +187,7 @@ impl Purge<'_> {
                 digests.extend(self.digests_of_set(package)?);
             }
             library.catalog.change_name_record(&artifact, |name| name.archives.clear())?;
+            library.catalog.owed.forget_name(&artifact)?;
         }
         for digest in digests {
             match library.remove_file(&digest)? {

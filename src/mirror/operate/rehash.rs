@@ -424,6 +424,8 @@ impl VerifyRun {
                         Key::Name(Artifact::Module(_)) => {}
                         // A running job rewrites its record. An ended job needs none: its archives are stored.
                         Key::Job(_) | Key::RecurringJobs => {}
+                        // The archive is fetched again.
+                        Key::Owed(_) => {}
                         // Only a chart has a gap.
                         Key::Traffic(_) => {}
                         // A service may have had the store.

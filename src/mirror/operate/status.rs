@@ -14,6 +14,7 @@ use crate::address::{Hostname, PackageRef};
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
+use crate::mirror::library::usage::FileAmount;
 use crate::mirror::{
     Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState, Usage,
 };
@@ -48,6 +49,9 @@ pub struct Status {
     pub documents: u64,
     /// Their size, in bytes.
     pub document_bytes: u64,
+    /// Archives that are on this machine, and that the bucket of the fleet does not take. They are sent later.
+    #[serde(default)]
+    pub owed: FileAmount,
     /// The number of first-seen records. They are never evicted.
     #[serde(default)]
     pub first_seen_records: u64,
@@ -180,6 +184,7 @@ impl Operations {
             archive_bytes,
             documents,
             document_bytes,
+            owed: self.library.owed_totals(),
             first_seen_records: first_seen,
             first_seen_bytes,
             imported: self.library.catalog.imported(),
@@ -211,6 +216,7 @@ impl Collector for MirrorGauges {
         let Self { operations, clock } = self;
         let (library, runtime) = (&operations.library, &operations.runtime);
         let Totals { archives, archive_bytes, documents, document_bytes, .. } = library.totals();
+        let owed = library.owed_totals();
         let kind = |kind: ObjectKind, value| (Some(("kind", kind.word())), value);
         let by_kind =
             |archives, documents| vec![kind(ObjectKind::Archive, archives), kind(ObjectKind::Document, documents)];
@@ -230,6 +236,8 @@ impl Collector for MirrorGauges {
             ("larder_store_objects", "What is stored, by kind", None, by_kind(archives, documents)),
             ("larder_store", "What is stored, by kind", Some(Unit::Bytes), by_kind(archive_bytes, document_bytes)),
             ("larder_store_limit", "What may be stored", Some(Unit::Bytes), one(library.refresh_size_limit())),
+            ("larder_owed_archives", "Archives that the bucket of the fleet does not take", None, one(owed.count)),
+            ("larder_owed", "Archives that the bucket of the fleet does not take", Some(Unit::Bytes), one(owed.bytes)),
             ("larder_index", "The index of the store on disk", Some(Unit::Bytes), one(library.index_bytes())),
             ("larder_store_state", "How the store is: 1 for the one state it is in", None, states.to_vec()),
             ("larder_offline", "Whether nothing may go out", None, one(is_offline.into())),

@@ -81,20 +81,24 @@ pub(crate) fn sealed() -> Builder {
     Larder::builder().upstream(HOST, "http://127.0.0.1:9/", "").network("offline = true")
 }
 
-/// Runs a warm-up to its end; returns the id of the job.
+/// Runs a warm-up that succeeds; returns the id of the job.
 pub(crate) async fn warm_up(larder: &Larder, addresses: &[&str], platforms: &[&str]) -> String {
+    let job = ended_warm_up(larder, addresses, platforms).await;
+    assert_eq!(job["state"], "done", "{job:#}");
+    job["id"].as_str().unwrap().to_owned()
+}
+
+/// Runs a warm-up to its end; returns the job.
+pub(crate) async fn ended_warm_up(larder: &Larder, addresses: &[&str], platforms: &[&str]) -> Value {
     let body = json!({ "what": addresses, "platforms": platforms }).to_string();
     let request = client().post(format!("{}/admin/v1/warm", larder.admin())).bearer_auth(larder.token());
     let job = send(request.header("content-type", "application/json").body(body)).await.unwrap().expect(202).json();
-    let id = job["id"].as_str().unwrap().to_owned();
-    let job_url = format!("{}/admin/v1/jobs/{id}", larder.admin());
+    let job_url = format!("{}/admin/v1/jobs/{}", larder.admin(), job["id"].as_str().unwrap());
     let finished = eventually("the job ends", async || {
         let job = super::http::get(&job_url).await.expect(200).json();
         (job["state"] != "running").then_some(job)
     });
-    let job = finished.await;
-    assert_eq!(job["state"], "done", "{job:#}");
-    id
+    finished.await
 }
 
 /// The bundle of the packages of a job. `since` is an inventory: the bundle is then a delta to it.

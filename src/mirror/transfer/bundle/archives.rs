@@ -153,13 +153,14 @@ impl BundledSet {
     ) -> Result<ApplyOutcome, EntryRefusal> {
         let note = self.check_history(library, now)?;
         let Self { package, set, confirmed, .. } = self;
-        let archive = set.named_archive(arrived.fast, arrived.size_bytes, now);
+        let (digest, archive) = (arrived.digest, set.named_archive(arrived.fast, arrived.size_bytes, now));
         let record_proof = || library.replace_set(&package, &set, confirmed, now);
         let bytes = arrived.into_archive_bytes()?;
         let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;
         let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
         library.runtime.config().not_found.remove(&Key::ProofSet(package));
         library.enforce_size_limit();
+        library.require_kept(&digest).map_err(store_failed)?;
         Ok(outcome)
     }
 
@@ -394,6 +395,7 @@ impl BundledModule {
         library.commit(&key, archive, bytes, record_proof).map_err(store_failed)?;
         library.runtime.config().not_found.remove(&location_key);
         library.enforce_size_limit();
+        library.require_kept(&digest).map_err(store_failed)?;
         Ok(ApplyOutcome::Applied { note: None })
     }
 

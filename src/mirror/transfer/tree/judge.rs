@@ -483,7 +483,7 @@ impl TreeImport {
         now: Timestamp,
     ) -> Result<(), Error> {
         let zip = arrived.zip_origin();
-        let StagedTreeArchive { package, stage, fast, .. } = arrived;
+        let StagedTreeArchive { package, stage, fast, digest, .. } = arrived;
         let size_bytes = stage.written();
         let bytes = stage.verify(set.document.shasum).map_err(|verdict| Error::Unverified {
             subject: format!("the archive of {package}"),
@@ -498,7 +498,7 @@ impl TreeImport {
             library.commit(&package, archive, bytes, record_proof)?;
             drop(reservation);
             library.enforce_size_limit();
-            Ok(())
+            library.require_kept(&digest)
         });
         committing.await
     }
