@@ -459,6 +459,7 @@ mod tests {
                         },
                     }),
                 },
+                fleet_alarms: Vec::new(),
                 approvals: Vec::new(),
                 offline: true,
                 upstreams: vec!["registry.terraform.io".to_owned()],

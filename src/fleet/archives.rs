@@ -16,7 +16,7 @@ use super::records::DatabaseRecords;
 use super::trouble::Trouble;
 use super::upload::BucketIntake;
 use crate::digest::Digest;
-use crate::store::{Archives, ArrivingBytes, Index, Intake, SharedArchives, StoreError};
+use crate::store::{Archives, ArrivingBytes, FleetAlarmKind, FleetEvents, Index, Intake, SharedArchives, StoreError};
 use crate::upstream::buckets::{BucketFault, BucketTrouble};
 
 /// The attempts at one request.
@@ -45,6 +45,8 @@ pub(super) struct KnownObjects {
     /// Archives for which the bucket has sent other bytes, with the object that has them.
     wrong: Mutex<HashMap<Digest, ObjectName>>,
     health: Mutex<Health>,
+    /// What a person should know.
+    events: Arc<FleetEvents>,
 }
 
 /// The state of the bucket.
@@ -60,15 +62,21 @@ impl fmt::Debug for KnownObjects {
 }
 
 impl BucketArchives {
-    /// The archives in a bucket, of which `shared` is the database and `index` the notes of this machine.
+    /// The archives in a bucket, of which `shared` is the database and `index` the notes of this machine. `events` gets what a person
+    /// should know.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub fn new(bucket: Bucket, shared: Arc<DatabaseRecords>, index: Arc<Index>) -> std::io::Result<Self> {
+    pub fn new(
+        bucket: Bucket,
+        shared: Arc<DatabaseRecords>,
+        index: Arc<Index>,
+        events: Arc<FleetEvents>,
+    ) -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("larder-bucket").enable_all().build()?;
         let health = Mutex::new(Health { answered: Instant::now(), trouble: Trouble::new(LEFT_ALONE) });
-        let known = Arc::new(KnownObjects { bucket, shared, index, wrong: Mutex::default(), health });
+        let known = Arc::new(KnownObjects { bucket, shared, index, wrong: Mutex::default(), health, events });
         Ok(Self { known, runtime: Some(runtime) })
     }
 
@@ -86,6 +94,12 @@ impl KnownObjects {
     /// The object that was found to have other bytes than an archive.
     pub(super) fn wrong_object(&self, digest: &Digest) -> Option<ObjectName> {
         self.wrong.lock().get(digest).cloned()
+    }
+
+    /// Notes that an object is not its archive.
+    fn contradicts(&self, digest: Digest, object: ObjectName, found: &str) {
+        self.events.note(FleetAlarmKind::BucketContradicts, format!("{} in {}: {found}", object, self.bucket.place()));
+        self.wrong.lock().insert(digest, object);
     }
 
     /// Notes the object of an archive, which is right.
@@ -141,7 +155,7 @@ impl KnownObjects {
             }
             Err(error) => {
                 if error.fault.trouble == BucketTrouble::NoObject {
-                    self.wrong.lock().insert(digest, object);
+                    self.contradicts(digest, object, "it is not there");
                 }
                 Err(error.into())
             }
@@ -208,9 +222,9 @@ impl SharedArchives for BucketArchives {
         .boxed()
     }
 
-    fn contradicts(&self, digest: Digest, object: &str) {
+    fn contradicts(&self, digest: Digest, object: &str, found: &str) {
         if let Ok(object) = object.parse() {
-            self.known.wrong.lock().insert(digest, object);
+            self.known.contradicts(digest, object, found);
         }
     }
 }

@@ -24,9 +24,9 @@ use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::store::{
-    Change, Contact, CopiedRecord, Durability, Generation, GroupRef, Index, IndexEntry, IndexedName, Key, Moment,
-    NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Trimmed, Turns, Unreached,
-    WriteOutcome,
+    Change, Contact, CopiedRecord, Durability, FleetEvents, Generation, GroupRef, Index, IndexEntry, IndexedName, Key,
+    Moment, NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Trimmed, Turns,
+    Unreached, WriteOutcome,
 };
 
 /// The rounds that a read tries, while the group changes under it.
@@ -42,6 +42,7 @@ pub struct CopiedRecords {
     shared: Arc<DatabaseRecords>,
     groups: Arc<CopiedGroups>,
     feed: Arc<Feed>,
+    events: Arc<FleetEvents>,
     following: Mutex<Option<Following>>,
     turns: Turns,
     /// The number of questions about the generation of an unknown group.
@@ -70,14 +71,29 @@ impl CopiedRecords {
         seen.into_iter().for_each(|seen| shared.remember_life(seen));
         let (shared, groups) = (Arc::new(shared), Arc::<CopiedGroups>::default());
         let contact = Contact::new(silence, serve_behind);
-        let feed = Feed::new(Arc::clone(&shared), Arc::clone(&index), Arc::clone(&groups), contact, clock);
+        let events = Arc::new(FleetEvents::new(clock.clone()));
+        let life = seen.map(|seen| seen.life);
+        let feed = Feed::new(
+            Arc::clone(&shared),
+            Arc::clone(&index),
+            Arc::clone(&groups),
+            contact,
+            clock,
+            Arc::clone(&events),
+            life,
+        );
         let (following, turns, unknown) = Default::default();
-        Ok(Self { local, index, shared, groups, feed, following, turns, unknown })
+        Ok(Self { local, index, shared, groups, feed, events, following, turns, unknown })
     }
 
     /// The records in the database.
     pub fn shared(&self) -> Arc<DatabaseRecords> {
         Arc::clone(&self.shared)
+    }
+
+    /// What happens to the fleet.
+    pub fn events(&self) -> Arc<FleetEvents> {
+        Arc::clone(&self.events)
     }
 
     /// The news of other replicas.
@@ -540,6 +556,10 @@ impl Records for CopiedRecords {
 
     fn contact(&self) -> Option<&Contact> {
         Some(self.feed.contact())
+    }
+
+    fn fleet_events(&self) -> Option<&FleetEvents> {
+        Some(&self.events)
     }
 
     fn turns(&self) -> &Turns {

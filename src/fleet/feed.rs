@@ -11,7 +11,7 @@ use super::groups::CopiedGroups;
 use super::records::{DatabaseRecords, News, Snapshot};
 use super::replicas::Announcement;
 use crate::clock::Clock;
-use crate::store::{Contact, Index, Moment, RecordGroup, SeenLife, StoreError, Unreached};
+use crate::store::{Contact, FleetAlarmKind, FleetEvents, Index, Moment, RecordGroup, SeenLife, StoreError, Unreached};
 
 /// The time between two notes of the life of the database, where it stays the same.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
@@ -24,14 +24,23 @@ pub struct Feed {
     shared: Arc<DatabaseRecords>,
     index: Arc<Index>,
     groups: Arc<CopiedGroups>,
-    heard: Mutex<Option<Heard>>,
+    news: Mutex<LastNews>,
     contact: Contact,
     clock: Clock,
+    events: Arc<FleetEvents>,
     /// The announcement of this replica, once it is made.
     announcement: OnceLock<Announcement>,
 }
 
-/// The last answer.
+/// What was heard last.
+#[derive(Debug)]
+struct LastNews {
+    /// The life of the database, by its hash, also as an earlier process met it; `None` for a folder that has met none.
+    life: Option<u64>,
+    heard: Option<Heard>,
+}
+
+/// The last answer of this process.
 #[derive(Debug)]
 struct Heard {
     snapshot: Snapshot,
@@ -46,9 +55,11 @@ impl Feed {
         groups: Arc<CopiedGroups>,
         contact: Contact,
         clock: Clock,
+        events: Arc<FleetEvents>,
+        life: Option<u64>,
     ) -> Arc<Self> {
-        let (heard, announcement) = (Mutex::default(), OnceLock::new());
-        Arc::new(Self { shared, index, groups, heard, contact, clock, announcement })
+        let (news, announcement) = (Mutex::new(LastNews { life, heard: None }), OnceLock::new());
+        Arc::new(Self { shared, index, groups, news, contact, clock, events, announcement })
     }
 
     /// When the database last answered.
@@ -62,24 +73,29 @@ impl Feed {
     /// # Errors
     /// The database does not answer.
     pub fn hear(&self) -> Result<Snapshot, StoreError> {
-        let mut heard = self.heard.lock();
+        let mut news = self.news.lock();
         let asked = Instant::now();
         let News { snapshot, log, position, changed } =
-            self.shared.changes_since(heard.as_ref().map(|last| &last.snapshot))?;
+            self.shared.changes_since(news.heard.as_ref().map(|last| &last.snapshot))?;
         match changed {
             None => self.groups.make_all_old(),
             Some(changed) => changed.iter().try_for_each(|(group, at)| self.has_changed(group, *at))?,
         }
         self.contact.heard(asked);
+        if news.life.replace(snapshot.life).is_some_and(|before| before != snapshot.life) {
+            let detail =
+                "the database was restored, or a standby took over: nothing was recorded as first for a minute";
+            self.events.note(FleetAlarmKind::DatabaseForgot, detail.to_owned());
+        }
         let is_noted = |last: &&Heard| last.snapshot.life == snapshot.life && last.noted.elapsed() < NOTE_INTERVAL;
-        let noted = match heard.as_ref().filter(is_noted) {
+        let noted = match news.heard.as_ref().filter(is_noted) {
             Some(last) => last.noted,
             None => {
                 self.index.note_seen_life(SeenLife { life: snapshot.life, log, position, at: self.clock.now() });
                 asked
             }
         };
-        *heard = Some(Heard { snapshot: snapshot.clone(), noted });
+        news.heard = Some(Heard { snapshot: snapshot.clone(), noted });
         Ok(snapshot)
     }
 

@@ -85,6 +85,6 @@ pub fn open(
         let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
         records.join_fleet(Announcement::new(fleet.advertise.to_string()).map_err(random)?).map_err(failed)?;
     }
-    let archives = BucketArchives::new(bucket, records.shared(), index).map_err(failed)?;
+    let archives = BucketArchives::new(bucket, records.shared(), index, records.events()).map_err(failed)?;
     Ok(Store::assemble(Box::new(records), Box::new(archives), local))
 }

@@ -70,8 +70,9 @@ pub trait SharedArchives: Send + Sync {
     /// The place does not send them.
     fn fetch(&self, digest: Digest, object: &str, from: u64) -> BoxFuture<'static, Result<ArrivingBytes, StoreError>>;
 
-    /// Notes that an object has other bytes than its archive: the next archive that is secured takes its place.
-    fn contradicts(&self, digest: Digest, object: &str);
+    /// Notes that an object has other bytes than its archive, with what was found of which archive: the next one that is secured takes
+    /// its place.
+    fn contradicts(&self, digest: Digest, object: &str, found: &str);
 }
 
 /// Bytes that arrive.

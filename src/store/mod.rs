@@ -28,6 +28,7 @@ mod blobs;
 mod contact;
 mod disk;
 mod examine;
+mod fleet_alarms;
 mod folder;
 mod index;
 mod key;
@@ -47,6 +48,7 @@ pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudge
 pub use self::contact::{Contact, Standing, Unreached};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
+pub use self::fleet_alarms::{FleetAlarm, FleetAlarmKind, FleetEvents};
 pub use self::index::{
     CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, Moment, NameCursor, SeenLife, SizeLimit, Totals,
 };

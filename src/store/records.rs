@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::key::{APPROVALS, DocumentKey, GroupRef, NAMES, OWED, RecordGroup};
-use super::{Contact, IndexedName, Key, NameCursor, StoreError, Striped, Unreached};
+use super::{Contact, FleetEvents, IndexedName, Key, NameCursor, StoreError, Striped, Unreached};
 use crate::address::{
     Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform,
     ProviderAddress, Version,
@@ -211,6 +211,11 @@ pub trait Records: fmt::Debug + Send + Sync {
 
     /// When the shared records last answered this replica; `None` where no replica shares them.
     fn contact(&self) -> Option<&Contact> {
+        None
+    }
+
+    /// What happened to the fleet, as this replica met it; `None` where no replica shares the records.
+    fn fleet_events(&self) -> Option<&FleetEvents> {
         None
     }
 

@@ -9,7 +9,7 @@ use larder::clock::{Clock, Timestamp};
 use larder::fleet::archives::BucketArchives;
 use larder::fleet::bucket::Bucket;
 use larder::fleet::records::DatabaseRecords;
-use larder::store::{Archives as _, Store};
+use larder::store::{Archives as _, FleetEvents, Store};
 
 use crate::explain::explain;
 use crate::support::bucket::{BucketFault, TestBucket, Verb};
@@ -19,8 +19,8 @@ use crate::support::module_fixture::ModuleFixture;
 use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
 use crate::support::postgres::{RUN_ROLE, TestDatabase};
 use crate::support::store_kind::{Replica, join_fleet};
-use crate::support::{eventually, until};
 use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
+use crate::support::{eventually, until};
 
 /// More than two parts of an upload.
 const IN_PARTS_BYTES: usize = 17 << 20;
@@ -71,7 +71,8 @@ impl Shared {
         let (fleet, network) = self.bucket.settings();
         let records = DatabaseRecords::of(Arc::new(self.database.connect()));
         let bucket = Bucket::new(&fleet, &network).unwrap();
-        let archives = BucketArchives::new(bucket, Arc::new(records), Arc::clone(&store.local.index)).unwrap();
+        let events = Arc::new(FleetEvents::new(Clock::system()));
+        let archives = BucketArchives::new(bucket, Arc::new(records), Arc::clone(&store.local.index), events).unwrap();
         tokio::task::block_in_place(|| archives.sweep()).unwrap();
     }
 
@@ -175,6 +176,11 @@ async fn an_object_that_is_not_the_archive_is_never_served_and_is_replaced() {
         assert_eq!(upstream.count_of(Target::Archive), asked + 2, "{name}");
         let kept = shared.kept();
         assert!(kept.len() == 1 && kept != before, "{name}");
+        let alarms = other.fleet_alarms().await;
+        let [(kind, detail)] = &alarms[..] else { panic!("{name}: {alarms:?}") };
+        let object = before[0].strip_prefix("mirror/").unwrap();
+        assert!(kind == "bucket-contradicts" && detail.contains(object), "{name}: {alarms:?}");
+        assert_eq!(other.metric("larder_fleet_alarms").await, 1.0, "{name}");
         assert!(*shared.bucket.object(&kept[0]).unwrap() == *zip, "{name}");
         other.stop().await;
     }

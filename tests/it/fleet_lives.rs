@@ -1,6 +1,6 @@
 //! A database that has forgotten something: replicas compare their copies with it, and record nothing as first for a minute.
 
-use larder::store::{Durability, RecordScope, Records, StoreError};
+use larder::store::{Durability, FleetAlarmKind, RecordScope, Records, StoreError};
 use rand::{Rng as _, SeedableRng as _};
 
 use crate::fleet_copy::{new_replica, put, read, replica};
@@ -71,6 +71,8 @@ fn what_a_database_has_forgotten_is_forgotten_by_the_replicas() {
             until_answered(|| replica.feed().hear());
             assert_eq!(read(replica, &alarms("null")).as_deref(), Some("another"), "{loss:?}");
             assert_eq!(read(replica, &alarms("p0")), None, "{loss:?}");
+            let told = replica.fleet_events().unwrap().told();
+            assert!(matches!(&told[..], [told] if told.kind == FleetAlarmKind::DatabaseForgot), "{loss:?}: {told:?}");
         }
         let now = database.sql("select life from larder.fleet");
         assert_ne!(now, life);
@@ -130,6 +132,7 @@ fn a_crash_begins_no_other_life() {
         until_answered(|| records.put(&first_seen(&name), b"first", Durability::Synced));
     }
     assert_eq!(database.sql("select life from larder.fleet"), life);
+    assert_eq!(one.fleet_events().unwrap().told(), []);
 }
 
 /// A dump has the transactions of the server that it was made on, which may be far ahead of those of the server that it is restored

@@ -163,5 +163,8 @@ async fn a_restart_ends_no_silence() {
         let other = Larder::mirroring(&upstream).store_at(&folder).start().await;
         let answer = other.document("null", "1.2.0").await.expect(status);
         assert_eq!(answer.header("cache-status"), cache_status);
+        let alarms = other.fleet_alarms().await;
+        let [(kind, detail)] = &alarms[..] else { panic!("{alarms:?}") };
+        assert!(kind == "behind" && detail.starts_with("the database has not answered for "), "{alarms:?}");
     }
 }

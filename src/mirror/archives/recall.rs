@@ -196,7 +196,8 @@ impl<'a> BucketSource<'a> {
     /// The error of an object that is not the archive: the next upload takes its place.
     fn contradiction(&self, reason: &str) -> UpstreamError {
         if let Some(shared) = self.library.shared_archives() {
-            shared.contradicts(self.listed.digest, &self.object);
+            let found = format!("{}: {reason}, and not {}", self.download.subject, self.listed.digest);
+            shared.contradicts(self.listed.digest, &self.object, &found);
         }
         self.failed(Fault::Unusable(format!("{}, where {reason}, and not {}", self.object, self.listed.digest)))
     }

@@ -49,6 +49,7 @@ pub use self::store_state::{NotReady, StoreFailure, StoreState};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -64,7 +65,12 @@ use crate::mirror::library::latest_time::LatestTime;
 use crate::mirror::library::missing::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
-use crate::store::{Contact, RecordGroup, RecordScope, Standing, Store, StoreError, Unreached};
+use crate::store::{
+    Contact, FleetAlarm, FleetAlarmKind, FleetEvents, RecordGroup, RecordScope, Standing, Store, StoreError, Unreached,
+};
+
+/// The silence of the database after which a person should know that this replica is behind.
+const ALARMED_AFTER: Duration = Duration::from_secs(60);
 
 /// Everything stored, and the services that read and change it.
 #[derive(Debug)]
@@ -178,6 +184,18 @@ impl Library {
     /// The standing of this replica: it may be behind the others.
     pub fn standing(&self) -> Standing {
         self.store.records.contact().map_or(Standing::Current, Contact::standing)
+    }
+
+    /// What a person should know of the fleet; nothing for a larder that runs alone.
+    pub fn fleet_alarms(&self, now: Timestamp) -> Vec<FleetAlarm> {
+        let records = &self.store.records;
+        let silence = records.contact().map_or(Duration::ZERO, Contact::silence);
+        let behind = (silence >= ALARMED_AFTER).then(|| {
+            let whole = Duration::from_secs(silence.as_secs());
+            let detail = format!("the database has not answered for {}", humantime::format_duration(whole));
+            FleetAlarm::new(FleetAlarmKind::Behind, detail, Timestamp(now.0.saturating_sub(whole.as_secs())))
+        });
+        behind.into_iter().chain(records.fleet_events().map(FleetEvents::told).unwrap_or_default()).collect()
     }
 
     /// Looks for something in the records of a group, and where it is absent, again in what other replicas have written

@@ -19,7 +19,7 @@ use crate::mirror::{
     Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState, Usage,
 };
 use crate::policy::Approval;
-use crate::store::{DiskSpace, Totals};
+use crate::store::{DiskSpace, FleetAlarm, FleetAlarmKind, Totals};
 use crate::upstream::UpstreamTraffic;
 use crate::upstream::backoff::Origin;
 
@@ -76,6 +76,9 @@ pub struct Status {
     pub missing: Vec<MissingRequest>,
     /// The unresolved alarms; at most a thousand of each kind about each address.
     pub alarms: Vec<Alarm>,
+    /// What a person should know of the fleet: of the last day, and what lasts. Nothing for a larder that runs alone.
+    #[serde(default)]
+    pub fleet_alarms: Vec<FleetAlarm>,
     /// The approvals that count now; at most a thousand.
     #[serde(default)]
     pub approvals: Vec<Approval>,
@@ -194,6 +197,7 @@ impl Operations {
             upstreams: self.runtime.upstream_hosts().iter().map(ToString::to_string).collect(),
             missing: self.library.missing_in_words(),
             alarms: self.with_held_successors(self.library.alarms(), now),
+            fleet_alarms: self.library.fleet_alarms(now),
             approvals: self.library.approvals_in_force(now).unwrap_or_else(|error| {
                 tracing::warn!(%error, "the approvals cannot be read");
                 Vec::new()
@@ -231,6 +235,10 @@ impl Collector for MirrorGauges {
         let waiting_for_accept = alarms.iter().filter(|alarm| alarm.kind.refuses()).count() as u64;
         let unresolved = AlarmKind::ALL
             .map(|kind| (Some(("kind", kind.name())), alarms.iter().filter(|alarm| alarm.kind == kind).count() as u64));
+        let fleet_alarms = library.fleet_alarms(clock.now());
+        let of_fleet = FleetAlarmKind::ALL.map(|kind| {
+            (Some(("kind", kind.name())), fleet_alarms.iter().filter(|alarm| alarm.kind == kind).count() as u64)
+        });
         let unattended = operations.archives.started_fills.unattended() as u64;
         let mut gauges = vec![
             ("larder_store_objects", "What is stored, by kind", None, by_kind(archives, documents)),
@@ -246,6 +254,7 @@ impl Collector for MirrorGauges {
             ("larder_index_whole", INDEX_HELP, None, one(library.index_is_complete().into())),
             ("larder_waiting_for_accept", ACCEPT_HELP, None, one(waiting_for_accept)),
             ("larder_alarms_unresolved", "What a person must resolve, by kind", None, unresolved.to_vec()),
+            ("larder_fleet_alarms", "What a person should know of the fleet, by kind", None, of_fleet.to_vec()),
             ("larder_fills_unattended", UNATTENDED_HELP, None, one(unattended)),
             ("larder_waiting_requests", "Requests that wait for an upstream", None, one(runtime.waiting_requests())),
         ];

@@ -1,7 +1,12 @@
 //! The first thing that a person reads of a status: a verdict and its reasons, the same on the page and in the command.
 
+use std::collections::BTreeMap;
+
+use bytesize::ByteSize;
+
 use super::{RecentFailure, StatusReport};
-use crate::mirror::{Status, StoreState, UpstreamState};
+use crate::mirror::{FileAmount, Status, StoreState, UpstreamState};
+use crate::store::{FleetAlarm, FleetAlarmKind};
 use crate::wording::plural;
 
 /// The time for which a failed request counts.
@@ -88,6 +93,18 @@ impl Verdict {
             let text = format!("Registries changed what is served: {}.", plural(others, "alarm"));
             add(Level::Warn, text, Part::Alarms);
         }
+        if mirror.owed.count > 0 {
+            let FileAmount { count, bytes } = mirror.owed;
+            let text = format!(
+                "The bucket of the fleet does not have {} ({}) that this replica serves. It sends them when the bucket takes them.",
+                plural(count, "archive"),
+                ByteSize(bytes)
+            );
+            add(Level::Warn, text, Part::Store);
+        }
+        for (kind, found) in by_kind(&mirror.fleet_alarms) {
+            add(Level::Warn, fleet_line(kind, &found), Part::None);
+        }
         let failures: &[RecentFailure] = since_start.as_ref().map_or(&[], |since| &since.failures);
         let now = since_start.as_ref().map_or(0, |since| since.started.0.saturating_add(since.seconds));
         let is_recent = |failure: &&RecentFailure| failure.last.0.saturating_add(RECENT_SECONDS) > now;
@@ -133,6 +150,31 @@ fn store_line(state: StoreState) -> Option<&'static str> {
             Some("The store was removed, replaced, or cannot be read. Nothing of it is served until it is back.")
         }
     }
+}
+
+fn by_kind(alarms: &[FleetAlarm]) -> BTreeMap<FleetAlarmKind, Vec<&FleetAlarm>> {
+    let mut kinds: BTreeMap<FleetAlarmKind, Vec<&FleetAlarm>> = BTreeMap::new();
+    alarms.iter().for_each(|alarm| kinds.entry(alarm.kind).or_default().push(alarm));
+    kinds
+}
+
+/// The line of the alarms of one kind, the last of them in words.
+fn fleet_line(kind: FleetAlarmKind, found: &[&FleetAlarm]) -> String {
+    let Some(FleetAlarm { detail, since, to_do, .. }) = found.last() else { return String::new() };
+    let since = since.date_time();
+    let happened = match (kind, found.len()) {
+        (FleetAlarmKind::Behind, _) => format!("This replica is behind since {since}"),
+        (FleetAlarmKind::DatabaseForgot, _) => {
+            format!("The database may have forgotten what was first seen, at {since}")
+        }
+        (FleetAlarmKind::BucketContradicts, 1) => {
+            format!("An object of the bucket is not what was sent to it, at {since}")
+        }
+        (FleetAlarmKind::BucketContradicts, objects) => {
+            format!("{objects} objects of the bucket are not what was sent to it, the last at {since}")
+        }
+    };
+    format!("{happened}: {detail}. To do: {to_do}.")
 }
 
 fn is_unused(mirror: &Status) -> bool {

@@ -340,6 +340,14 @@ impl Larder {
         CommandReport::parse(answer.expect(200).json())
     }
 
+    /// The alarms of the fleet in the status: kind, and what was found.
+    pub(crate) async fn fleet_alarms(&self) -> Vec<(String, String)> {
+        let status = get(&format!("{}/admin/v1/status", self.admin())).await.expect(200).json();
+        let alarms = status["fleet_alarms"].as_array().unwrap().clone();
+        let field = |alarm: &serde_json::Value, name: &str| alarm[name].as_str().unwrap().to_owned();
+        alarms.iter().map(|alarm| (field(alarm, "kind"), field(alarm, "detail"))).collect()
+    }
+
     /// The alarms in the status: kind, address, version, and the whole alarm.
     pub(crate) async fn alarms(&self) -> Vec<(String, String, String, serde_json::Value)> {
         let status = get(&format!("{}/admin/v1/status", self.admin())).await.expect(200).json();

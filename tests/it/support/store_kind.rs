@@ -109,7 +109,8 @@ pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
             records.join_fleet(Announcement::new(url.to_owned()).unwrap()).unwrap();
             let (fleet, network) = bucket.settings();
             let bucket = Bucket::new(&fleet, &network).unwrap();
-            let archives = BucketArchives::new(bucket, records.shared(), Arc::clone(&local.index)).unwrap();
+            let archives =
+                BucketArchives::new(bucket, records.shared(), Arc::clone(&local.index), records.events()).unwrap();
             Store::assemble(Box::new(records), Box::new(archives), local)
         }
     })
