@@ -1,89 +1,17 @@
 //! Replicas as processes: how a fleet is made, what a replica refuses to start with, and real clients that are sent from one replica to
 //! the other.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicU16, Ordering};
-
-use crate::support::bucket::{self, ACCESS_KEY, BucketFault, TestBucket, Verb};
+use crate::support::bucket::{BucketFault, Verb};
+use crate::support::fleet_setup::FleetSetup;
 use crate::support::http::client;
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
-use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
+use crate::support::postgres::TestDatabase;
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::terraform::Terraform;
 use crate::support::turns::Turns;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
 use crate::support::{repetitions, until};
-
-/// The number of replicas of all tests.
-static REPLICAS: AtomicU16 = AtomicU16::new(0);
-
-/// The database and the bucket of a fleet.
-struct Setup {
-    database: TestDatabase,
-    bucket: TestBucket,
-}
-
-impl Setup {
-    /// Nothing is made yet.
-    fn empty() -> Option<Self> {
-        Some(Self { database: TestDatabase::empty()?, bucket: TestBucket::start() })
-    }
-
-    /// A fleet without replicas.
-    async fn created() -> Option<Self> {
-        let setup = Self::empty()?;
-        setup.create().await.expect(0);
-        Some(setup)
-    }
-
-    async fn create(&self) -> CommandOutput {
-        let home = Folder::new();
-        self.command_of_owner(home.path(), "create").await
-    }
-
-    /// A command of the role that owns the schema.
-    async fn command_of_owner(&self, home: &Path, name: &str) -> CommandOutput {
-        let network = format!("[network]\nca_file = {:?}\n", self.bucket.ca_file());
-        let file = home.join("mirror.toml");
-        std::fs::write(&file, format!("{network}{}", self.lines(home, OWNER))).unwrap();
-        run(command(home, &["fleet", name, "--serve-as", RUN_ROLE, "--config", file.to_str().unwrap()])).await
-    }
-
-    /// The lines of a replica in this folder.
-    fn lines(&self, home: &Path, role: &str) -> String {
-        let write = |name: &str, text: &str| std::fs::write(home.join(name), text).unwrap();
-        write("database-url", &self.database.url(role));
-        write("fleet-secret", "0123456789abcdef0123456789abcdef");
-        write("access-key", ACCESS_KEY);
-        write("bucket-secret", bucket::SECRET);
-        let (ca, endpoint) = (self.database.ca(), self.bucket.endpoint());
-        // Each replica has a URL of its own; nobody connects to it yet.
-        let port = 20_000 + REPLICAS.fetch_add(1, Ordering::Relaxed) % 10_000;
-        format!(
-            "[fleet]\ndatabase = {{ file = \"database-url\" }}\ndatabase_ca = {ca:?}\nbucket = \"s3://larder/mirror\"\n\
-             endpoint = \"{endpoint}\"\nbucket_key = {{ access_key = {{ file = \"access-key\" }}, secret = {{ file = \"bucket-secret\" }} }}\n\
-             secret = [{{ file = \"fleet-secret\" }}]\nlisten = \"127.0.0.1:0\"\nadvertise = \"http://127.0.0.1:{port}/\"\n"
-        )
-    }
-
-    /// The configuration of a replica in this folder.
-    fn config(&self, upstream: &FakeUpstream, folder: &Folder) -> String {
-        let network = format!("ca_file = {:?}", self.bucket.ca_file());
-        let builder = Larder::mirroring(upstream).store_at(folder).allow_private("127.0.0.1").network(&network);
-        format!("{}\n{}", builder.config_text(), self.lines(folder.path(), RUN_ROLE))
-    }
-
-    fn start(&self, upstream: &FakeUpstream, folder: &Folder) -> Process {
-        Process::serve(&self.config(upstream, folder), folder.path()).unwrap_or_else(|output| panic!("{output:?}"))
-    }
-
-    /// The error of a replica that does not start.
-    fn refused(&self, upstream: &FakeUpstream, folder: &Folder) -> CommandOutput {
-        let started = Process::serve(&self.config(upstream, folder), folder.path());
-        started.err().expect("the replica started")
-    }
-}
 
 /// A command with the configuration of a replica.
 async fn larder(folder: &Folder, arguments: &[&str]) -> CommandOutput {
@@ -94,7 +22,7 @@ async fn larder(folder: &Folder, arguments: &[&str]) -> CommandOutput {
 /// A fleet is made once, by a command. A replica that meets another fleet, or none, does not start, and says what to do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_starts_in_its_own_fleet_only() {
-    let Some(setup) = Setup::empty() else { return };
+    let Some(setup) = FleetSetup::empty() else { return };
     let upstream = FakeUpstream::start().await;
     let folder = Folder::new();
     let missing = setup.refused(&upstream, &folder).expect(78);
@@ -117,12 +45,12 @@ async fn a_replica_starts_in_its_own_fleet_only() {
     assert_eq!(setup.database.sql(listed), "1|0", "a replica that has ended is waited for");
 
     // The bucket and the database of two fleets.
-    let Some(other) = Setup::created().await else { return };
-    let mixed = Setup { database: TestDatabase::empty().unwrap(), bucket: other.bucket };
+    let Some(other) = FleetSetup::created().await else { return };
+    let mixed = FleetSetup { database: TestDatabase::empty().unwrap(), bucket: other.bucket };
     let refused = mixed.create().await.expect(78);
     assert!(refused.err.contains("the database is that of the fleet"), "{refused:?}");
     // The folder of a replica of another fleet.
-    let Some(third) = Setup::created().await else { return };
+    let Some(third) = FleetSetup::created().await else { return };
     let strange = third.refused(&upstream, &folder).expect(78);
     assert!(
         strange.err.contains(&format!("it is the folder of a replica of the fleet {}", id(&created))),
@@ -154,7 +82,7 @@ async fn a_replica_starts_in_its_own_fleet_only() {
 /// A replica that was killed goes on with what it has, also where neither the database nor the bucket answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_starts_again_without_the_database_and_the_bucket() {
-    let Some(setup) = Setup::created().await else { return };
+    let Some(setup) = FleetSetup::created().await else { return };
     let upstream = FakeUpstream::start().await;
     upstream.publish(Provider::new("acme", "null").size(200_000));
     let zip = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
@@ -176,7 +104,7 @@ async fn a_replica_starts_again_without_the_database_and_the_bucket() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_each_request_sends_to_another_replica_installs() {
     let Some(terraform) = Terraform::find() else { return };
-    let Some(setup) = Setup::created().await else { return };
+    let Some(setup) = FleetSetup::created().await else { return };
     let mut upstream = ModuleFixture::start().await;
     // One file has the authority of the bucket, and that of the server with the modules.
     let authorities = [std::fs::read_to_string(setup.bucket.ca_file()).unwrap(), upstream.ca.pem()].concat();
@@ -236,7 +164,7 @@ async fn a_client_that_each_request_sends_to_another_replica_installs() {
 /// A replica that is killed at any step of an upload leaves no object that nobody knows, and no name without its archive.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_is_killed_while_it_stores_leaves_nothing_by_half() {
-    let Some(setup) = Setup::created().await else { return };
+    let Some(setup) = FleetSetup::created().await else { return };
     let upstream = FakeUpstream::start().await;
     let folder = Folder::new();
     let unknown = "select count(*) from unnest($$OBJECTS$$::text[]) o(name) where not exists (select from larder.blob b \

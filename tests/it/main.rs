@@ -48,6 +48,7 @@ mod fleet_archives;
 mod fleet_bucket;
 mod fleet_copy;
 mod fleet_database;
+mod fleet_faults;
 mod fleet_lives;
 mod fleet_processes;
 mod fleet_replicas;

@@ -9,6 +9,7 @@ pub(crate) mod command_setup;
 pub(crate) mod configurations;
 pub(crate) mod doctor_setup;
 pub(crate) mod estate_fixture;
+pub(crate) mod fleet_setup;
 pub(crate) mod git;
 pub(crate) mod git_module_fixture;
 pub(crate) mod handwritten_configurations;

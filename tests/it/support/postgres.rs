@@ -40,7 +40,12 @@ pub(crate) struct Server {
     port_of_larder: u16,
     /// The shell that ends the server when its input closes, at the latest with this process.
     guard: Child,
+    /// True where the folder is a disk of its own.
+    has_disk: bool,
 }
+
+/// The size of the disk of a server that has its own, in bytes.
+const DISK_BYTES: u64 = 200 << 20;
 
 /// A database of its own, with the schema of a fleet.
 #[derive(Debug)]
@@ -52,7 +57,7 @@ pub(crate) struct TestDatabase {
 /// The server of this process; `None`, with a note, where PostgreSQL is not installed.
 fn shared_server() -> Option<Arc<Server>> {
     static SERVER: OnceLock<Option<Arc<Server>>> = OnceLock::new();
-    SERVER.get_or_init(|| Some(Arc::new(Server::start(&folder_of_programs()?)))).clone()
+    SERVER.get_or_init(|| Some(Arc::new(Server::start(&folder_of_programs()?, false)))).clone()
 }
 
 /// The newest of the versioned folders of the Debian package, which are not on PATH.
@@ -68,8 +73,10 @@ fn folder_of_programs() -> Option<PathBuf> {
 }
 
 impl Server {
-    fn start(programs: &Path) -> Self {
+    /// Starts a server; on a small disk of its own if `wants_disk`, and if a disk can be mounted here.
+    fn start(programs: &Path, wants_disk: bool) -> Self {
         let folder = tempfile::Builder::new().prefix("larder-postgres-").tempdir().unwrap().keep();
+        let has_disk = wants_disk && mount_disk(&folder);
         let port = free_port();
         let server_folder = folder.display();
         let ca = TestCa::new();
@@ -122,6 +129,7 @@ impl Server {
             port,
             port_of_larder: bouncer.unwrap_or(port),
             guard,
+            has_disk,
         };
         let deadline = Instant::now() + START_TIMEOUT;
         let roles = format!(
@@ -194,7 +202,23 @@ impl Drop for Server {
         Self::signal(self.processes(), Signal::CONT);
         drop(self.guard.stdin.take());
         let _ = self.guard.wait();
+        if self.has_disk {
+            let _ = Command::new("umount").arg(&self.folder).status();
+            let _ = std::fs::remove_dir(&self.folder);
+        }
     }
+}
+
+/// Mounts a small disk. Returns false, with a note, where that is not permitted.
+fn mount_disk(folder: &Path) -> bool {
+    let size = format!("size={DISK_BYTES}");
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(folder).stderr(Stdio::null());
+    let is_mounted = mount.status().is_ok_and(|status| status.success());
+    if !is_mounted {
+        programs::skip("no tmpfs can be mounted here");
+    }
+    is_mounted
 }
 
 /// Writes the settings of PgBouncer: TLS on both sides, and few connections to the server, so that statements share them.
@@ -242,9 +266,56 @@ impl TestDatabase {
 
     /// A new database with the schema, on a server that a test may harm.
     pub(crate) fn on_its_own_server() -> Option<Self> {
-        let database = Self::on(Arc::new(Server::start(&folder_of_programs()?)));
+        let database = Self::empty_on_its_own_server(false)?;
         schema::migrate(&database.connect_as(OWNER), RUN_ROLE).unwrap();
         Some(database)
+    }
+
+    /// A new database without the schema, on a server that a test may harm; on a small disk of its own, where that is possible and asked
+    /// for.
+    pub(crate) fn empty_on_its_own_server(with_disk: bool) -> Option<Self> {
+        Some(Self::on(Arc::new(Server::start(&folder_of_programs()?, with_disk))))
+    }
+
+    /// True where the server has a disk that a test may fill.
+    pub(crate) fn has_its_own_disk(&self) -> bool {
+        self.server.has_disk
+    }
+
+    /// Fills the disk of the server.
+    pub(crate) fn fill_disk(&self) {
+        let full = std::fs::write(self.ballast(), vec![7; DISK_BYTES as usize]);
+        assert!(full.is_err(), "the disk is larger than it should be");
+    }
+
+    /// Removes what fills the disk. A server that has ended for lack of space is started again.
+    pub(crate) fn empty_disk(&self) {
+        std::fs::remove_file(self.ballast()).unwrap();
+        self.server.run("pg_ctl status || pg_ctl start");
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.server.folder.join("ballast")
+    }
+
+    /// Ends the server at once, as a power cut does.
+    pub(crate) fn kill(&self) {
+        self.server.run("pg_ctl -m immediate stop");
+    }
+
+    /// Starts the server after [`Self::kill`].
+    pub(crate) fn start_again(&self) {
+        self.server.run("pg_ctl start");
+    }
+
+    /// Lets the server take no writes, as one does that runs out of transactions, or that a person has set so.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) {
+        let value = if is_read_only { "on" } else { "off" };
+        self.sql(&format!(
+            "set default_transaction_read_only = off;
+             alter system set default_transaction_read_only = {value};
+             select pg_reload_conf();"
+        ));
     }
 
     fn on(server: Arc<Server>) -> Self {
