@@ -356,7 +356,7 @@ mod tests {
     use crate::clock::Timestamp;
     use crate::config::StoreNaming;
     use crate::jobs::job_report::ItemCounts;
-    use crate::mirror::{MissingRequest, OriginBackoff, PackageAmounts, Served};
+    use crate::mirror::{MissingRequest, OriginBackoff, OwedAmount, PackageAmounts, Served};
     use crate::protocol::admin::RefusalKind;
 
     fn host() -> Hostname {
@@ -439,7 +439,7 @@ mod tests {
                 archive_bytes: 150 << 30,
                 documents: 4321,
                 document_bytes: 100 << 20,
-                owed: FileAmount { count: 3, bytes: 30 << 20 },
+                owed: OwedAmount { count: 3, bytes: 30 << 20, refusal: Some("it is full".to_owned()) },
                 first_seen_records: 321,
                 first_seen_bytes: 1 << 20,
                 last_bundle: Some(LastBundle {

@@ -1,6 +1,5 @@
 //! The archives of a fleet, which the bucket keeps: what it has, where, and how they come back. How they get there is in `upload.rs`.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::bucket::{Bucket, BucketError, ObjectName};
 use super::records::DatabaseRecords;
@@ -42,11 +42,11 @@ pub(super) struct KnownObjects {
     pub(super) shared: Arc<DatabaseRecords>,
     /// The notes of this machine: the objects that it has met.
     index: Arc<Index>,
-    /// Archives for which the bucket has sent other bytes, with the object that has them.
-    wrong: Mutex<HashMap<Digest, ObjectName>>,
     health: Mutex<Health>,
     /// What a person should know.
     events: Arc<FleetEvents>,
+    /// Cancelled when larder stops: nobody waits for the bucket then.
+    pub(super) stopping: CancellationToken,
 }
 
 /// The state of the bucket.
@@ -76,35 +76,39 @@ impl BucketArchives {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("larder-bucket").enable_all().build()?;
         let health = Mutex::new(Health { answered: Instant::now(), trouble: Trouble::new(LEFT_ALONE) });
-        let known = Arc::new(KnownObjects { bucket, shared, index, wrong: Mutex::default(), health, events });
+        let known =
+            Arc::new(KnownObjects { bucket, shared, index, health, events, stopping: CancellationToken::new() });
         Ok(Self { known, runtime: Some(runtime) })
     }
 
     fn runtime(&self) -> Result<&Runtime, StoreError> {
-        self.runtime.as_ref().ok_or_else(|| StoreError::Unreachable("larder stops".to_owned()))
+        self.runtime.as_ref().ok_or(StoreError::Stopping)
     }
 }
 
 impl KnownObjects {
     /// True for an object that was found to have other bytes than its archive.
     fn is_wrong(&self, digest: &Digest, object: &str) -> bool {
-        self.wrong.lock().get(digest).is_some_and(|wrong| wrong.to_string() == object)
+        self.wrong_object(digest).is_some_and(|wrong| wrong.to_string() == object)
     }
 
     /// The object that was found to have other bytes than an archive.
     pub(super) fn wrong_object(&self, digest: &Digest) -> Option<ObjectName> {
-        self.wrong.lock().get(digest).cloned()
+        // The schema of another larder may have other names.
+        self.index.wrong_object_of(digest).ok().flatten().and_then(|object| object.parse().ok())
     }
 
     /// Notes that an object is not its archive.
     fn contradicts(&self, digest: Digest, object: ObjectName, found: &str) {
         self.events.note(FleetAlarmKind::BucketContradicts, format!("{} in {}: {found}", object, self.bucket.place()));
-        self.wrong.lock().insert(digest, object);
+        self.index.note_wrong_object(&digest, Some(&object.to_string()));
     }
 
     /// Notes the object of an archive, which is right.
     pub(super) fn note(&self, digest: &Digest, object: &ObjectName) {
-        self.wrong.lock().remove(digest);
+        if self.wrong_object(digest).is_some() {
+            self.index.note_wrong_object(digest, None);
+        }
         self.index.note_object(digest, Some(&object.to_string()));
     }
 
@@ -167,6 +171,10 @@ impl Archives for BucketArchives {
     fn intake(&self, digest: Digest) -> Arc<dyn Intake> {
         let threads = self.runtime.as_ref().map(|runtime| runtime.handle().clone());
         Arc::new(BucketIntake::new(Arc::clone(&self.known), threads, digest))
+    }
+
+    fn stop(&self) {
+        self.known.stopping.cancel();
     }
 
     fn shared(&self) -> Option<&dyn SharedArchives> {

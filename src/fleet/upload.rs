@@ -60,7 +60,18 @@ impl BucketIntake {
     }
 
     fn threads(&self) -> Result<&Handle, StoreError> {
-        self.threads.as_ref().ok_or_else(|| StoreError::Unreachable("larder stops".to_owned()))
+        self.threads.as_ref().ok_or(StoreError::Stopping)
+    }
+
+    /// Waits for work with the bucket, unless larder stops. Blocks.
+    fn wait_for<T, E: Into<StoreError>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, StoreError> {
+        let stopping = self.known.stopping.cancelled();
+        self.threads()?.block_on(async {
+            tokio::select! {
+                done = work => done.map_err(Into::into),
+                () = stopping => Err(StoreError::Stopping),
+            }
+        })
     }
 
     /// A new object for the archive, which goes after a day if no archive gets it. Blocks.
@@ -87,7 +98,7 @@ impl BucketIntake {
             let read = read.map_err(|error| bucket.unreadable(&object, &error))?;
             patiently(|| bucket.put(&object, read.clone(), whole)).await
         };
-        self.threads()?.block_on(self.known.watched(put))?;
+        self.wait_for(self.known.watched(put))?;
         Ok(object)
     }
 
@@ -104,10 +115,8 @@ impl BucketIntake {
         let (size_bytes, known) = (whole.value().size_bytes(), &self.known);
         // The task may have ended by itself.
         let _ = upload.staged.send(StagedBytes { written: size_bytes, is_whole: true });
-        let threads = self.threads()?;
-        let sent = threads.block_on(upload.sending);
-        let sent =
-            sent.map_err(|_| StoreError::Unreachable("the upload of an archive was interrupted".to_owned()))??;
+        // It ends early only with the threads.
+        let sent = self.wait_for(async { upload.sending.await.map_err(|_| StoreError::Stopping) })??;
         let (object, partial, parts) = match sent {
             Sent::Known => return Ok(None),
             Sent::Parts(object, partial, parts) => (object, partial, parts),
@@ -126,7 +135,7 @@ impl BucketIntake {
                 }
             }
         };
-        threads.block_on(known.watched(completed))?;
+        self.wait_for(known.watched(completed))?;
         Ok(Some(object))
     }
 
@@ -209,7 +218,7 @@ async fn send_parts(
         Some(_) => Ok(None),
         None => BucketIntake::doomed_object(&asked, &digest).map(Some),
     });
-    let begun = begun.await.map_err(|_| StoreError::Unreachable("larder stops".to_owned()))?;
+    let begun = begun.await.map_err(|_| StoreError::Stopping)?;
     let Some(object) = begun? else { return Ok(Sent::Known) };
     let partial = known.watched(patiently(|| known.bucket.begin(&object))).await?;
     let send = |(number, from, to): (usize, u64, u64)| {

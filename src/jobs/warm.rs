@@ -344,6 +344,8 @@ impl WarmUpRun<'_> {
         if !self.job.pins() {
             return Ok(());
         }
+        // A name without archives cannot be pinned: the cause is the bucket's.
+        self.steps.mirror.library.require_kept(&artifact)?;
         let subject = format!("the archive of {artifact}");
         let pinned = self.steps.mirror.operations.pin_artifacts(vec![artifact], PinChange::Set).await?;
         if pinned.iter().all(|pinned| pinned.succeeded()) {

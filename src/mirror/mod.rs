@@ -58,6 +58,7 @@ pub use crate::mirror::library::access::{
 pub use crate::mirror::library::evidence::EvidenceName;
 pub use crate::mirror::library::file_refs::{ArchiveRef, ProofFile, ProofFileBytes, ProofFileRef, ProofSetRefs};
 pub use crate::mirror::library::missing::{MissingPackage, MissingRequest};
+pub use crate::mirror::library::owed::OwedAmount;
 pub use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 pub use crate::mirror::library::proof_set::ProofSet;
 pub use crate::mirror::library::record_format as record;

@@ -34,6 +34,9 @@ pub trait Archives: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Ends all waiting for the place: larder stops.
+    fn stop(&self) {}
+
     /// The archives that many larders share; `None` where the files on this machine are all.
     fn shared(&self) -> Option<&dyn SharedArchives> {
         None

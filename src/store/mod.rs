@@ -203,6 +203,9 @@ pub enum StoreError {
     /// The records that all replicas share cannot be read or written.
     #[error("the records of the fleet cannot be reached: {0}")]
     Unreachable(String),
+    /// larder stops.
+    #[error("larder stops")]
+    Stopping,
     /// The place of the archives that all replicas share does not take or send them.
     #[error("{said}")]
     Bucket {
@@ -221,7 +224,7 @@ pub enum StoreError {
     Index(String),
     /// The bytes do not fit, even after everything that can be evicted is removed.
     #[error(
-        "{needed} bytes do not fit: the limit of the store is {limit} bytes ([store] max_size, or the disk), of which {unevictable} cannot be evicted, because they are pinned or belong to a bundle that is being applied"
+        "{needed} bytes do not fit: the limit of the store is {limit} bytes ([store] max_size, or the disk), of which {unevictable} cannot be evicted, because they are pinned, belong to a bundle that is being applied, or are owed to the bucket of a fleet"
     )]
     NoRoom {
         /// Bytes needed.
@@ -288,6 +291,7 @@ impl StoreError {
                 _ => "check the disk of the store",
             },
             Self::Busy(_) => "try again in a moment",
+            Self::Stopping => "start larder again: it goes on where it stopped",
             Self::Unreachable(_) => "check the database of the fleet; larder continues by itself",
             Self::Bucket { remedy, .. } => remedy,
             Self::Locked(_) => "stop the other larder, or give this one a [store] path of its own",
@@ -300,9 +304,12 @@ impl StoreError {
     /// A short form without paths of this machine.
     pub fn without_paths(&self) -> String {
         match self {
-            Self::NoRoom { .. } | Self::NotEvicted(_) | Self::Unavailable | Self::Busy(_) | Self::Unreachable(_) => {
-                self.to_string()
-            }
+            Self::NoRoom { .. }
+            | Self::NotEvicted(_)
+            | Self::Unavailable
+            | Self::Busy(_)
+            | Self::Unreachable(_)
+            | Self::Stopping => self.to_string(),
             Self::Io { source, .. } => source.kind().to_string(),
             Self::Bucket { trouble, .. } => format!("the bucket of the fleet is in trouble ({trouble})"),
             Self::Locked(_) | Self::Newer { .. } | Self::Index(_) => "the store failed".to_owned(),

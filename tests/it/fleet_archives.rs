@@ -13,7 +13,7 @@ use larder::store::{Archives as _, FleetEvents, Store};
 
 use crate::explain::explain;
 use crate::support::bucket::{BucketFault, TestBucket, Verb};
-use crate::support::bundle_transfer::{ended_warm_up, warm_up};
+use crate::support::bundle_transfer::{BundleKey, apply_bundle, bundle_of, ended_warm_up, warm_up};
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::module_fixture::ModuleFixture;
 use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
@@ -249,7 +249,8 @@ async fn an_archive_that_the_bucket_refuses_is_served_from_here_and_sent_later()
 /// What is owed outlives a restart and a full folder, and its hashes are known when it gets its name.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_owed_is_sent_after_a_restart_too() {
-    let Some(shared) = Shared::start() else { return };
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let shared = Shared { database: Arc::new(database), bucket: Arc::new(TestBucket::start()) };
     let mut upstream = FakeUpstream::start().await;
     for name in ["owed", "other", "third"] {
         upstream.publish(Provider::new("acme", name).size(SMALL_BYTES));
@@ -262,7 +263,12 @@ async fn what_is_owed_is_sent_after_a_restart_too() {
     one.get(&path).await.expect(200);
     let locked = locked_hashes(&one, "owed").await;
     one.stop().await;
+    // It needs neither the bucket nor the database.
+    shared.database.freeze();
     let one = builder().start().await;
+    assert!(one.get(&path).await.expect(200).body == archive(&upstream, "owed"));
+    shared.database.unfreeze();
+    until("the database answers", async || one.get(&path).await.header("cache-status") == "larder; hit").await;
     // A quarter of the store is for what is owed. The rest passes through.
     for name in ["other", "other", "third"] {
         let path = one.archive_path(name, "1.2.0").await;
@@ -297,6 +303,55 @@ async fn a_warm_up_is_not_done_while_its_archives_are_owed() {
     assert_eq!(upstream.count_of(Target::Archive), 1);
 }
 
+/// The same for an import, however often it is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_is_not_done_while_its_archives_are_owed() {
+    let Some(shared) = Shared::start() else { return };
+    let (upstream, key) = (FakeUpstream::start().await, BundleKey::new());
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let source = key.with_signing_key(Larder::mirroring(&upstream)).start().await;
+    let job = warm_up(&source, &["acme/null@1.2.0"], &["linux_amd64"]).await;
+    let bundle = bundle_of(&source, &job, None).await;
+    let one = shared.replica("http://one.test:8082/", key.with_trusted_key(Larder::mirroring(&upstream))).await;
+    shared.bucket.fail_all(BucketFault::Denied);
+    for _ in 0..2 {
+        let applied = apply_bundle(&one, bundle.clone()).await.text();
+        assert!(applied.contains("the bucket does not have it yet"), "{applied}");
+    }
+    shared.bucket.heal();
+    until("the bucket has it", async || one.metric("larder_owed_archives").await == 0.0).await;
+    let applied = apply_bundle(&one, bundle).await.text();
+    assert!(!applied.contains("does not have it"), "{applied}");
+    assert_eq!(shared.kept().len(), 1);
+}
+
+/// A replica that found an object lost, and cannot replace it, knows that after a restart, too: its file is the last one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_object_is_owed_after_a_restart() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let first = shared.replica("http://first.test:8082/", Larder::mirroring(&upstream)).await;
+    let path = first.archive_path("null", "1.2.0").await;
+    first.get(&path).await.expect(200);
+    first.stop().await;
+    let folder = shared.folder("http://one.test:8082/");
+    let builder = || Larder::mirroring(&upstream).store_at(&folder);
+    let one = builder().start().await;
+    shared.bucket.lose_all();
+    shared.bucket.fail(Verb::Put, BucketFault::Denied);
+    one.archive_path("null", "1.2.0").await;
+    one.get(&path).await.expect(200);
+    one.stop().await;
+    let attempts = shared.bucket.count(Verb::Put);
+    let one = builder().start().await;
+    until("it is tried again", async || shared.bucket.count(Verb::Put) > attempts).await;
+    assert_eq!(one.metric("larder_owed_archives").await, 1.0);
+    shared.bucket.heal();
+    until("the bucket has it", async || one.metric("larder_owed_archives").await == 0.0).await;
+    assert!(*shared.bucket.object(&shared.kept()[0]).unwrap() == *archive(&upstream, "null"));
+}
+
 /// A purge ends what is owed, on whichever replica it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_purged_is_owed_no_more() {
@@ -312,7 +367,7 @@ async fn what_was_purged_is_owed_no_more() {
         purging.run_command("purge", &format!("acme/{name}@1.2.0")).await;
         shared.bucket.heal();
         until("nothing is owed", async || one.metric("larder_owed_archives").await == 0.0).await;
-        assert!(one.folder.blobs().is_empty() && shared.kept().is_empty(), "{name}");
+        assert_eq!(shared.kept(), Vec::<String>::new(), "{name}");
         assert_eq!(shared.database.sql("select count(*) from larder.name_archive"), "0", "{name}");
     }
 }

@@ -22,6 +22,7 @@ impl Library {
 
     /// Stops the work in progress, which resumes at the next start, and closes the store.
     pub async fn close(&self) -> Result<(), StoreError> {
+        self.store.archives.stop();
         let stopped = self.runtime.tasks.stop().await;
         if let Err(error) = self.save_missing(Unsaved::Counts) {
             tracing::warn!(%error, "the missing list could not be written");

@@ -64,9 +64,13 @@ impl Catalog {
     /// thus quarantined.
     pub fn name_record(&self, artifact: impl Into<Artifact>) -> Result<NameRecord, StoreError> {
         let artifact = artifact.into();
-        let read = self.store.records.read_as(&Key::Name(artifact.clone()), NameRecord::parse)?;
-        let mut name = read.intact().unwrap_or_default();
-        self.owed.add_to(&artifact, &mut name)?;
+        let owed = self.owed.of_name(&artifact);
+        let mut name = match self.store.records.read_as(&Key::Name(artifact.clone()), NameRecord::parse) {
+            // What is here needs nobody.
+            Err(StoreError::Unreachable(_)) if !owed.is_empty() => NameRecord::default(),
+            read => read?.intact().unwrap_or_default(),
+        };
+        self.owed.add_to(&artifact, &mut name, owed)?;
         Ok(name)
     }
 
@@ -149,13 +153,41 @@ impl Library {
         self.store.records.generation_now(group).0.wrapping_add(presence)
     }
 
+    /// Changes what a name says of one of its archives, if it has that; also where this machine owes it.
+    pub(in crate::mirror) fn change_archive(
+        &self,
+        artifact: impl Into<Artifact>,
+        digest: &Digest,
+        mut change: impl FnMut(&mut StoredArchive),
+    ) -> Result<(), StoreError> {
+        let artifact = artifact.into();
+        if self.catalog.owed.change(digest, &artifact, &mut change)? {
+            self.show_anew(&artifact);
+        }
+        self.catalog.change_name_record(artifact, |name| {
+            if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
+                change(archive);
+            }
+        })
+    }
+
+    /// Takes all archives off a name, those that this machine owes to it, too.
+    pub(in crate::mirror) fn clear_name(&self, artifact: impl Into<Artifact>) -> Result<(), StoreError> {
+        let artifact = artifact.into();
+        self.catalog.change_name_record(&artifact, |name| name.archives.clear())?;
+        self.catalog.owed.forget_name(&artifact)
+    }
+
+    /// Makes anew what is shown of a package.
+    pub(super) fn show_anew(&self, artifact: &Artifact) {
+        let group = Key::Name(artifact.clone()).group();
+        self.catalog.presence.of(&group.as_ref()).fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Notes that the file of an archive came to this machine or went from it: offline, lists show what is here.
     pub(super) fn presence_changed(&self, digest: &Digest) {
         match self.names_of(digest) {
-            Ok(names) => names.into_iter().for_each(|artifact| {
-                let group = Key::Name(artifact).group();
-                self.catalog.presence.of(&group.as_ref()).fetch_add(1, Ordering::AcqRel);
-            }),
+            Ok(names) => names.iter().for_each(|artifact| self.show_anew(artifact)),
             Err(error) => {
                 tracing::error!(%digest, %error, "the names of an archive cannot be read; answers about it may be late")
             }

@@ -78,12 +78,12 @@ impl Library {
             None if self.is_at_hand(&digest)? => return Ok(None),
             Some(_) | None => {}
         }
-        self.forget_file(&digest);
         let mut packages = Vec::new();
         for artifact in self.names_of(&digest)? {
             let archive = self.catalog.name_record(&artifact)?.get(&digest).cloned();
             packages.extend(archive.map(|archive| (artifact, archive)));
         }
+        self.forget_file(&digest);
         Ok((opened.is_some() || !packages.is_empty()).then_some(packages))
     }
 

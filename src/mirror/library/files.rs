@@ -124,10 +124,12 @@ impl Library {
 
     /// Forgets the use of a file that is not on this machine any more, and that it is owed. What is shown offline changes at once.
     pub(super) fn forget_file(&self, digest: &Digest) {
-        if self.catalog.owed.contains(digest)
-            && let Err(error) = self.catalog.owed.forget_archive(digest)
-        {
-            tracing::warn!(%digest, %error, "the receipt of an archive that is not here any more stays");
+        let owed = self.catalog.owed.names_of(digest);
+        for artifact in &owed {
+            if let Err(error) = self.catalog.owed.forget(digest, artifact) {
+                tracing::warn!(package = %artifact, %digest, %error, "the receipt of an archive that is not here any more stays");
+            }
+            self.show_anew(artifact);
         }
         self.catalog.verified_since_start.lock().remove(digest);
         self.store.local.index.archive_gone(digest);

@@ -37,7 +37,7 @@ impl Library {
                 }
             }
             Address::Module(_) => {
-                for artifact in default_if_store_unavailable(self.store.records.named(address))? {
+                for artifact in default_if_store_unavailable(self.named(address))? {
                     let Artifact::Module(package) = artifact else { continue };
                     let archive = self.current_module_archive(&package);
                     if skip_unreadable(&package, archive.map(|archive| archive.is_some()))? {
@@ -147,8 +147,9 @@ impl Library {
     pub async fn sync_warmed(self: &Arc<Self>, artifact: impl Into<Artifact>, digest: Digest) -> Result<(), Error> {
         let artifact = self.runtime.canonical(artifact.into());
         let records = required_records(&artifact, self.runtime.connectivity());
+        let kept = artifact.clone();
         let synced = self.on_disk(move |library| {
-            library.require_kept(&digest)?;
+            library.require_kept(&kept)?;
             for key in records {
                 if !library.store.records.sync(&key)? {
                     return Ok(Some(key));

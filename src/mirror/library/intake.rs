@@ -38,16 +38,17 @@ impl Library {
         let secured = match &bytes {
             ArchiveBytes::Arrived(verified, intake) => intake.secure(&**verified),
             ArchiveBytes::Staged(verified) => self.intake(digest).secure(&**verified),
-            ArchiveBytes::Stored => self.catalog.owed.refusal(&digest).map_or(Ok(()), Err),
+            ArchiveBytes::Stored => self.secure_stored(&digest),
         };
         let refusal = match secured {
             Ok(()) => None,
             Err(refusal @ StoreError::Bucket { .. }) if self.may_owe(&digest, size_bytes) => Some(refusal),
-            Err(error) => {
+            Err(refusal @ StoreError::Bucket { .. }) => {
                 // Nothing else would remove it before a day has passed, however many there are.
                 bytes.discard()?;
-                return Err(error);
+                return Err(refusal);
             }
+            Err(error) => return Err(error),
         };
         let _lock = self.catalog.digest_lock(&digest).lock();
         let is_new = match bytes {
@@ -118,11 +119,11 @@ impl Library {
         self.on_disk(move |library| {
             let digest = set.document.shasum;
             // After the database forgot it, only a new upload gives it a name again.
-            if let Some(shared) = library.shared_archives()
-                && shared.object_now(&digest)?.is_none()
-            {
-                return Ok(None);
-            }
+            let refusal = match library.secure_stored(&digest) {
+                Ok(()) => None,
+                Err(refusal @ StoreError::Bucket { .. }) => Some(refusal),
+                Err(error) => return Err(error),
+            };
             let _lock = library.catalog.digest_lock(&digest).lock();
             let Some(blob) = library.store.local.archives.open(&digest)? else { return Ok(None) };
             let hashes = unless_damaged(blob.hashes())?;
@@ -139,7 +140,7 @@ impl Library {
                 archive.zip = ZipOrigin::PackedAnew;
             }
             let record_proof = || library.sync_set(&package, &stored_set, now).map(|()| true);
-            Ok(Some(match library.name_proven(&(&package).into(), archive.clone(), record_proof, None) {
+            Ok(Some(match library.name_proven(&(&package).into(), archive.clone(), record_proof, refusal) {
                 Ok(_) => FillProgress::Committed { bytes: None, archive: Box::new(archive) },
                 Err(reason) => FillProgress::NotStored { bytes: blob.bytes(), size_bytes, error: reason },
             }))
@@ -184,15 +185,7 @@ impl Library {
         if let PackageHashState::Impossible { why: reason } = &hashes {
             tracing::error!(%package, reason, "a verified archive is not a zip that a client could install; it has no h1");
         }
-        if self.catalog.owed.change(digest, |archive| archive.hashes.clone_from(&hashes))? {
-            self.presence_changed(digest);
-        }
-        self.catalog.change_name_record(package, |name| {
-            if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == *digest) {
-                archive.hashes.clone_from(&hashes);
-            }
-        })?;
-        Ok(())
+        self.change_archive(package, digest, |archive| archive.hashes.clone_from(&hashes))
     }
 
     /// Computes the `h1:` hashes that an earlier run did not complete, one archive at a time.
@@ -212,6 +205,9 @@ impl Library {
             for digest in digests {
                 self.complete_hashes_of(package.clone(), digest).await;
             }
+        }
+        for (package, digest) in self.catalog.owed.without_hashes() {
+            self.complete_hashes_of(package, digest).await;
         }
         Ok(())
     }

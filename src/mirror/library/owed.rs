@@ -10,23 +10,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Address, Artifact};
+use crate::address::{Address, Artifact, Package};
 use crate::digest::Digest;
 use crate::mirror::Library;
 use crate::mirror::library::damage::unless_damaged;
-use crate::mirror::library::module_history;
+use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
-use crate::mirror::library::usage::FileAmount;
-use crate::mirror::library::{Catalog, NameRecord, StoredArchive};
-use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordScope, Store, StoreError, to_json};
+use crate::mirror::library::{Catalog, NameRecord, PackageHashState, StoredArchive};
+use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, Store, StoreError, to_json};
 use crate::verify::Verified;
 
 /// Owed archives may take one part in this many of the size limit: they cannot be evicted.
 const OWED_SHARE: u64 = 4;
-/// The refusals after which a pass ends.
-const MAX_REFUSALS: usize = 3;
-/// The pause between two passes; it doubles while the archives are refused.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The time between two looks at what is owed, and between two attempts at first; that doubles while they are refused.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// The receipts of one archive, as they are stored.
@@ -57,9 +54,29 @@ struct Owed {
 /// An archive that is owed, by the names that it is to have.
 #[derive(Debug, Default)]
 struct OwedArchive {
-    named: BTreeMap<Artifact, StoredArchive>,
+    named: BTreeMap<Artifact, Owing>,
     /// The last refusal of this process.
     refusal: Option<StoreError>,
+}
+
+/// One name to which an archive is owed.
+#[derive(Debug)]
+struct Owing {
+    archive: StoredArchive,
+    /// The generation of the records by which it was last found to be wanted.
+    judged: Option<u64>,
+}
+
+/// What is owed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct OwedAmount {
+    /// The number of archives.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The answer of the bucket to the last attempt; `None` before the first one of this process.
+    pub refusal: Option<String>,
 }
 
 impl Owed {
@@ -70,12 +87,12 @@ impl Owed {
         if let Entry::Vacant(_) = &entry {
             self.bytes = self.bytes.saturating_add(size_bytes);
         }
-        entry.or_default().named.insert(artifact, archive);
+        entry.or_default().named.insert(artifact, Owing { archive, judged: None });
     }
 
     fn remove(&mut self, digest: &Digest, artifact: &Artifact) {
         let Some(owed) = self.archives.get_mut(digest) else { return };
-        let Some(archive) = owed.named.remove(artifact) else { return };
+        let Some(Owing { archive, .. }) = owed.named.remove(artifact) else { return };
         if owed.named.is_empty() {
             self.archives.remove(digest);
             self.bytes = self.bytes.saturating_sub(archive.size_bytes);
@@ -109,10 +126,17 @@ impl OwedArchives {
         Ok(Self { store, owed: Mutex::new(owed) })
     }
 
-    /// The archives owed.
-    pub fn totals(&self) -> FileAmount {
+    /// What is owed.
+    pub fn totals(&self) -> OwedAmount {
         let owed = self.owed.lock();
-        FileAmount { count: owed.archives.len() as u64, bytes: owed.bytes }
+        let refusal = owed.archives.values().find_map(|archive| archive.refusal.as_ref());
+        let refusal = refusal.map(ToString::to_string);
+        OwedAmount { count: owed.archives.len() as u64, bytes: owed.bytes, refusal }
+    }
+
+    /// True if `size_bytes` more stay within `most_bytes`.
+    fn has_room(&self, size_bytes: u64, most_bytes: u64) -> bool {
+        self.owed.lock().bytes.saturating_add(size_bytes) <= most_bytes
     }
 
     /// True if an archive is owed.
@@ -120,14 +144,30 @@ impl OwedArchives {
         self.owed.lock().archives.contains_key(digest)
     }
 
-    /// The last refusal of an archive that is owed; `None` for another archive.
-    pub fn refusal(&self, digest: &Digest) -> Option<StoreError> {
+    /// The last refusal of something that is owed to a name; `None` if nothing is.
+    fn refusal_of(&self, artifact: &Artifact) -> Option<StoreError> {
         let not_sent = || StoreError::Bucket {
             trouble: "not-sent",
             said: "it is not sent yet".to_owned(),
             remedy: "larder sends it when the bucket takes it",
         };
-        self.owed.lock().archives.get(digest).map(|owed| owed.refusal.clone().unwrap_or_else(not_sent))
+        let owed = self.owed.lock();
+        let archive = owed.archives.get(owed.by_name.get(artifact)?.first()?)?;
+        Some(archive.refusal.clone().unwrap_or_else(not_sent))
+    }
+
+    /// The packages to which providers are owed whose `h1:` are not computed yet.
+    pub fn without_hashes(&self) -> Vec<(Package, Digest)> {
+        let owed = self.owed.lock();
+        let receipts =
+            owed.archives.iter().flat_map(|(digest, owed)| owed.named.iter().map(move |named| (digest, named)));
+        let lacking = receipts.filter_map(|(digest, (artifact, owing))| match artifact {
+            Artifact::Provider(package) if owing.archive.hashes == PackageHashState::NotYet => {
+                Some((package.clone(), *digest))
+            }
+            Artifact::Provider(_) | Artifact::Module(_) => None,
+        });
+        lacking.collect()
     }
 
     /// Every archive that is owed.
@@ -136,10 +176,35 @@ impl OwedArchives {
     }
 
     /// The archives owed to a name.
-    fn of_name(&self, artifact: &Artifact) -> Vec<StoredArchive> {
+    pub(super) fn of_name(&self, artifact: &Artifact) -> Vec<StoredArchive> {
         let owed = self.owed.lock();
         let digests = owed.by_name.get(artifact).into_iter().flatten();
-        digests.filter_map(|digest| owed.archives.get(digest)?.named.get(artifact).cloned()).collect()
+        let archive = |digest| Some(owed.archives.get(digest)?.named.get(artifact)?.archive.clone());
+        digests.filter_map(archive).collect()
+    }
+
+    /// An archive that is owed to a name.
+    fn get(&self, digest: &Digest, artifact: &Artifact) -> Option<StoredArchive> {
+        Some(self.owed.lock().archives.get(digest)?.named.get(artifact)?.archive.clone())
+    }
+
+    /// What is to be judged again, because records have changed since: all names with their present generations.
+    fn unjudged(&self, generation: impl Fn(&Artifact) -> u64) -> Vec<(StoredArchive, Artifact, u64)> {
+        let owed = self.owed.lock();
+        let named = owed.archives.values().flat_map(|archive| &archive.named);
+        let unjudged = named.filter_map(|(artifact, owing)| {
+            let now = generation(artifact);
+            (owing.judged != Some(now)).then(|| (owing.archive.clone(), artifact.clone(), now))
+        });
+        unjudged.collect()
+    }
+
+    /// Notes that an archive is wanted by the records of this generation.
+    fn was_judged(&self, digest: &Digest, artifact: &Artifact, generation: u64) {
+        let mut owed = self.owed.lock();
+        if let Some(owing) = owed.archives.get_mut(digest).and_then(|archive| archive.named.get_mut(artifact)) {
+            owing.judged = Some(generation);
+        }
     }
 
     /// The names to which an archive is owed.
@@ -154,9 +219,25 @@ impl OwedArchives {
     }
 
     /// Writes a receipt.
-    fn note(&self, artifact: &Artifact, archive: &StoredArchive, refusal: StoreError) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// The refusal itself, if more than `most_bytes` would be owed; or the disk failed.
+    fn note(
+        &self,
+        artifact: &Artifact,
+        archive: &StoredArchive,
+        refusal: StoreError,
+        most_bytes: u64,
+    ) -> Result<(), StoreError> {
         let digest = archive.digest;
-        self.owed.lock().insert(artifact.clone(), archive.clone());
+        {
+            let mut owed = self.owed.lock();
+            // Others may have come between since there was room.
+            if !owed.archives.contains_key(&digest) && owed.bytes.saturating_add(archive.size_bytes) > most_bytes {
+                return Err(refusal);
+            }
+            owed.insert(artifact.clone(), archive.clone());
+        }
         self.refused(&digest, refusal);
         self.write(&digest).inspect_err(|_| self.owed.lock().remove(&digest, artifact))
     }
@@ -167,10 +248,15 @@ impl OwedArchives {
         }
     }
 
-    /// Changes what the receipts of an archive say of it. Returns false for an archive without receipts.
-    pub fn change(&self, digest: &Digest, change: impl FnMut(&mut StoredArchive)) -> Result<bool, StoreError> {
-        match self.owed.lock().archives.get_mut(digest) {
-            Some(owed) => owed.named.values_mut().for_each(change),
+    /// Changes what a receipt says of an archive. Returns false if there is none.
+    pub fn change(
+        &self,
+        digest: &Digest,
+        artifact: &Artifact,
+        change: impl FnOnce(&mut StoredArchive),
+    ) -> Result<bool, StoreError> {
+        match self.owed.lock().archives.get_mut(digest).and_then(|archive| archive.named.get_mut(artifact)) {
+            Some(owing) => change(&mut owing.archive),
             None => return Ok(false),
         }
         self.write(digest).map(|()| true)
@@ -182,12 +268,8 @@ impl OwedArchives {
         digests.iter().try_for_each(|digest| self.forget(digest, artifact))
     }
 
-    /// Ends all receipts of an archive.
-    pub fn forget_archive(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.names_of(digest).iter().try_for_each(|artifact| self.forget(digest, artifact))
-    }
-
-    fn forget(&self, digest: &Digest, artifact: &Artifact) -> Result<(), StoreError> {
+    /// Ends one receipt.
+    pub fn forget(&self, digest: &Digest, artifact: &Artifact) -> Result<(), StoreError> {
         self.owed.lock().remove(digest, artifact);
         self.write(digest)
     }
@@ -196,9 +278,9 @@ impl OwedArchives {
     fn write(&self, digest: &Digest) -> Result<(), StoreError> {
         let key = Key::Owed(*digest);
         let receipts = || {
-            let receipt = |(artifact, archive): (&Artifact, &StoredArchive)| Receipt {
+            let receipt = |(artifact, owing): (&Artifact, &Owing)| Receipt {
                 name: Key::Name(artifact.clone()).path().to_string_lossy().into_owned(),
-                archive: archive.clone(),
+                archive: owing.archive.clone(),
             };
             let owed = self.owed.lock();
             owed.archives.get(digest).map(|owed| Receipts(owed.named.iter().map(receipt).collect()))
@@ -217,8 +299,13 @@ impl OwedArchives {
     ///
     /// # Errors
     /// The disk failed.
-    pub fn add_to(&self, artifact: &Artifact, name: &mut NameRecord) -> Result<(), StoreError> {
-        for archive in self.of_name(artifact) {
+    pub(super) fn add_to(
+        &self,
+        artifact: &Artifact,
+        name: &mut NameRecord,
+        owed: Vec<StoredArchive>,
+    ) -> Result<(), StoreError> {
+        for archive in owed {
             match is_wanted(artifact, &archive, |key| self.store.records.read(key)) {
                 // Where nobody says that it was purged, it was not.
                 Ok(true) | Err(StoreError::Unreachable(_)) => name.put_by_age(archive),
@@ -229,34 +316,42 @@ impl OwedArchives {
     }
 }
 
-/// True while what proves an archive is stored. A purge removes that on all replicas, and receipts are here.
+/// True while the records prove an archive. A purge removes what does on all replicas, and an accepted module has another tree; the
+/// receipts are here.
 fn is_wanted(
     artifact: &Artifact,
     archive: &StoredArchive,
     read: impl Fn(&Key) -> Result<ReadOutcome, StoreError>,
 ) -> Result<bool, StoreError> {
-    Ok(match artifact {
-        Artifact::Provider(package) => {
+    match (artifact, archive.proof.how.tree()) {
+        (Artifact::Provider(package), _) => {
             let set = read(&Key::ProofSet(package.clone()))?.parsed(|record| StoredProofSet::read(record, package));
-            set.intact().is_some_and(|set| set.sets().any(|set| set.document.shasum == archive.digest))
+            Ok(set.intact().is_some_and(|set| set.sets().any(|set| set.document.shasum == archive.digest)))
         }
-        Artifact::Module(package) => read(&Key::location(package))?.intact().is_some(),
-    })
+        (Artifact::Module(package), Some(packed)) => {
+            let seen = read(&Key::ModuleFirstSeen(package.clone()))?.json::<ModuleFirstSeenRecord>().intact();
+            let is_first_seen = |seen| match seen {
+                ModuleFirstSeenRecord::Seen(seen) => seen.tree.packed.is_same_module(packed),
+                ModuleFirstSeenRecord::Forgotten { .. } => false,
+            };
+            Ok(seen.is_some_and(is_first_seen) && read(&Key::location(package))?.intact().is_some())
+        }
+        (Artifact::Module(_), None) => Ok(false),
+    }
 }
 
 impl Catalog {
-    /// Gives an archive that was owed its name, unless it was purged since.
-    fn name_owed(&self, artifact: &Artifact, archive: &StoredArchive) -> Result<(), StoreError> {
+    /// Gives an archive that was owed its name, unless that is not wanted any more.
+    fn name_owed(&self, digest: &Digest, artifact: &Artifact) -> Result<(), StoreError> {
         let key = Key::Name(artifact.clone());
         self.store.records.change(&key, |step| {
-            if is_wanted(artifact, archive, |key| step.read(key))? {
+            if let Some(archive) = self.owed.get(digest, artifact)
+                && is_wanted(artifact, &archive, |key| step.read(key))?
+            {
                 let mut name = Self::name_record_in(step, artifact.clone())?;
-                name.put_by_age(archive.clone());
-                step.change(
-                    &key,
-                    RecordAction::Put(to_json(&name), Durability::Synced),
-                    IndexEntry::Name(name.indexed()),
-                );
+                name.put_by_age(archive);
+                let record = RecordAction::Put(to_json(&name), Durability::Synced);
+                step.change(&key, record, IndexEntry::Name(name.indexed()));
             }
             Ok(())
         })
@@ -264,10 +359,15 @@ impl Catalog {
 }
 
 impl Library {
-    /// The bytes that are owed, and may not be evicted, never fill the store.
+    /// The bytes that may be owed: they cannot be evicted, so they never fill the store.
+    fn most_owed_bytes(&self) -> u64 {
+        self.size_limit_bytes() / OWED_SHARE
+    }
+
+    /// True if the archive may be owed.
     pub(super) fn may_owe(&self, digest: &Digest, size_bytes: u64) -> bool {
         let owed = &self.catalog.owed;
-        owed.contains(digest) || owed.totals().bytes.saturating_add(size_bytes) <= self.size_limit_bytes() / OWED_SHARE
+        owed.contains(digest) || owed.has_room(size_bytes, self.most_owed_bytes())
     }
 
     /// Writes the receipt of an archive, which is published here, instead of a name. The caller holds its digest lock.
@@ -280,18 +380,18 @@ impl Library {
         let digest = archive.digest;
         tracing::warn!(package = %artifact, %digest, error = %refusal, to_do = refusal.remedy(),
             "an archive is served from here, and owed to the bucket");
-        self.catalog.owed.note(artifact, &archive, refusal)?;
+        self.catalog.owed.note(artifact, &archive, refusal, self.most_owed_bytes())?;
         self.store.local.index.archive_stored(&digest, archive.size_bytes, archive.stored_at);
-        self.presence_changed(&digest);
+        self.show_anew(artifact);
         Ok(Some(archive))
     }
 
-    /// Refuses to call an archive stored while it is owed: if this machine is lost, so is the archive.
+    /// Refuses to call a package stored while an archive of it is owed: if this machine is lost, so is the archive.
     ///
     /// # Errors
     /// It is owed; the text has the refusal.
-    pub fn require_kept(&self, digest: &Digest) -> Result<(), StoreError> {
-        let Some(refusal) = self.catalog.owed.refusal(digest) else { return Ok(()) };
+    pub fn require_kept(&self, artifact: &Artifact) -> Result<(), StoreError> {
+        let Some(refusal) = self.catalog.owed.refusal_of(artifact) else { return Ok(()) };
         Err(match refusal {
             StoreError::Bucket { trouble, said, remedy } => StoreError::Bucket {
                 trouble,
@@ -304,50 +404,73 @@ impl Library {
         })
     }
 
-    /// The archives that are owed.
-    pub fn owed_totals(&self) -> FileAmount {
+    /// What is owed.
+    pub fn owed_totals(&self) -> OwedAmount {
         self.catalog.owed.totals()
     }
 
     /// Sends what is owed, again and again, for as long as larder runs. Ends at once for a larder that shares no archives.
     pub async fn send_what_is_owed(self: Arc<Self>) {
-        let (mut pause, mut last) = (FIRST_PAUSE, None);
+        let (mut pause, mut waited, mut last, mut told) = (LOOK_INTERVAL, Duration::ZERO, None, None);
         while self.shared_archives().is_some() {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            waited += LOOK_INTERVAL;
             if self.owed_totals().count == 0 {
-                pause = FIRST_PAUSE;
+                (pause, told) = (LOOK_INTERVAL, None);
                 continue;
             }
-            let sent = self.on_disk(move |library| library.send_owed(last)).await;
-            (pause, last) = match sent {
-                Ok(None) => (FIRST_PAUSE, None),
-                Ok(refused_last) => ((pause * 2).min(MAX_PAUSE), refused_last),
-                Err(error) => {
-                    tracing::error!(%error, "what is owed to the bucket could not be sent");
-                    ((pause * 2).min(MAX_PAUSE), None)
+            let is_due = waited >= pause;
+            let passed = self.on_disk(move |library| {
+                library.forget_what_nobody_wants()?;
+                if is_due { library.send_owed(last) } else { Ok(None) }
+            });
+            match passed.await {
+                Ok(None) if is_due => (pause, waited, last) = (LOOK_INTERVAL, Duration::ZERO, None),
+                Ok(None) => {}
+                Ok(Some((digest, refusal))) => {
+                    (pause, waited, last) = ((pause * 2).min(MAX_PAUSE), Duration::ZERO, Some(digest));
+                    // Once for each trouble, not once for each attempt.
+                    let kind = refusal.without_paths();
+                    if told.replace(kind.clone()) != Some(kind) {
+                        let owed = self.owed_totals().count;
+                        tracing::warn!(owed, error = %refusal, to_do = refusal.remedy(), "the bucket does not take what is owed to it");
+                    }
                 }
-            };
+                Err(error) => tracing::warn!(%error, "what is owed to the bucket could not be judged"),
+            }
         }
     }
 
-    /// Sends the archives that are owed, those after `last` first. Returns the last one that was refused, if the pass ended with
-    /// refusals. Blocks.
-    fn send_owed(&self, last: Option<Digest>) -> Result<Option<Digest>, StoreError> {
-        let (mut refused, mut refusals) = (None, 0);
+    /// Ends the receipts of what was purged, or accepted otherwise, since they were last judged. The files go when their space is needed.
+    /// Blocks.
+    fn forget_what_nobody_wants(&self) -> Result<(), StoreError> {
+        let owed = &self.catalog.owed;
+        let generation = |artifact: &Artifact| self.generation_of_address(&artifact.into());
+        for (archive, artifact, now) in owed.unjudged(generation) {
+            let _lock = self.catalog.digest_lock(&archive.digest).lock();
+            if is_wanted(&artifact, &archive, |key| self.store.records.read(key))? {
+                owed.was_judged(&archive.digest, &artifact, now);
+            } else {
+                tracing::info!(package = %artifact, digest = %archive.digest, "an archive is owed no more: it was purged or replaced");
+                owed.forget(&archive.digest, &artifact)?;
+                self.show_anew(&artifact);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the archives that are owed, those after `last` first, until one is refused: then returns that one with the refusal. Blocks.
+    fn send_owed(&self, last: Option<Digest>) -> Result<Option<(Digest, StoreError)>, StoreError> {
         for digest in self.owed_in_turn(last) {
             if self.runtime.tasks.is_stopping() {
                 break;
             }
             if let Err(refusal) = self.send_archive(&digest) {
-                tracing::debug!(%digest, error = %refusal, "an archive is still owed to the bucket");
-                self.catalog.owed.refused(&digest, refusal);
-                (refused, refusals) = (Some(digest), refusals + 1);
-            }
-            if refusals == MAX_REFUSALS {
-                break;
+                self.catalog.owed.refused(&digest, refusal.clone());
+                return Ok(Some((digest, refusal)));
             }
         }
-        Ok(refused)
+        Ok(None)
     }
 
     fn owed_in_turn(&self, last: Option<Digest>) -> Vec<Digest> {
@@ -359,46 +482,43 @@ impl Library {
 
     /// Sends one archive, and gives it the names that are owed to it.
     fn send_archive(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.secure_stored(digest)?;
         let owed = &self.catalog.owed;
+        let lock = self.catalog.digest_lock(digest).lock();
+        let mut named = Vec::new();
         for artifact in owed.names_of(digest) {
-            let archive = owed.of_name(&artifact).into_iter().find(|archive| archive.digest == *digest);
-            // Also what other replicas have purged or accepted since.
-            self.store.records.refresh(RecordScope::Group(&Key::Name(artifact.clone()).group()))?;
-            match archive {
-                Some(archive) if self.may_be_named(&artifact, &archive)? => {}
-                _ => owed.forget(digest, &artifact)?,
+            // A file that was lost or damaged meanwhile is fetched again.
+            if self.is_here(digest)? {
+                self.catalog.name_owed(digest, &artifact)?;
+                tracing::info!(package = %artifact, %digest, "an archive that was owed is in the bucket");
             }
-        }
-        if !owed.contains(digest) {
-            let _lock = self.catalog.digest_lock(digest).lock();
-            return self.remove_file(digest).map(drop);
-        }
-        let Some(blob) = self.open_file(digest)? else { return owed.forget_archive(digest) };
-        let (opened, actual) = (blob.clone(), unless_damaged(blob.hashes())?);
-        let whole = actual.and_then(|(actual, _)| Verified::by_digest(blob, actual, *digest).ok());
-        // The next request fetches a damaged one again.
-        let Some(whole) = whole else { return self.set_aside(digest, &opened) };
-        self.intake(*digest).secure(&whole)?;
-        let _lock = self.catalog.digest_lock(digest).lock();
-        for artifact in owed.names_of(digest) {
-            for archive in owed.of_name(&artifact).into_iter().filter(|archive| archive.digest == *digest) {
-                self.catalog.name_owed(&artifact, &archive)?;
-            }
+            let hashes = owed.get(digest, &artifact).map(|archive| archive.hashes);
             owed.forget(digest, &artifact)?;
-            tracing::info!(package = %artifact, %digest, "an archive that was owed is in the bucket");
+            self.show_anew(&artifact);
+            if let (Artifact::Provider(package), Some(PackageHashState::NotYet)) = (artifact, hashes) {
+                named.push(package);
+            }
         }
-        Ok(())
+        drop(lock);
+        named.iter().try_for_each(|package| self.compute_hashes(package, digest))
     }
 
-    /// True if an archive may still get its name: a module that was accepted with another tree since keeps that one.
-    fn may_be_named(&self, artifact: &Artifact, archive: &StoredArchive) -> Result<bool, StoreError> {
-        if !is_wanted(artifact, archive, |key| self.store.records.read(key))? {
-            return Ok(false);
+    /// Keeps an archive whose file is on this machine where the larder keeps archives, if it is not there. Does nothing for one that is
+    /// not here; a damaged file is set aside. May take minutes. Blocks.
+    ///
+    /// # Errors
+    /// It is not kept there.
+    pub(super) fn secure_stored(&self, digest: &Digest) -> Result<(), StoreError> {
+        let Some(shared) = self.shared_archives() else { return Ok(()) };
+        // Before the file is read: most often it is known.
+        if shared.object_now(digest)?.is_some() {
+            return Ok(());
         }
-        let (Artifact::Module(package), Some(packed)) = (artifact, archive.proof.how.tree()) else { return Ok(true) };
-        Ok(match module_history::read_first_seen(self, package)? {
-            ReadOutcome::Intact(seen) => seen.tree.packed.is_same_module(packed),
-            ReadOutcome::Absent | ReadOutcome::Damaged => false,
-        })
+        let Some(blob) = self.open_file(digest)? else { return Ok(()) };
+        let (opened, actual) = (blob.clone(), unless_damaged(blob.hashes())?);
+        match actual.and_then(|(actual, _)| Verified::by_digest(blob, actual, *digest).ok()) {
+            Some(whole) => self.intake(*digest).secure(&whole),
+            None => self.set_aside(digest, &opened),
+        }
     }
 }

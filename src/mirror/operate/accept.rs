@@ -675,7 +675,7 @@ impl Operations {
             ModuleContent::Elsewhere(kind, _) => {
                 let (owned_key, now) = (key.clone(), call.now);
                 let forget = move |library: &Library| {
-                    library.catalog.change_name_record(&owned_key, |name| name.archives.clear())?;
+                    library.clear_name(&owned_key)?;
                     module_history::forget(library, &owned_key, now)
                 };
                 self.library.on_disk(forget).await?;

@@ -186,8 +186,7 @@ impl Purge<'_> {
             if let Artifact::Provider(package) = &artifact {
                 digests.extend(self.digests_of_set(package)?);
             }
-            library.catalog.change_name_record(&artifact, |name| name.archives.clear())?;
-            library.catalog.owed.forget_name(&artifact)?;
+            library.clear_name(&artifact)?;
         }
         for digest in digests {
             match library.remove_file(&digest)? {

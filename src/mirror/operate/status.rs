@@ -14,7 +14,7 @@ use crate::address::{Hostname, PackageRef};
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::mirror::counters::ObjectKind;
-use crate::mirror::library::usage::FileAmount;
+use crate::mirror::library::owed::OwedAmount;
 use crate::mirror::{
     Alarm, AlarmKind, Connectivity, Library, MissingRequest, Operations, Runtime, StoreFailure, StoreState, Usage,
 };
@@ -51,7 +51,7 @@ pub struct Status {
     pub document_bytes: u64,
     /// Archives that are on this machine, and that the bucket of the fleet does not take. They are sent later.
     #[serde(default)]
-    pub owed: FileAmount,
+    pub owed: OwedAmount,
     /// The number of first-seen records. They are never evicted.
     #[serde(default)]
     pub first_seen_records: u64,

@@ -425,10 +425,8 @@ impl ProofSets {
             let Some(before) = imported.map(|imported| imported.current.document.shasum) else { return Ok(()) };
             if before == digest {
                 tracing::info!(%package, "an unsigned import is verified now: it equals upstream's archive");
-                return library.catalog.change_name_record(&package, |name| {
-                    if let Some(archive) = name.archives.iter_mut().find(|archive| archive.digest == digest) {
-                        (archive.proof, archive.filename) = (proof.clone(), filename.clone());
-                    }
+                return library.change_archive(&package, &digest, |archive| {
+                    (archive.proof, archive.filename) = (proof.clone(), filename.clone());
                 });
             }
             if library.is_repacked(&package, before)? {

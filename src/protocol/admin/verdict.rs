@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytesize::ByteSize;
 
 use super::{RecentFailure, StatusReport};
-use crate::mirror::{FileAmount, Status, StoreState, UpstreamState};
+use crate::mirror::{OwedAmount, Status, StoreState, UpstreamState};
 use crate::store::{FleetAlarm, FleetAlarmKind};
 use crate::wording::plural;
 
@@ -94,11 +94,12 @@ impl Verdict {
             add(Level::Warn, text, Part::Alarms);
         }
         if mirror.owed.count > 0 {
-            let FileAmount { count, bytes } = mirror.owed;
+            let OwedAmount { count, bytes, refusal } = &mirror.owed;
+            let said = refusal.as_ref().map(|said| format!(": {said}")).unwrap_or_default();
             let text = format!(
-                "The bucket of the fleet does not have {} ({}) that this replica serves. It sends them when the bucket takes them.",
-                plural(count, "archive"),
-                ByteSize(bytes)
+                "The bucket of the fleet does not take {} ({}), which this replica serves, and sends later{said}.",
+                plural(*count, "archive"),
+                ByteSize(*bytes)
             );
             add(Level::Warn, text, Part::Store);
         }

@@ -16,6 +16,7 @@ const MOMENT: u8 = b'g';
 const LIFE: u8 = b'y';
 const RECORD: u8 = b'c';
 const OBJECT: u8 = b'o';
+const WRONG_OBJECT: u8 = b'w';
 /// Between the name of a group and the path of a record; in no name.
 const SEPARATOR: &str = "\0";
 
@@ -195,10 +196,28 @@ impl Index {
     pub fn note_object(&self, digest: &Digest, object: Option<&str>) {
         self.put(&[(object_key(digest), object.map(|object| object.as_bytes().to_vec()))]);
     }
+
+    /// The object that was found to have other bytes than an archive; `None` if none was.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub fn wrong_object_of(&self, digest: &Digest) -> Result<Option<String>, StoreError> {
+        let value = self.entries.read().get(&wrong_object_key(digest))?;
+        Ok(value.and_then(|value| String::from_utf8(value.to_vec()).ok()))
+    }
+
+    /// Notes the object that has other bytes than an archive, also for later processes; `None` ends the note.
+    pub fn note_wrong_object(&self, digest: &Digest, object: Option<&str>) {
+        self.put(&[(wrong_object_key(digest), object.map(|object| object.as_bytes().to_vec()))]);
+    }
 }
 
 fn object_key(digest: &Digest) -> Vec<u8> {
     [&[OBJECT], &digest.as_bytes()[..]].concat()
+}
+
+fn wrong_object_key(digest: &Digest) -> Vec<u8> {
+    [&[WRONG_OBJECT], &digest.as_bytes()[..]].concat()
 }
 
 fn moment_key(group: &RecordGroup) -> Vec<u8> {

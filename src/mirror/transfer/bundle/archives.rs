@@ -153,14 +153,14 @@ impl BundledSet {
     ) -> Result<ApplyOutcome, EntryRefusal> {
         let note = self.check_history(library, now)?;
         let Self { package, set, confirmed, .. } = self;
-        let (digest, archive) = (arrived.digest, set.named_archive(arrived.fast, arrived.size_bytes, now));
+        let archive = set.named_archive(arrived.fast, arrived.size_bytes, now);
         let record_proof = || library.replace_set(&package, &set, confirmed, now);
         let bytes = arrived.into_archive_bytes()?;
         let committed = library.commit(&package, archive, bytes, record_proof).map_err(store_failed)?;
         let outcome = if committed.is_some() { ApplyOutcome::Applied { note } } else { ApplyOutcome::Held };
-        library.runtime.config().not_found.remove(&Key::ProofSet(package));
+        library.runtime.config().not_found.remove(&Key::ProofSet(package.clone()));
         library.enforce_size_limit();
-        library.require_kept(&digest).map_err(store_failed)?;
+        library.require_kept(&(&package).into()).map_err(store_failed)?;
         Ok(outcome)
     }
 
@@ -279,7 +279,12 @@ impl Library {
 
     /// True if this larder has an archive of a package, and its file is on this machine.
     pub(super) fn is_stored_here(&self, artifact: impl Into<Artifact>, digest: Digest) -> Result<bool, StoreError> {
-        Ok(self.is_stored(artifact, &digest)? && default_if_store_unavailable(self.is_at_hand(&digest))?)
+        let artifact = artifact.into();
+        let is_here = self.is_stored(&artifact, &digest)? && default_if_store_unavailable(self.is_at_hand(&digest))?;
+        if is_here {
+            self.require_kept(&artifact)?;
+        }
+        Ok(is_here)
     }
 }
 
@@ -395,7 +400,7 @@ impl BundledModule {
         library.commit(&key, archive, bytes, record_proof).map_err(store_failed)?;
         library.runtime.config().not_found.remove(&location_key);
         library.enforce_size_limit();
-        library.require_kept(&digest).map_err(store_failed)?;
+        library.require_kept(&(&key).into()).map_err(store_failed)?;
         Ok(ApplyOutcome::Applied { note: None })
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::address::{Package, PackageRef};
+use crate::address::{Artifact, Package, PackageRef};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash};
 use crate::error::Error;
@@ -75,11 +75,16 @@ impl TreeImport {
     pub(super) async fn judge_archive(&mut self, arrived: StagedTreeArchive) -> Result<(), ImportAbort> {
         let (file, package, size_bytes) =
             (arrived.file.clone(), PackageRef::from(&arrived.package), arrived.stage.written());
+        let artifact = Artifact::from(&arrived.package);
         self.affected_providers.insert(arrived.package.provider.clone());
         let mut notes = Vec::new();
         // Boxed, as are its parts: together they are too large for the stack of a worker.
         let judged = match Box::pin(self.judge(arrived, &mut notes)).await {
-            Ok(verdict) => verdict,
+            Ok(verdict @ FileVerdict::Refused { .. }) => verdict,
+            Ok(verdict) => match self.transfers.library.require_kept(&artifact) {
+                Ok(()) => verdict,
+                Err(owed) => FileVerdict::Refused { why: owed.to_string() },
+            },
             Err(Error::Store(error)) => return Err(ImportAbort::store_failed_at(&file)(error)),
             Err(error) => FileVerdict::Refused { why: error.to_string() },
         };
@@ -408,11 +413,8 @@ impl TreeImport {
             self.vouch_for(&package);
         }
         let correcting = self.transfers.library.on_disk(move |library| {
-            library.catalog.change_name_record(&package, |name| {
-                let archive = name.archives.iter_mut().find(|archive| archive.digest == digest);
-                if let Some(archive) =
-                    archive.filter(|archive| archive.proof.how == ProofBasis::Imported && zip == ZipOrigin::PackedAnew)
-                {
+            library.change_archive(&package, &digest, |archive| {
+                if archive.proof.how == ProofBasis::Imported && zip == ZipOrigin::PackedAnew {
                     (archive.zip, archive.origin) = (zip, IMPORT_ORIGIN.to_owned());
                 }
             })
@@ -483,7 +485,7 @@ impl TreeImport {
         now: Timestamp,
     ) -> Result<(), Error> {
         let zip = arrived.zip_origin();
-        let StagedTreeArchive { package, stage, fast, digest, .. } = arrived;
+        let StagedTreeArchive { package, stage, fast, .. } = arrived;
         let size_bytes = stage.written();
         let bytes = stage.verify(set.document.shasum).map_err(|verdict| Error::Unverified {
             subject: format!("the archive of {package}"),
@@ -498,7 +500,7 @@ impl TreeImport {
             library.commit(&package, archive, bytes, record_proof)?;
             drop(reservation);
             library.enforce_size_limit();
-            library.require_kept(&digest)
+            Ok(())
         });
         committing.await
     }
