@@ -9,7 +9,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -25,6 +25,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 pub use self::reload::{NotReloaded, Reloaded};
+use self::replica::{Differences, Stricter};
 use crate::audit::{AuditError, AuditTrail};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
@@ -103,7 +104,9 @@ pub struct RunningApp {
     admin_slots: ConnectionSlots,
     threads: ConnectionThreads,
     pool: BlockingPoolCheck,
+    /// As it was given: the stricter verification of other replicas is not in it.
     config: tokio::sync::Mutex<Config>,
+    stricter: parking_lot::Mutex<Stricter>,
 }
 
 /// The parts that a reload keeps.
@@ -219,9 +222,19 @@ impl App {
         let new_slots = |limits| ConnectionSlots::new(limits, parts.requests.clone());
         let (main_slots, admin_slots) = (new_slots(&settings.connections), new_slots(&admin_limits));
         let pool = BlockingPoolCheck::new(settings.pool_within);
+        let stricter = parking_lot::Mutex::default();
         let threads = ConnectionThreads::one_for_each_core().map_err(StartError::Threads)?;
-        let running =
-            RunningApp { parts, handlers, tls, main_slots, admin_slots, threads, pool, config: current_config };
+        let running = RunningApp {
+            parts,
+            handlers,
+            tls,
+            main_slots,
+            admin_slots,
+            threads,
+            pool,
+            config: current_config,
+            stricter,
+        };
         let main_limits = settings.connections.clone();
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         let socket = listen_at_socket(&running.parts.store);
@@ -355,7 +368,7 @@ impl App {
 
 impl RunningApp {
     /// Starts the long-running tasks under the supervisor.
-    fn spawn_background_tasks(&self, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
+    fn spawn_background_tasks(self: &Arc<Self>, scrub: Option<Duration>, stop: &CancellationToken) -> JoinSet<()> {
         let SharedParts { mirror, recurring, traffic, supervisor, clock, .. } = &self.parts;
         let mut tasks = JoinSet::new();
         let (task_mirror, task_clock) = (Arc::clone(mirror), clock.clone());
@@ -368,6 +381,8 @@ impl RunningApp {
         });
         let library = Arc::clone(&mirror.library);
         supervisor.spawn(&mut tasks, Task::Owed, move || Arc::clone(&library).send_what_is_owed());
+        let running = Arc::downgrade(self);
+        supervisor.spawn(&mut tasks, Task::FleetSettings, move || compare_settings(Weak::clone(&running)));
         let task_recurring = Arc::clone(recurring);
         supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&task_recurring).run());
         let task_traffic = Arc::clone(traffic);
@@ -564,6 +579,55 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     }))
 }
 
+/// The time between two comparisons with the settings of other replicas.
+const COMPARISON_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Compares the settings of this replica with those of the others, again and again, and takes over a stricter verification for as long as
+/// another one has it. Ends at once for a larder that runs alone.
+async fn compare_settings(running: Weak<RunningApp>) {
+    while let Some(running) = running.upgrade() {
+        let config = running.config.lock().await.clone();
+        if config.fleet.is_none() {
+            return;
+        }
+        let store = Arc::clone(&running.parts.store);
+        let others = tokio::task::spawn_blocking(move || store.records.settings_of_others()).await;
+        // Where nobody says, what was known last counts.
+        if let Ok(Ok(others)) = others {
+            let Differences { found, stricter } = replica::differences(&config, &others);
+            if let Some(events) = running.parts.store.records.fleet_events()
+                && events.set_differing(found.clone())
+            {
+                for differs in found {
+                    tracing::error!(differs, "replicas have other settings, where all must have the same");
+                }
+            }
+            let is_news = std::mem::replace(&mut *running.stricter.lock(), stricter.clone()) != stricter;
+            if is_news && let Err(problems) = running.reload(config).await {
+                tracing::error!(%problems, "the stricter verification of another replica could not be taken over");
+            }
+        }
+        drop(running);
+        tokio::time::sleep(COMPARISON_INTERVAL).await;
+    }
+}
+
+/// Opens the store of a larder that ran alone, in `folder`, and that of a replica, which is to take the first one over.
+///
+/// # Errors
+/// There is no such store, or one of the two cannot be opened.
+pub fn stores_to_adopt(config: &Config, folder: &Path) -> Result<[Arc<Mirror>; 2], StartError> {
+    if !Store::is_used(folder)? {
+        return Err(StartError::Refused(format!("{} is not the store of a larder", folder.display())));
+    }
+    let settings = StartSettings { is_command: true, ..StartSettings::default() };
+    let mut alone = Config { fleet: None, ..config.clone() };
+    alone.store.path = folder.to_owned();
+    let (from, _, _) = mirror(&alone, &settings)?;
+    let (into, _, _) = mirror(config, &settings)?;
+    Ok([from, into])
+}
+
 /// The client protocols of one configuration, for a main listener on `bound`.
 fn protocols_of(
     config: &Config,
@@ -732,6 +796,10 @@ pub fn mirror(
         }
     };
     let store = Arc::new(store);
+    // Before anything is stored by a laxer one.
+    let others =
+        if config.fleet.is_some() { store.records.settings_of_others().unwrap_or_default() } else { Vec::new() };
+    let config = &replica::with_stricter(config, &replica::differences(config, &others).stricter);
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let outbound = outbound(config, metrics.counters.traffic.clone(), settings.upstream_limits)?;

@@ -34,6 +34,8 @@ labelled_enum! {
         Traffic "traffic",
         /// Sends archives that the bucket of a fleet refused.
         Owed "owed-archives",
+        /// Compares the settings of the replicas of a fleet.
+        FleetSettings "fleet-settings",
         /// Watches the certificate files.
         TlsReload "tls-reload",
         /// Evicts down to the size limit.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::task;
 
-use super::{RunningApp, start_problems};
+use super::{RunningApp, replica, start_problems};
 use crate::config::Config;
 use crate::http::tls::Renewal;
 use crate::upstream::Upstreams;
@@ -43,14 +43,15 @@ impl RunningApp {
             _ => None,
         };
         let previous = self.parts.mirror.runtime.config();
-        let outbound = previous.outbound.reconfigured(&config.network, &config.upstreams);
-        let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
+        let effective = replica::with_stricter(&config, &self.stricter.lock());
+        let outbound = previous.outbound.reconfigured(&effective.network, &effective.upstreams);
+        let upstreams = Upstreams::new(&effective.upstreams, &effective.credentials, &effective.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
-        let issuers = Issuers::new(&config, &outbound).map_err(|e| failed(&e))?;
-        let runtime_config = Arc::new(previous.reloaded(upstreams, outbound, issuers, &config));
-        let audit = self.parts.open_audit(&config).await.map_err(|e| failed(&e))?;
+        let issuers = Issuers::new(&effective, &outbound).map_err(|e| failed(&e))?;
+        let runtime_config = Arc::new(previous.reloaded(upstreams, outbound, issuers, &effective));
+        let audit = self.parts.open_audit(&effective).await.map_err(|e| failed(&e))?;
         let handlers =
-            self.parts.build_handlers(&config, Arc::clone(&runtime_config), audit).map_err(|e| failed(&e))?;
+            self.parts.build_handlers(&effective, Arc::clone(&runtime_config), audit).map_err(|e| failed(&e))?;
 
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);
@@ -58,6 +59,7 @@ impl RunningApp {
         self.parts.mirror.runtime.activate(runtime_config);
         self.handlers.store(Arc::new(handlers));
         self.parts.recurring.reload(&config);
+        self.parts.store.records.announce_settings(replica::settings_text(&config));
         *current = config;
         if let Err(error) = self.parts.mirror.library.make_room().await {
             tracing::error!(%error, "eviction after the reload failed");

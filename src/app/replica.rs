@@ -1,10 +1,13 @@
 //! A larder that is a replica of a fleet: how its store is opened, and the secrets that all replicas have.
 
+use std::collections::BTreeMap;
+
 use aws_lc_rs::hmac;
 use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
 
 use super::{StartError, StartSettings};
-use crate::config::{Config, Fleet};
+use crate::config::{Config, Fleet, VerificationPolicy};
 use crate::store::Store;
 
 /// Opens the store of a replica.
@@ -16,7 +19,7 @@ pub(super) fn open_store(config: &Config, fleet: &Fleet, settings: &StartSetting
     use crate::fleet::open::{OpenError, Presence, open};
 
     let presence = if settings.is_command { Presence::Unlisted } else { Presence::Listed };
-    open(config, fleet, presence, &settings.clock).map_err(|error| match error {
+    open(config, fleet, presence, settings_text(config), &settings.clock).map_err(|error| match error {
         OpenError::Refused(reason) => StartError::Refused(reason),
         OpenError::Store(error) => StartError::Store(error),
     })
@@ -39,4 +42,91 @@ pub(super) fn open_store(_: &Config, fleet: &Fleet, _: &StartSettings) -> Result
 pub(super) fn secret_for(purpose: &str, secret: &SecretString) -> SecretString {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.expose_secret().as_bytes());
     SecretString::from(hex::encode(hmac::sign(&key, format!("larder: {purpose}").as_bytes())))
+}
+
+/// The settings of an upstream that all replicas must have in common: they decide what is stored of it, and under which names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct UpstreamSettings {
+    url: String,
+    verification: String,
+    fold_case: bool,
+}
+
+impl UpstreamSettings {
+    /// Each setting, and its value as the configuration has it.
+    fn values(&self) -> [(&'static str, String); 3] {
+        let Self { url, verification, fold_case } = self;
+        [("url", url.clone()), ("verification", verification.clone()), ("fold_case", fold_case.to_string())]
+    }
+}
+
+fn settings_of(config: &Config) -> BTreeMap<String, UpstreamSettings> {
+    let of_upstream = config.upstreams.iter().map(|upstream| {
+        let (url, verification) = (upstream.url.to_string(), upstream.verification.label().to_owned());
+        (upstream.host.to_string(), UpstreamSettings { url, verification, fold_case: upstream.fold_case })
+    });
+    of_upstream.collect()
+}
+
+/// The settings that all replicas must have in common, as a replica announces them.
+pub(super) fn settings_text(config: &Config) -> String {
+    serde_json::to_string(&settings_of(config)).unwrap_or_default()
+}
+
+/// The differences of a replica to the others.
+#[derive(Debug, Default)]
+pub(super) struct Differences {
+    /// Each in words.
+    pub(super) found: Vec<String>,
+    /// The verification of another one that is stricter, by host.
+    pub(super) stricter: Stricter,
+}
+
+/// The stricter verification of other replicas, by the host of the upstream.
+pub(super) type Stricter = BTreeMap<String, VerificationPolicy>;
+
+/// Compares the settings of this replica with those of others, each with its URL.
+pub(super) fn differences(config: &Config, others: &[(String, String)]) -> Differences {
+    let (ours, mut differences) = (settings_of(config), Differences::default());
+    for (url, text) in others {
+        // Those of a newer larder may say more.
+        let Ok(theirs) = serde_json::from_str::<BTreeMap<String, UpstreamSettings>>(text) else { continue };
+        for (host, our) in &ours {
+            let Some(their) = theirs.get(host) else {
+                differences.found.push(format!("{url} has no upstream {host}"));
+                continue;
+            };
+            for ((name, our), (_, their)) in our.values().into_iter().zip(their.values()) {
+                if our != their {
+                    differences.found.push(format!("{url} has {name} = {their} for {host}, and this replica {our}"));
+                }
+            }
+            let strictness =
+                |label: &str| VerificationPolicy::ALL.into_iter().position(|policy| policy.label() == label);
+            if let Some(theirs) = strictness(&their.verification)
+                && strictness(&our.verification).is_some_and(|ours| theirs < ours)
+            {
+                let stricter = differences.stricter.entry(host.clone()).or_insert(VerificationPolicy::ALL[theirs]);
+                if strictness(stricter.label()).is_some_and(|so_far| theirs < so_far) {
+                    *stricter = VerificationPolicy::ALL[theirs];
+                }
+            }
+        }
+        let only_there = theirs.keys().filter(|host| !ours.contains_key(*host));
+        differences
+            .found
+            .extend(only_there.map(|host| format!("{url} has the upstream {host}, and this replica has not")));
+    }
+    differences
+}
+
+/// A configuration with the stricter verification of other replicas.
+pub(super) fn with_stricter(config: &Config, stricter: &Stricter) -> Config {
+    let mut config = config.clone();
+    for upstream in &mut config.upstreams {
+        if let Some(policy) = stricter.get(upstream.host.as_str()) {
+            upstream.verification = *policy;
+        }
+    }
+    config
 }

@@ -36,7 +36,7 @@ pub use credential::{Access, Credential, CredentialKind, SshFiles};
 pub use fleet::{Bucket, BucketKey, BucketService, Fleet, urls_of_hosts};
 pub(crate) use os::{environment, text};
 pub use section::{Diagnostic, Problems};
-pub use upstream::{Dates, FirstList, FreshnessLifetimes, Upstream};
+pub use upstream::{Dates, FirstList, FreshnessLifetimes, Upstream, VerificationPolicy};
 pub(crate) use values::{is_loopback, listening};
 pub use warm::{RecurringWarmTarget, RecurringWarmUp};
 

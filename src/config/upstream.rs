@@ -6,7 +6,7 @@ use std::time::Duration;
 use url::Url;
 
 use crate::address::{Hostname, OPENTOFU_REGISTRY, Platform, TERRAFORM_REGISTRY};
-use crate::verify::VerificationPolicy;
+pub use crate::verify::VerificationPolicy;
 
 use super::credential::{self, CredentialKind};
 use super::section::Section;

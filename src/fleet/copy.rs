@@ -558,6 +558,14 @@ impl Records for CopiedRecords {
         Some(self.feed.contact())
     }
 
+    fn settings_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
+        self.feed.settings_of_others()
+    }
+
+    fn announce_settings(&self, settings: String) {
+        self.feed.announce_settings(settings);
+    }
+
     fn fleet_events(&self) -> Option<&FleetEvents> {
         Some(&self.events)
     }

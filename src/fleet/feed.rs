@@ -129,6 +129,21 @@ impl Feed {
         self.shared.spread(self.announcement.get())
     }
 
+    /// The settings of the other replicas that run, each with its URL.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn settings_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
+        self.shared.settings_of_others(self.announcement.get())
+    }
+
+    /// Announces other settings from now on.
+    pub fn announce_settings(&self, settings: String) {
+        if let Some(announcement) = self.announcement.get() {
+            announcement.set_settings(settings);
+        }
+    }
+
     /// Asks each second from now on, and announces this replica, until the returned value is dropped.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub enum OpenError {
     Store(#[from] StoreError),
 }
 
-/// Opens the store of a replica in the folder of the configuration. A folder that has been a replica's is opened without the database
+/// Opens the store of a replica in the folder of the configuration; it announces these settings. A folder that has been a replica's is opened without the database
 /// and the bucket, too. Blocks for some seconds at most.
 ///
 /// # Errors
@@ -44,6 +44,7 @@ pub fn open(
     config: &config::Config,
     fleet: &config::Fleet,
     presence: Presence,
+    settings: String,
     clock: &Clock,
 ) -> Result<Store, OpenError> {
     let refused = |reason: String| OpenError::Refused(reason);
@@ -54,8 +55,9 @@ pub fn open(
     let marked = Local::fleet_of(folder)?.map(FleetId);
     if marked.is_none() && Store::is_used(folder)? {
         return Err(refused(format!(
-            "{} is the store of a larder that runs alone; a replica needs a folder of its own: name another in [store] path, or move this \
-             one away",
+            "{} is the store of a larder that runs alone; a replica needs a folder of its own: name another in [store] path, and take this \
+             one over with larder fleet adopt {}",
+            folder.display(),
             folder.display()
         )));
     }
@@ -83,7 +85,8 @@ pub fn open(
     let failed = |error: std::io::Error| StoreError::Unreachable(format!("no thread for the fleet: {error}"));
     if presence == Presence::Listed {
         let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
-        records.join_fleet(Announcement::new(fleet.advertise.to_string()).map_err(random)?).map_err(failed)?;
+        let announcement = Announcement::new(fleet.advertise.to_string(), settings).map_err(random)?;
+        records.join_fleet(announcement).map_err(failed)?;
     }
     let archives = BucketArchives::new(bucket, records.shared(), index, records.events()).map_err(failed)?;
     Ok(Store::assemble(Box::new(records), Box::new(archives), local))

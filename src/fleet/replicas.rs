@@ -1,8 +1,10 @@
 //! The replicas of a fleet, as they announce themselves in the database.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::error::Unspecified;
+use parking_lot::Mutex;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -18,7 +20,7 @@ const REPLACED_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// `$1`: the replica. `$2`: its URL. `$3`: its version. `$4`: the snapshot up to which it has heard. `$5`: the seconds after which it
-/// serves nothing. Another process at this URL has ended, unless it was heard a moment ago: the answer says how many were. Rows of which
+/// serves nothing. `$6`: its settings. Another process at this URL has ended, unless it was heard a moment ago: the answer says how many were. Rows of which
 /// nobody needs to know any more go.
 const ANNOUNCE: &str = "
 with ended as (
@@ -28,9 +30,9 @@ with ended as (
     delete from larder.replica where id <> $1::text::uuid and (left_at < now() - interval '1 day'
         or seen < now() - least(serve_behind, 604800) * interval '1 second' - interval '1 day')
 )
-insert into larder.replica (id, url, version, applied, serve_behind) values ($1::text::uuid, $2, $3, $4, $5)
+insert into larder.replica (id, url, version, applied, serve_behind, settings) values ($1::text::uuid, $2, $3, $4, $5, $6)
 on conflict (id) do update set url = excluded.url, version = excluded.version, applied = excluded.applied,
-    serve_behind = excluded.serve_behind, seen = now(), left_at = null
+    serve_behind = excluded.serve_behind, settings = excluded.settings, seen = now(), left_at = null
 returning (select count(*) from larder.replica r where r.url = $2 and r.id <> $1::text::uuid and r.left_at is null
     and r.seen > now() - interval '3 seconds')";
 
@@ -42,6 +44,11 @@ where left_at is null and id <> $2::text::uuid and seen > now() - least(serve_be
     and not (applied <> '' and pg_visible_in_snapshot($1::text::xid8, applied::pg_snapshot))
 order by url";
 
+/// The settings of the replicas that were heard in the last ten seconds, but for one. `$1`: that one.
+const SETTINGS: &str = "
+select url, settings from larder.replica
+where left_at is null and id <> $1::text::uuid and seen > now() - interval '10 seconds' and settings <> '' order by url";
+
 /// The announcement of a replica.
 #[derive(Debug, Clone)]
 pub struct Announcement {
@@ -49,25 +56,37 @@ pub struct Announcement {
     id: String,
     /// The URL at which the other replicas reach it.
     url: String,
+    /// The settings that all replicas must have in common, as this one has them.
+    settings: Arc<Mutex<String>>,
     /// When it began.
     began: Instant,
 }
 
 impl Announcement {
-    /// This process, which the other replicas reach at `url`.
+    /// This process, which the other replicas reach at `url`, with these settings.
     ///
     /// # Errors
     /// The system returns no random bytes.
-    pub fn new(url: String) -> Result<Self, Unspecified> {
+    pub fn new(url: String, settings: String) -> Result<Self, Unspecified> {
         let mut id = [0; 16];
         aws_lc_rs::rand::fill(&mut id)?;
-        Ok(Self { id: hex::encode(id), url, began: Instant::now() })
+        Ok(Self { id: hex::encode(id), url, settings: Arc::new(Mutex::new(settings)), began: Instant::now() })
+    }
+
+    /// Replaces the settings, after a reload.
+    pub fn set_settings(&self, settings: String) {
+        *self.settings.lock() = settings;
     }
 
     /// The URL.
     pub fn url(&self) -> &str {
         &self.url
     }
+}
+
+/// The id that no replica has: a command that runs by itself asks about all.
+fn nobody() -> String {
+    "0".repeat(32)
 }
 
 impl DatabaseRecords {
@@ -78,17 +97,30 @@ impl DatabaseRecords {
     /// The database does not answer.
     pub fn announce(
         &self,
-        Announcement { id, url, began }: &Announcement,
+        Announcement { id, url, settings, began }: &Announcement,
         heard: &Snapshot,
         serve_behind: Option<Duration>,
     ) -> Result<bool, StoreError> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let seconds = serve_behind.map(|limit| i64::try_from(limit.as_secs()).unwrap_or(i64::MAX));
-        let [id, url, version, heard] = [id.clone(), url.clone(), version, heard.text.clone()].map(text);
-        let rows = self.rows_on(Line::Apart, ANNOUNCE, [id, url, version, heard, (Box::new(seconds), Type::INT8)])?;
+        let settings = settings.lock().clone();
+        let [id, url, version, heard, settings] =
+            [id.clone(), url.clone(), version, heard.text.clone(), settings].map(text);
+        let seconds = (Box::new(seconds) as _, Type::INT8);
+        let rows = self.rows_on(Line::Apart, ANNOUNCE, [id, url, version, heard, seconds, settings])?;
         let others: i64 = rows.first().map_or(0, |row| row.get(0));
         // The one that it replaces may have ended a moment ago.
         Ok(others > 0 && began.elapsed() > REPLACED_WITHIN)
+    }
+
+    /// The settings of the other replicas that run, each with its URL. `own` is the replica that asks.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn settings_of_others(&self, own: Option<&Announcement>) -> Result<Vec<(String, String)>, StoreError> {
+        let id = own.map_or_else(nobody, |own| own.id.clone());
+        let rows = self.rows_on(Line::Shared, SETTINGS, [text(id)])?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     /// Says that a replica ends.
@@ -107,8 +139,7 @@ impl DatabaseRecords {
     /// # Errors
     /// The database does not answer: nobody knows.
     pub fn spread(&self, own: Option<&Announcement>) -> Result<Vec<Unreached>, StoreError> {
-        // Nobody has this id: a command that runs by itself waits for all.
-        let id = own.map_or_else(|| "0".repeat(32), |own| own.id.clone());
+        let id = own.map_or_else(nobody, |own| own.id.clone());
         // A snapshot that has a transaction which begins now has all that have ended.
         let mark = "select pg_current_xact_id()::text";
         let rows = self.rows_on(Line::Shared, mark, [])?;

@@ -20,8 +20,10 @@ pub struct Migration {
 }
 
 /// All migrations, in order.
-pub const MIGRATIONS: [Migration; 1] =
-    [Migration { number: 1, sql: include_str!("schema/1.sql"), oldest_binary: "0.1.0" }];
+pub const MIGRATIONS: [Migration; 2] = [
+    Migration { number: 1, sql: include_str!("schema/1.sql"), oldest_binary: "0.1.0" },
+    Migration { number: 2, sql: include_str!("schema/2.sql"), oldest_binary: "0.1.0" },
+];
 
 /// The longest time that all migrations take.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(600);

@@ -21,11 +21,13 @@ pub enum FleetAlarmKind {
     DatabaseForgot,
     /// The bucket has other bytes than those that were sent to it, or none.
     BucketContradicts,
+    /// Replicas have other settings, where all must have the same.
+    SettingsDiffer,
 }
 
 impl FleetAlarmKind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Behind, Self::DatabaseForgot, Self::BucketContradicts];
+    pub const ALL: [Self; 4] = [Self::Behind, Self::DatabaseForgot, Self::BucketContradicts, Self::SettingsDiffer];
 
     /// The name of the kind in JSON and in metrics.
     pub fn name(self) -> &'static str {
@@ -33,6 +35,7 @@ impl FleetAlarmKind {
             Self::Behind => "behind",
             Self::DatabaseForgot => "database-forgot",
             Self::BucketContradicts => "bucket-contradicts",
+            Self::SettingsDiffer => "settings-differ",
         }
     }
 
@@ -47,6 +50,9 @@ impl FleetAlarmKind {
             }
             Self::BucketContradicts => {
                 "find out who writes to the bucket, and which of its rules remove objects; larder has asked upstream, and writes the object anew"
+            }
+            Self::SettingsDiffer => {
+                "give all replicas the same [[upstream]]; the stricter verification counts until then"
             }
         }
     }
@@ -78,12 +84,14 @@ impl FleetAlarm {
 pub struct FleetEvents {
     clock: Clock,
     events: Mutex<Vec<FleetAlarm>>,
+    /// The settings in which another replica differs now.
+    differing: Mutex<Vec<FleetAlarm>>,
 }
 
 impl FleetEvents {
     /// No events yet.
     pub fn new(clock: Clock) -> Self {
-        Self { clock, events: Mutex::default() }
+        Self { clock, events: Mutex::default(), differing: Mutex::default() }
     }
 
     /// Notes an event. The same one is told once, with its last time.
@@ -98,12 +106,23 @@ impl FleetEvents {
         events.push(FleetAlarm::new(kind, detail, self.clock.now()));
     }
 
-    /// The events of the last day, the oldest first.
+    /// Replaces the settings in which replicas differ. Returns true if they have changed.
+    pub fn set_differing(&self, found: Vec<String>) -> bool {
+        let mut differing = self.differing.lock();
+        if differing.iter().map(|alarm| &alarm.detail).eq(&found) {
+            return false;
+        }
+        let alarm = |detail| FleetAlarm::new(FleetAlarmKind::SettingsDiffer, detail, self.clock.now());
+        *differing = found.into_iter().map(alarm).collect();
+        true
+    }
+
+    /// What lasts, and the events of the last day, the oldest first.
     pub fn told(&self) -> Vec<FleetAlarm> {
         let now = self.clock.now();
         let mut events = self.events.lock();
         events.retain(|event| now.since(event.since).as_secs() < TOLD_SECONDS);
-        events.clone()
+        self.differing.lock().iter().chain(events.iter()).cloned().collect()
     }
 }
 

@@ -214,6 +214,17 @@ pub trait Records: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The settings of the other replicas that run, each with its URL; none where no replica shares the records.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    fn settings_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// Announces the settings of this replica from now on.
+    fn announce_settings(&self, _: String) {}
+
     /// What happened to the fleet, as this replica met it; `None` where no replica shares the records.
     fn fleet_events(&self) -> Option<&FleetEvents> {
         None

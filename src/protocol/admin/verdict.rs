@@ -168,6 +168,7 @@ fn fleet_line(kind: FleetAlarmKind, found: &[&FleetAlarm]) -> String {
         (FleetAlarmKind::DatabaseForgot, _) => {
             format!("The database may have forgotten what was first seen, at {since}")
         }
+        (FleetAlarmKind::SettingsDiffer, _) => format!("Replicas have other settings, since {since}"),
         (FleetAlarmKind::BucketContradicts, 1) => {
             format!("An object of the bucket is not what was sent to it, at {since}")
         }

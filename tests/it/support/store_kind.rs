@@ -106,7 +106,7 @@ pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
         Kind::Fleet(Replica { database, bucket, role, url, serve_behind, clock }) => {
             let shared = DatabaseRecords::of(Arc::new(database.connect_as(role)));
             let records = CopiedRecords::new(records, Arc::clone(&local.index), shared, serve_behind, clock)?;
-            records.join_fleet(Announcement::new(url.to_owned()).unwrap()).unwrap();
+            records.join_fleet(Announcement::new(url.to_owned(), String::new()).unwrap()).unwrap();
             let (fleet, network) = bucket.settings();
             let bucket = Bucket::new(&fleet, &network).unwrap();
             let archives =
