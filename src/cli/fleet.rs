@@ -1,5 +1,9 @@
 //! `larder fleet`: prepares what the replicas of a fleet share. `serve` makes nothing of it.
 
+use std::path::PathBuf;
+#[cfg(feature = "fleet")]
+use std::sync::Arc;
+
 use clap::{Args, Subcommand};
 
 use super::CommonOptions;
@@ -16,6 +20,14 @@ pub(super) enum FleetCommand {
     ///
     /// The URL in `[fleet] database` is that of the role that owns the schema, for this command.
     Migrate(ServingRole),
+    /// Take over the store of a larder that ran alone: its history, its records, its archives
+    ///
+    /// Needs the configuration of a replica that does not run: its folder must be free, and so must FOLDER. What the fleet has seen first
+    /// counts: what differs is listed, raises an alarm, and replaces nothing. It may be repeated.
+    Adopt {
+        /// The folder of the other larder ([store] path)
+        folder: PathBuf,
+    },
     /// List the replicas, and count the archives, as the database knows them
     ///
     /// It asks the database, and needs no running larder.
@@ -30,20 +42,24 @@ pub(super) struct ServingRole {
 }
 
 impl FleetCommand {
+    /// Runs the command. Returns false if a person must look at its result.
     #[cfg(feature = "fleet")]
-    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<()> {
+    pub(super) fn run(self, common: &CommonOptions) -> anyhow::Result<bool> {
         let (creates, serve_as) = match self {
             Self::Create(ServingRole { serve_as }) => (true, serve_as),
             Self::Migrate(ServingRole { serve_as }) => (false, serve_as),
-            Self::Status => return status(common),
+            Self::Adopt { folder } => return super::block_on(adopt(common, folder)),
+            Self::Status => return status(common).map(|()| true),
         };
-        prepare(common, creates, &serve_as)
+        prepare(common, creates, &serve_as).map(|()| true)
     }
 
     #[cfg(not(feature = "fleet"))]
-    pub(super) fn run(self, _: &CommonOptions) -> anyhow::Result<()> {
-        let (Self::Create(ServingRole { serve_as: _ }) | Self::Migrate(ServingRole { serve_as: _ }) | Self::Status) =
-            self;
+    pub(super) fn run(self, _: &CommonOptions) -> anyhow::Result<bool> {
+        let (Self::Create(ServingRole { serve_as: _ })
+        | Self::Migrate(ServingRole { serve_as: _ })
+        | Self::Adopt { folder: _ }
+        | Self::Status) = self;
         anyhow::bail!("this larder was built without the feature fleet: build it with cargo build --features fleet")
     }
 }
@@ -93,6 +109,57 @@ fn prepare(common: &CommonOptions, creates: bool, serve_as: &str) -> anyhow::Res
         print_line(&format!("{place} and the database are those of the fleet {id}"));
     }
     Ok(())
+}
+
+/// Takes over the store of a larder that ran alone. Returns false if the fleet has seen other firsts.
+#[cfg(feature = "fleet")]
+async fn adopt(common: &CommonOptions, folder: PathBuf) -> anyhow::Result<bool> {
+    use anyhow::Context as _;
+    use bytesize::ByteSize;
+
+    use super::terminal::{escape_for_terminal, plural};
+    use crate::app;
+    use crate::clock::Clock;
+
+    let (config, _) = common.load()?;
+    config.fleet.as_ref().context("the configuration has no [fleet]: name it there")?;
+    let [from, into] = app::stores_to_adopt(&config, &folder)?;
+    let libraries = [&from, &into].map(|mirror| Arc::clone(&mirror.library));
+    let is_json = common.json;
+    let adopting = tokio::task::spawn_blocking(move || {
+        let [from, into] = libraries;
+        into.take_over(&from, Clock::system().now(), |group| {
+            if !is_json {
+                print_line(&escape_for_terminal(group));
+            }
+        })
+    });
+    let adopted = adopting.await.context("it ended early")?;
+    for mirror in [&into, &from] {
+        mirror.library.close().await?;
+    }
+    let adopted = adopted.context("it is not whole: mend the cause, and run the command again")?;
+    if is_json {
+        print_json(&adopted);
+    } else {
+        for left in &adopted.left {
+            print_line(&format!("left: {}", escape_for_terminal(left)));
+        }
+        for differing in &adopted.differing {
+            print_line(&format!("differs, and the fleet keeps its own: {}", escape_for_terminal(differing)));
+        }
+        print_line(&format!(
+            "took over {} and {} ({}), of {}",
+            plural(adopted.records, "record"),
+            plural(adopted.archives, "archive"),
+            ByteSize(adopted.archive_bytes),
+            plural(adopted.groups, "group"),
+        ));
+    }
+    if !adopted.differing.is_empty() && !is_json {
+        print_line("the fleet has seen other firsts: `larder status` has an alarm for each");
+    }
+    Ok(adopted.differing.is_empty())
 }
 
 /// Prints the state of a fleet, as its database has it.

@@ -313,7 +313,7 @@ impl Command {
             Command::Pin(addresses) => addresses.run(Operation::Pin, common, pinned_lines),
             Command::Unpin(addresses) => addresses.run(Operation::Unpin, common, pinned_lines),
             Command::Verify => operate::verify(common),
-            Command::Fleet(fleet) => fleet.run(common).map(|()| true),
+            Command::Fleet(fleet) => fleet.run(common),
             Command::Completions(completions) => completions.run(common).map(|()| true),
             Command::Man(man) => man.run(common).map(|()| true),
             Command::Version => {

@@ -298,6 +298,16 @@ impl Key {
         })
     }
 
+    /// The version of a module that the record is of.
+    pub fn module_version(&self) -> Option<ModulePackage> {
+        match self {
+            Self::Document(DocumentKey::Location(package))
+            | Self::ModuleFirstSeen(package)
+            | Self::Name(Artifact::Module(package)) => Some(package.clone()),
+            _ => None,
+        }
+    }
+
     /// The group that the record belongs to.
     pub fn group(&self) -> RecordGroup {
         match (self.address(), self) {

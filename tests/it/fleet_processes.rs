@@ -3,20 +3,110 @@
 
 use crate::support::bucket::{BucketFault, Verb};
 use crate::support::fleet_setup::FleetSetup;
-use crate::support::http::client;
+use crate::support::http::{client, get};
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
+use crate::support::package_fixture::SMALL_BYTES;
 use crate::support::postgres::TestDatabase;
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::terraform::Terraform;
 use crate::support::turns::Turns;
-use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Fault, Provider, Target};
 use crate::support::{repetitions, until};
 
 /// A command with the configuration of a replica.
 async fn larder(folder: &Folder, arguments: &[&str]) -> CommandOutput {
     let file = folder.path().join("mirror.toml");
     run(command(folder.path(), &[arguments, &["--config", file.to_str().unwrap()]].concat())).await
+}
+
+/// Done once or again: what a larder that ran alone saw first, its archives and pins are those of the fleet. What the fleet has seen
+/// otherwise stays, and is an alarm.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_of_a_larder_that_ran_alone_is_taken_over() {
+    let Some(setup) = FleetSetup::created().await else { return };
+    let mut upstream = FakeUpstream::start().await;
+    for name in ["null", "both", "unasked"] {
+        upstream.publish(Provider::new("acme", name).size(SMALL_BYTES));
+    }
+    let alone = Folder::new();
+    let single = Process::start(&Larder::mirroring(&upstream).store_at(&alone), alone.path());
+    let path = single.archive_path("null").await;
+    for name in ["null", "both"] {
+        single.get(&single.archive_path(name).await).await.expect(200);
+    }
+    // Of this one, only what was seen first is there.
+    single.document("unasked").await.expect(200);
+    larder(&alone, &["pin", "acme/null@1.2.0"]).await.expect(0);
+    single.terminate_promptly().await;
+    let published_before = upstream.archive_bytes("acme", "null", "1.2.0", "linux_amd64");
+    for name in ["both", "unasked"] {
+        upstream.publish(Provider::new("acme", name).size(SMALL_BYTES + 1));
+    }
+    let home = Folder::new();
+    let replica = setup.start(&upstream, &home);
+    let both = replica.archive_path("both").await;
+    let of_fleet = replica.get(&both).await.expect(200).body;
+    let in_use = larder(&home, &["fleet", "adopt", alone.path().to_str().unwrap()]).await.expect(1);
+    assert!(in_use.err.contains("is in use by another larder"), "{in_use:?}");
+    replica.terminate_promptly().await;
+
+    let counts = async || {
+        let output = larder(&home, &["--json", "fleet", "adopt", alone.path().to_str().unwrap()]).await.expect(1);
+        let adopted: serde_json::Value = serde_json::from_str(&output.out).unwrap();
+        assert_eq!(adopted["differing"].as_array().map(Vec::len), Some(1), "{adopted:#}");
+        assert!(adopted["differing"][0].to_string().contains("acme/both 1.2.0"), "{adopted:#}");
+        assert_eq!(adopted["left"].as_array().map(Vec::len), Some(0), "{adopted:#}");
+        (adopted["archives"].as_u64().unwrap(), adopted["records"].as_u64().unwrap() > 0)
+    };
+    assert_eq!(counts().await, (1, true));
+    assert_eq!(counts().await, (0, false), "the second time");
+
+    let empty = Folder::new();
+    let replica = setup.start(&upstream, &empty);
+    // Its publisher may change it, and everybody is told.
+    replica.document("unasked").await.expect(200);
+    upstream.fault(Target::Everything, Fault::Status(503));
+    upstream.stop().await;
+    assert_eq!(replica.archive_path("null").await, path);
+    assert!(replica.get(&path).await.expect(200).body == published_before);
+    assert!(replica.get(&both).await.expect(200).body == of_fleet);
+    let pinned = setup.database.sql("select path from larder.record where pinned");
+    assert!(pinned.contains("acme/null/1.2.0") && pinned.lines().count() == 1, "{pinned}");
+    let alarms =
+        setup.database.sql("select convert_from(body, 'utf8') from larder.record where path like 'alarms/%both.json'");
+    assert!(alarms.contains("waits-for-accept") && alarms.contains("saw something else first"), "{alarms}");
+}
+
+/// Replicas with other settings say so, and the stricter verification counts for all of them, from the first answer on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stricter_verification_of_two_replicas_counts() {
+    let Some(setup) = FleetSetup::created().await else { return };
+    let upstream = FakeUpstream::start().await;
+    for name in ["null", "other"] {
+        upstream.publish(Provider::new("acme", name));
+    }
+    upstream.fault(Target::Everything, Fault::SignedByAnotherKey);
+    let (home, lax_home) = (Folder::new(), Folder::new());
+    let strict = setup.start(&upstream, &home);
+    let announced = "select count(*) from larder.replica where settings <> ''";
+    until("it has announced itself", async || setup.database.sql(announced) == "1").await;
+    let config = setup.config(&upstream, &lax_home);
+    let lax = config.replacen("[[upstream]]\n", "[[upstream]]\nverification = \"checksum\"\n", 1);
+    assert_ne!(lax, config);
+    let lax = Process::serve(&lax, lax_home.path()).unwrap_or_else(|output| panic!("{output:?}"));
+    assert_eq!(lax.document("null").await.status, 502);
+    let says_so = async |replica: &Process| {
+        let metrics = get(&format!("{}/metrics", replica.admin())).await.expect(200).text();
+        metrics.contains("larder_fleet_alarms{kind=\"settings-differ\"} 1")
+    };
+    for replica in [&strict, &lax] {
+        until("it says so", async || says_so(replica).await).await;
+    }
+    assert_eq!(lax.document("null").await.status, 502);
+    strict.terminate_promptly().await;
+    until("its own verification counts", async || lax.document("other").await.status == 200).await;
+    until("nothing differs", async || !says_so(&lax).await).await;
 }
 
 /// A fleet is made once, by a command. A replica that meets another fleet, or none, does not start, and says what to do.

@@ -336,6 +336,29 @@ impl VersionHistory {
         is_named && self.dropped.insert(digest, archive.clone()).as_ref() != Some(&archive)
     }
 
+    /// The history as a larder takes it over that knows other keys of the provider: none of them may vouch for it by its age.
+    pub(super) fn vouched_for_by_no_earlier_key(self) -> Self {
+        Self { known_keys: 0, ..self }
+    }
+
+    /// The first file or platform for which this history has other digests than `ours`, in words.
+    pub(super) fn contradiction_of(&self, ours: &Self) -> Option<String> {
+        let [theirs, ours] = [self, ours].map(|history| {
+            let mut digests: BTreeMap<String, BTreeSet<Digest>> = BTreeMap::new();
+            let platforms = history.platforms().map(|(platform, digest)| (platform.to_string(), digest));
+            let files = history.files().map(|(name, digest)| (name.to_owned(), digest));
+            for (subject, digest) in files.chain(platforms) {
+                digests.entry(subject).or_default().insert(digest);
+            }
+            digests
+        });
+        theirs.iter().find_map(|(subject, theirs)| {
+            let ours = ours.get(subject).filter(|ours| ours.is_disjoint(theirs))?;
+            let (theirs, ours) = (theirs.first()?, ours.first()?);
+            Some(format!("{} with the SHA-256 {theirs}, and the fleet with {ours}", sanitized(subject)))
+        })
+    }
+
     fn files(&self) -> impl Iterator<Item = (&str, Digest)> {
         self.records.iter().flat_map(FirstSeen::files)
     }

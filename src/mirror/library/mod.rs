@@ -1,6 +1,7 @@
 //! The stored state: names and their locks, first-seen records of providers, alarms, and eviction.
 
 pub mod access;
+pub mod adopt;
 pub mod alarms;
 pub mod approvals;
 pub mod background;

@@ -327,10 +327,14 @@ impl TestDatabase {
     }
 
     /// Kills a process of the server that serves a connection, as the system does that lacks memory. The server ends all others,
-    /// and recovers as after a power cut.
+    /// and recovers as after a power cut. Returns when all others have ended.
     pub(crate) fn crash(&self) {
-        let [_, .., last] = self.server.processes()[..] else { panic!("no process: {}", log_of(&self.server.folder)) };
-        Server::signal([last], Signal::KILL);
+        let processes = self.server.processes();
+        let [_, others @ .., last] = &processes[..] else { panic!("no process: {}", log_of(&self.server.folder)) };
+        Server::signal([*last], Signal::KILL);
+        while others.iter().any(|process| Path::new(&format!("/proc/{process}")).exists()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Stops all processes of the server, which answer nothing until they go on.
@@ -382,6 +386,10 @@ impl TestDatabase {
     pub(crate) fn leave_open(&self) {
         let (server, name) = (Arc::clone(&self.server), self.name.clone());
         let noise = "insert into larder.past select 'noise' || i, i, gen_random_uuid()::text::bytea from generate_series(1, 3000) i";
+        // It may recover from a crash.
+        while !server.psql(&name, "select 1").status.success() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         std::thread::spawn(move || {
             // It ends with the server.
             let _ = server.psql(&name, &format!("begin; {noise}; select pg_sleep(600);"));
