@@ -14,6 +14,16 @@ const UPLOAD_HOURS: i32 = 24;
 /// The most objects that are due at a time.
 const MAX_DUE: i64 = 100;
 
+/// `$1`: the object. `$2`: the hours that its upload may last. `$3`: the digest of the archive. `$4`: an object with other bytes, or null.
+const DOOM: &str = "
+with known as (
+    update larder.blob set touched = now() where sha256 = $3 and object is distinct from $4 returning object
+), noted as (
+    insert into larder.doomed (object, due) select $1, now() + $2 * interval '1 hour' where not exists (select from known)
+    on conflict do nothing
+)
+select object from known";
+
 /// The end of an upload, in one statement. `$1` to `$3`: the life. `$4`: the object. `$5`, `$6`: the digest and the size of the archive.
 /// `$7`: the object whose bytes are wrong, or null. If another replica was first, its object counts, and this one is due.
 const KEEP: &str = concat!(
@@ -71,15 +81,22 @@ impl DatabaseRecords {
         Ok(rows.first().and_then(|row| row.get::<_, &str>(0).parse().ok()))
     }
 
-    /// Notes an object before its first byte is sent: what is left of an upload that nobody ends goes after a day.
+    /// Notes an object before its first byte is sent: what is left of an upload that nobody ends goes after a day. If the archive has an
+    /// object already, other than `wrong`, nothing is noted, and that one is returned.
     ///
     /// # Errors
     /// The database does not take it.
-    pub fn doom(&self, object: &ObjectName) -> Result<(), StoreError> {
-        let note = "insert into larder.doomed (object, due) values ($1, now() + $2 * interval '1 hour') on conflict do nothing";
+    pub fn doom(
+        &self,
+        object: &ObjectName,
+        digest: &Digest,
+        wrong: Option<&ObjectName>,
+    ) -> Result<Option<ObjectName>, StoreError> {
         let hours = (Box::new(UPLOAD_HOURS) as _, Type::INT4);
-        self.rows_on(Line::Shared, note, [text(object.to_string()), hours])?;
-        Ok(())
+        let wrong = (Box::new(wrong.map(ToString::to_string)) as _, Type::TEXT);
+        let rows = self.rows_on(Line::Shared, DOOM, [text(object.to_string()), hours, bytes(digest), wrong])?;
+        // The schema of another larder may have other names.
+        Ok(rows.first().and_then(|row| row.get::<_, &str>(0).parse().ok()))
     }
 
     /// Gives an archive its object, whose upload is complete. `replaced` is an object whose bytes were wrong.

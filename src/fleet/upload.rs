@@ -46,6 +46,14 @@ struct StagedBytes {
     is_whole: bool,
 }
 
+/// The object of an upload.
+enum NewObject {
+    /// None: the bucket has the archive.
+    Known,
+    /// This one, which is doomed until the archive gets it.
+    Doomed(ObjectName),
+}
+
 /// The result of sending parts.
 enum Sent {
     /// Nothing: the bucket has the archive.
@@ -74,12 +82,17 @@ impl BucketIntake {
         })
     }
 
-    /// A new object for the archive, which goes after a day if no archive gets it. Blocks.
-    fn doomed_object(known: &KnownObjects, digest: &Digest) -> Result<ObjectName, StoreError> {
+    /// A new object for the archive, which goes after a day if no archive gets it; or the one that the archive has. Blocks.
+    fn doomed_object(known: &KnownObjects, digest: &Digest) -> Result<NewObject, StoreError> {
         let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
         let object = ObjectName::new(digest).map_err(random)?;
-        known.shared.doom(&object)?;
-        Ok(object)
+        Ok(match known.shared.doom(&object, digest, known.wrong_object(digest).as_ref())? {
+            Some(kept) => {
+                known.note(digest, &kept);
+                NewObject::Known
+            }
+            None => NewObject::Doomed(object),
+        })
     }
 
     /// Begins to send the parts of a file.
@@ -89,9 +102,9 @@ impl BucketIntake {
         Upload { bytes: bytes.clone(), staged, sending: threads.spawn(sending) }
     }
 
-    /// Sends a whole file that is no larger than one part. Blocks.
-    fn put(&self, whole: &Verified<dyn ArchiveFile>) -> Result<ObjectName, StoreError> {
-        let object = Self::doomed_object(&self.known, &self.digest)?;
+    /// Sends a whole file that is no larger than one part. `None` if the bucket has the archive. Blocks.
+    fn put(&self, whole: &Verified<dyn ArchiveFile>) -> Result<Option<ObjectName>, StoreError> {
+        let NewObject::Doomed(object) = Self::doomed_object(&self.known, &self.digest)? else { return Ok(None) };
         let (bytes, size_bytes, bucket) = (whole.value().bytes(), whole.value().size_bytes(), &self.known.bucket);
         let put = async {
             let read = bytes.part(0, size_bytes).await;
@@ -99,13 +112,13 @@ impl BucketIntake {
             patiently(|| bucket.put(&object, read.clone(), whole)).await
         };
         self.wait_for(self.known.watched(put))?;
-        Ok(object)
+        Ok(Some(object))
     }
 
     /// Sends a file from its first byte on. `None` if the bucket has the archive. Blocks.
     fn send(&self, whole: &Verified<dyn ArchiveFile>) -> Result<Option<ObjectName>, StoreError> {
         if whole.value().size_bytes() <= PART_BYTES {
-            return self.put(whole).map(Some);
+            return self.put(whole);
         }
         self.complete(self.begin(self.threads()?, &whole.value().bytes()), whole)
     }
@@ -168,10 +181,6 @@ impl Intake for BucketIntake {
 
     fn secure(&self, whole: &Verified<dyn ArchiveFile>) -> Result<(), StoreError> {
         let (begun, size_bytes) = (self.upload.lock().take(), whole.value().size_bytes());
-        if let Some(known) = self.known.object_now(&self.digest)? {
-            self.known.note(&self.digest, &known);
-            return Ok(());
-        }
         // Only bytes of the verified file count.
         let mut begun = begun.filter(|upload| upload.bytes.is_of_same_file(&whole.value().bytes()));
         for _ in 0..MAX_UPLOADS {
@@ -191,7 +200,7 @@ impl Intake for BucketIntake {
             }
             if let Some(late) = object {
                 // A sweep may have ended its row before it came.
-                self.known.shared.doom(&late)?;
+                self.known.shared.doom(&late, &self.digest, self.known.wrong_object(&self.digest).as_ref())?;
             }
         }
         Err(StoreError::Bucket {
@@ -214,12 +223,8 @@ async fn send_parts(
 ) -> Result<Sent, StoreError> {
     let asked = Arc::clone(&known);
     // The database is asked by functions that block.
-    let begun = tokio::task::spawn_blocking(move || match asked.object_now(&digest)? {
-        Some(_) => Ok(None),
-        None => BucketIntake::doomed_object(&asked, &digest).map(Some),
-    });
-    let begun = begun.await.map_err(|_| StoreError::Stopping)?;
-    let Some(object) = begun? else { return Ok(Sent::Known) };
+    let begun = tokio::task::spawn_blocking(move || BucketIntake::doomed_object(&asked, &digest));
+    let NewObject::Doomed(object) = begun.await.map_err(|_| StoreError::Stopping)?? else { return Ok(Sent::Known) };
     let partial = known.watched(patiently(|| known.bucket.begin(&object))).await?;
     let send = |(number, from, to): (usize, u64, u64)| {
         let (known, object, partial, bytes) = (&known, &object, &partial, &bytes);

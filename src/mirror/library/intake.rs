@@ -35,6 +35,13 @@ impl Library {
         record_proof: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<Option<StoredArchive>, StoreError> {
         let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.stored_at);
+        if let (Some(_), ArchiveBytes::Arrived(verified, _) | ArchiveBytes::Staged(verified)) =
+            (self.shared_archives(), &bytes)
+        {
+            // The disk writes while the bytes are sent.
+            let staged = verified.value().bytes();
+            drop(self.runtime.tasks.spawn_blocking(move || staged.write_back()));
+        }
         let secured = match &bytes {
             ArchiveBytes::Arrived(verified, intake) => intake.secure(&**verified),
             ArchiveBytes::Staged(verified) => self.intake(digest).secure(&**verified),
