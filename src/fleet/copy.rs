@@ -616,6 +616,13 @@ impl Records for CopiedRecords {
         }
     }
 
+    fn name_records(&self, artifacts: &[Artifact]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        match self.shared.name_records(artifacts) {
+            Err(StoreError::Unreachable(_)) => self.local.name_records(artifacts),
+            records => records,
+        }
+    }
+
     fn each_name(
         &self,
         folder: &Path,

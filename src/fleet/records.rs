@@ -639,6 +639,17 @@ impl Records for DatabaseRecords {
         Ok(rows.first().and_then(|row| IndexedName::decode(row.get(0))))
     }
 
+    fn name_records(&self, artifacts: &[Artifact]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let paths: Vec<String> = artifacts.iter().map(|name| text_of(&Key::Name(name.clone()).path())).collect();
+        let mut records = BTreeMap::new();
+        for page in paths.chunks(PAGE_ROWS) {
+            let ask = "select path, body from larder.record where path = any($1) and body is not null";
+            let rows = self.rows(ask, [(Box::new(page.to_vec()) as _, Type::TEXT_ARRAY)])?;
+            records.extend(rows.iter().map(|row| (row.get::<_, String>(0), row.get::<_, Vec<u8>>(1))));
+        }
+        Ok(paths.iter().map(|path| records.remove(path)).collect())
+    }
+
     fn each_name(
         &self,
         folder: &Path,

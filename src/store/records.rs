@@ -249,6 +249,12 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// The values that the last write of a name listed; `None` if there is no name.
     fn name(&self, artifact: &Artifact) -> Result<Option<IndexedName>, StoreError>;
 
+    /// The records of many names, in the order of `artifacts`: `None` for one that is absent or damaged. What replicas share is asked for
+    /// once for all.
+    fn name_records(&self, artifacts: &[Artifact]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        artifacts.iter().map(|artifact| Ok(self.read(&Key::Name(artifact.clone()))?.intact())).collect()
+    }
+
     /// Visits the names whose path begins with the components of `folder`, in the order of their cursors: those after
     /// `after`, until `visit` breaks.
     fn each_name(

@@ -14,6 +14,7 @@ use larder::store::{Archives as _, FleetEvents, Store};
 use crate::explain::explain;
 use crate::support::bucket::{BucketFault, TestBucket, Verb};
 use crate::support::bundle_transfer::{BundleKey, apply_bundle, bundle_of, ended_warm_up, warm_up};
+use crate::support::http::get;
 use crate::support::larder::{Builder, Folder, Larder};
 use crate::support::module_fixture::ModuleFixture;
 use crate::support::package_fixture::{LARGE_BYTES, SMALL_BYTES, TAIL_BYTES};
@@ -122,6 +123,9 @@ async fn what_one_replica_has_stored_another_serves_without_upstream() {
     assert_eq!((shared.kept(), shared.doomed().as_str()), (shared.bucket.objects(), "0"));
     assert_eq!((shared.bucket.objects().len(), shared.bucket.unfinished()), (3, 0));
     upstream.stop().await;
+    // A list is that of the fleet: none of the files is here.
+    let listed = get(&format!("{}/admin/v1/list", other.admin())).await.expect(200).json();
+    assert_eq!(listed["packages"].as_array().map(Vec::len), Some(3), "{listed:#}");
     for (name, path) in &paths {
         assert_eq!(&other.archive_path(name, "1.2.0").await, path);
         let explained = explain(&other, "url", path).await;
@@ -491,6 +495,21 @@ async fn a_bucket_that_hangs_delays_a_client_and_no_more() {
     shared.bucket.fail_all(BucketFault::Hang);
     let answered = tokio::time::timeout(Duration::from_secs(60), other.get(&path)).await;
     assert!(answered.unwrap().expect(200).body == archive(&upstream, "null"));
+}
+
+/// A bucket that is slow is no failure: clients get the archive as it comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_is_slow_is_waited_for() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(LARGE_BYTES));
+    let (one, other) = shared.two(&upstream).await;
+    let path = one.archive_path("null", "1.2.0").await;
+    one.get(&path).await.expect(200);
+    other.archive_path("null", "1.2.0").await;
+    shared.bucket.fail(Verb::Get, BucketFault::Limited(10_000_000));
+    assert!(other.get(&path).await.expect(200).body == archive(&upstream, "null"));
+    assert_eq!((upstream.count_of(Target::Archive), shared.bucket.count(Verb::Get)), (1, 1));
 }
 
 /// A module that the bucket does not send is fetched again: the client gets it, and no 404.

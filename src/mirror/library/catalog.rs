@@ -74,6 +74,17 @@ impl Catalog {
         Ok(name)
     }
 
+    /// The name records of many packages, in their order: as [`Self::name_record`].
+    pub fn name_records(&self, artifacts: &[Artifact]) -> Result<Vec<NameRecord>, StoreError> {
+        let records = self.store.records.name_records(artifacts)?;
+        let name = |(artifact, record): (&Artifact, Option<Vec<u8>>)| {
+            let mut name = record.and_then(NameRecord::parse).unwrap_or_default();
+            self.owed.add_to(artifact, &mut name, self.owed.of_name(artifact))?;
+            Ok(name)
+        };
+        artifacts.iter().zip(records).map(name).collect()
+    }
+
     /// Reads a name record within a step, as all replicas have it.
     pub(super) fn name_record_in(
         step: &RecordStep<'_>,

@@ -9,9 +9,9 @@ use crate::address::{Address, AddressFilter, Artifact, PackageRef, WaitingVersio
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::mirror::library::StoredArchive;
+use crate::mirror::library::{NameRecord, StoredArchive};
 use crate::mirror::{Library, Operations};
-use crate::store::{NameCursor, StoreError};
+use crate::store::{IndexedArchive, NameCursor, StoreError};
 use crate::verify::ProofBasis;
 
 /// A page of the stored packages, in the order of registry, kind, address and version as text.
@@ -151,8 +151,8 @@ fn page(
     })?;
     let next = names.last().filter(|_| !is_last).map(|last| NameCursor::of(last).as_str().to_owned());
     let mut packages = Vec::with_capacity(names.len());
-    for artifact in &names {
-        packages.extend(library.stored_package(artifact)?);
+    for (artifact, name) in names.iter().zip(library.catalog.name_records(&names)?) {
+        packages.extend(library.package_of(artifact, name)?);
     }
     let addresses: BTreeSet<Address> = names.iter().map(Address::from).collect();
     let config = library.runtime.config();
@@ -166,11 +166,23 @@ fn page(
 impl Library {
     /// Reads what is stored of a package; `None` if no archive of it is stored any more.
     pub fn stored_package(&self, artifact: &Artifact) -> Result<Option<StoredPackage>, StoreError> {
-        let name = self.catalog.name_record(artifact)?;
+        self.package_of(artifact, self.catalog.name_record(artifact)?)
+    }
+
+    fn package_of(&self, artifact: &Artifact, name: NameRecord) -> Result<Option<StoredPackage>, StoreError> {
         let mut archives = Vec::with_capacity(name.archives.len());
         for archive in name.archives.into_iter().rev() {
-            // The index knows the archives that are stored. A name may list one that was lost.
-            if let Some(indexed) = self.file_use(&archive.digest)? {
+            // The index knows the files that are here. A name may list one that was lost, unless all replicas have it.
+            let indexed = match self.file_use(&archive.digest)? {
+                None if self.shared_archives().is_some() => Some(IndexedArchive {
+                    digest: archive.digest,
+                    size_bytes: archive.size_bytes,
+                    last_use: archive.stored_at,
+                    last_verified: archive.stored_at,
+                }),
+                indexed => indexed,
+            };
+            if let Some(indexed) = indexed {
                 let StoredArchive { digest, filename, size_bytes, proof, origin, stored_at, .. } = archive;
                 archives.push(PackageArchive {
                     sha256: digest,

@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -28,6 +29,9 @@ use crate::support::tls::TestCa;
 pub(crate) const BUCKET: &str = "larder";
 pub(crate) const ACCESS_KEY: &str = "test-access-key";
 pub(crate) const SECRET: &str = "test-secret-of-the-bucket";
+
+/// The pieces in which a limited answer is sent, each second.
+const PIECES_A_SECOND: usize = 200;
 
 /// A request to the bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +66,8 @@ pub(crate) enum BucketFault {
     Swapped,
     /// It fails after it has answered with success.
     FailsLate,
+    /// The bytes come at most at this rate, each second.
+    Limited(u32),
     /// No answer, ever.
     Hang,
 }
@@ -421,6 +427,16 @@ fn sent(object: &Bytes, headers: &HeaderMap, fault: Option<BucketFault>) -> Repl
             Err(io::Error::other("the connection breaks"))
         });
         http_body_util::BodyExt::boxed(StreamBody::new(stream::iter([half]).chain(broken)))
+    } else if let Some(BucketFault::Limited(rate)) = fault {
+        let pieces = bytes.chunks((rate as usize / PIECES_A_SECOND).max(1)).map(Bytes::copy_from_slice);
+        let pieces: Vec<Bytes> = pieces.collect();
+        let began = Instant::now();
+        let sent = stream::iter(pieces.into_iter().enumerate()).then(move |(number, piece)| async move {
+            let due = Duration::from_secs(number as u64) / PIECES_A_SECOND as u32;
+            tokio::time::sleep_until((began + due).into()).await;
+            Ok(Frame::data(piece))
+        });
+        http_body_util::BodyExt::boxed(StreamBody::new(sent))
     } else {
         full(bytes)
     };
