@@ -123,7 +123,12 @@ fn measure_fast(bench: &Bench, table: &mut ResultTable, name: &str, archive_byte
 }
 
 /// Publishes the archive at the limited speed; returns its path.
-fn publish(bench: &Bench, name: &str, archive_bytes: usize, bytes_per_second: u64) -> anyhow::Result<String> {
+pub(crate) fn publish(
+    bench: &Bench,
+    name: &str,
+    archive_bytes: usize,
+    bytes_per_second: u64,
+) -> anyhow::Result<String> {
     let mut archive_path = String::new();
     for (path, file) in Release::new(name, archive_bytes).served_files()? {
         let file = if file.is_archive() {

@@ -11,7 +11,9 @@ use tempfile::TempDir;
 
 use crate::Bench;
 use crate::process::Running;
+use crate::support::fleet_setup::FleetSetup;
 use crate::support::larder::HOST;
+use crate::support::postgres::RUN_ROLE;
 use crate::support::process::command_of;
 use crate::tls::Certificate;
 
@@ -87,6 +89,12 @@ impl Home {
     /// Adds a `[network]` section with these lines.
     pub(crate) fn network(self, lines: &str) -> anyhow::Result<Self> {
         self.added(&format!("[network]\n{lines}\n"))
+    }
+
+    /// Makes it a replica of a fleet.
+    pub(crate) fn replica(self, setup: &FleetSetup) -> anyhow::Result<Self> {
+        let lines = setup.lines(self.folder.path(), RUN_ROLE);
+        self.network(&format!("allow_private = [\"127.0.0.1\"]\nca_file = {:?}", setup.bucket.ca_file()))?.added(&lines)
     }
 
     /// Replaces the options of `[store]` except the path.

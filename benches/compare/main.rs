@@ -11,6 +11,7 @@ mod catalog;
 mod clients;
 mod cold;
 mod compared_server;
+mod fleet;
 mod growth;
 mod hyper_server;
 mod idle;
@@ -170,7 +171,7 @@ impl Bench {
 type Measure = fn(&Bench) -> anyhow::Result<Vec<ResultTable>>;
 
 /// All parts with their names.
-const PARTS: [(&str, Measure); 12] = [
+const PARTS: [(&str, Measure); 13] = [
     ("cached content", cached::tables),
     ("tokens and rules", |bench| Ok(access::table(bench)?.into_iter().collect())),
     ("cold archives", |bench| Ok(cold::table(bench)?.into_iter().collect())),
@@ -182,6 +183,7 @@ const PARTS: [(&str, Measure); 12] = [
     ("init", |bench| Ok(init::table(bench)?.into_iter().collect())),
     ("parallel runs", |bench| Ok(links::table(bench)?.into_iter().collect())),
     ("init of modules", |bench| Ok(modules::table(bench)?.into_iter().collect())),
+    ("a replica", fleet::tables),
     ("warm-up", |bench| Ok(warm::table(bench)?.into_iter().collect())),
 ];
 

@@ -130,7 +130,7 @@ pub(crate) fn document_path_of(resource: Resource) -> String {
 }
 
 /// The paths of the resources at larder. Each is requested, so that it is stored.
-async fn larder_paths(bench: &Bench, base: &str, resources: &HashSet<Resource>) -> anyhow::Result<Paths> {
+pub(crate) async fn larder_paths(bench: &Bench, base: &str, resources: &HashSet<Resource>) -> anyhow::Result<Paths> {
     let mut paths = Paths::new();
     for resource in resources {
         let path = match resource {
