@@ -25,7 +25,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 pub use self::reload::{NotReloaded, Reloaded};
-use self::replica::{Differences, Stricter};
+use self::replica::Differences;
 use crate::audit::{AuditError, AuditTrail};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
@@ -53,7 +53,7 @@ use crate::protocol::client_config::{ClientConfig, ClientRoute};
 use crate::protocol::rights::ArchiveUrls;
 use crate::protocol::route::{Mount, RouteContext};
 use crate::protocol::run::RunIds;
-use crate::store::{ListenerNote, Local, Store, StoreError};
+use crate::store::{ListenerNote, Local, SizeLimit, Store, StoreError};
 use crate::supervisor::{Supervisor, Task};
 use crate::upstream::clients::ConnectorError;
 use crate::upstream::issuers::Issuers;
@@ -106,7 +106,8 @@ pub struct RunningApp {
     pool: BlockingPoolCheck,
     /// As it was given: the stricter verification of other replicas is not in it.
     config: tokio::sync::Mutex<Config>,
-    stricter: parking_lot::Mutex<Stricter>,
+    /// The settings of the other replicas, as they were last known.
+    others: parking_lot::Mutex<Vec<(String, String)>>,
 }
 
 /// The parts that a reload keeps.
@@ -175,7 +176,7 @@ impl App {
                 tracing::warn!("{shortage}");
             }
         }
-        let (mirror, store, metrics) = mirror(config, &settings)?;
+        let (mirror, store, metrics, others) = mirror(config, &settings)?;
         if settings.one_run.is_none() {
             // Before anything else can fail: the doctor misses a service that was wanted and does not run. A store that cannot
             // be written is served, too.
@@ -222,19 +223,10 @@ impl App {
         let new_slots = |limits| ConnectionSlots::new(limits, parts.requests.clone());
         let (main_slots, admin_slots) = (new_slots(&settings.connections), new_slots(&admin_limits));
         let pool = BlockingPoolCheck::new(settings.pool_within);
-        let stricter = parking_lot::Mutex::default();
+        let others = parking_lot::Mutex::new(others);
         let threads = ConnectionThreads::one_for_each_core().map_err(StartError::Threads)?;
-        let running = RunningApp {
-            parts,
-            handlers,
-            tls,
-            main_slots,
-            admin_slots,
-            threads,
-            pool,
-            config: current_config,
-            stricter,
-        };
+        let running =
+            RunningApp { parts, handlers, tls, main_slots, admin_slots, threads, pool, config: current_config, others };
         let main_limits = settings.connections.clone();
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         let socket = listen_at_socket(&running.parts.store);
@@ -558,7 +550,7 @@ impl SharedParts {
 /// Returns a [`StartError`] that says what to change.
 pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError> {
     let settings = StartSettings { is_command: true, ..StartSettings::default() };
-    let (mirror, store, metrics) = mirror(config, &settings)?;
+    let (mirror, store, metrics, _) = mirror(config, &settings)?;
     let clock = settings.clock;
     let jobs = Jobs::new(Arc::clone(&mirror), clock.clone());
     Ok(Arc::new(Admin {
@@ -602,9 +594,11 @@ async fn compare_settings(running: Weak<RunningApp>) {
                     tracing::error!(differs, "replicas have other settings, where all must have the same");
                 }
             }
-            let is_news = std::mem::replace(&mut *running.stricter.lock(), stricter.clone()) != stricter;
-            if is_news && let Err(problems) = running.reload(config).await {
-                tracing::error!(%problems, "the stricter verification of another replica could not be taken over");
+            let in_force = replica::differences(&config, &running.others.lock()).stricter;
+            if in_force != stricter
+                && let Err(problems) = running.reload_beside(others).await
+            {
+                tracing::error!(%problems, "the verification of the other replicas could not be taken over; it is tried again");
             }
         }
         drop(running);
@@ -623,8 +617,10 @@ pub fn stores_to_adopt(config: &Config, folder: &Path) -> Result<[Arc<Mirror>; 2
     let settings = StartSettings { is_command: true, ..StartSettings::default() };
     let mut alone = Config { fleet: None, ..config.clone() };
     alone.store.path = folder.to_owned();
-    let (from, _, _) = mirror(&alone, &settings)?;
-    let (into, _, _) = mirror(config, &settings)?;
+    // Nothing of it may be evicted.
+    alone.store.max_size = SizeLimit::Bytes(u64::MAX);
+    let (from, ..) = mirror(&alone, &StartSettings { limits: Limits::without_eviction(), ..settings.clone() })?;
+    let (into, ..) = mirror(config, &settings)?;
     Ok([from, into])
 }
 
@@ -780,7 +776,7 @@ pub fn outbound(config: &Config, traffic: Traffic, limits: UpstreamLimits) -> Re
 pub fn mirror(
     config: &Config,
     settings: &StartSettings,
-) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources), StartError> {
+) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources, Vec<(String, String)>), StartError> {
     let store = match &config.fleet {
         Some(fleet) => replica::open_store(config, fleet, settings)?,
         None => {
@@ -799,7 +795,7 @@ pub fn mirror(
     // Before anything is stored by a laxer one.
     let others =
         if config.fleet.is_some() { store.records.settings_of_others().unwrap_or_default() } else { Vec::new() };
-    let config = &replica::with_stricter(config, &replica::differences(config, &others).stricter);
+    let config = &replica::effective(config, &others);
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);
     let outbound = outbound(config, metrics.counters.traffic.clone(), settings.upstream_limits)?;
@@ -807,7 +803,7 @@ pub fn mirror(
     let runtime_config = RuntimeConfig::new(upstreams, outbound, issuers, config);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
-    Ok((mirror, store, metrics))
+    Ok((mirror, store, metrics, others))
 }
 
 /// The counters of every part, and their registry.

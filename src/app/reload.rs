@@ -31,8 +31,28 @@ impl RunningApp {
     /// Returns [`NotReloaded`] with every problem.
     pub async fn reload(&self, config: Config) -> Result<Reloaded, NotReloaded> {
         let mut current = self.config.lock().await;
+        let others = self.others.lock().clone();
+        self.apply(config, &mut current, others).await
+    }
+
+    /// Applies the configuration in force again, beside replicas with these settings.
+    ///
+    /// # Errors
+    /// Returns [`NotReloaded`] with every problem. What was known of them before counts.
+    pub(super) async fn reload_beside(&self, others: Vec<(String, String)>) -> Result<Reloaded, NotReloaded> {
+        let mut current = self.config.lock().await;
+        let config = current.clone();
+        self.apply(config, &mut current, others).await
+    }
+
+    async fn apply(
+        &self,
+        config: Config,
+        current: &mut Config,
+        others: Vec<(String, String)>,
+    ) -> Result<Reloaded, NotReloaded> {
         let new_tls_files = config.server.tls.clone();
-        let (config, need_restart) = keep_restart_options(config, &current).await?;
+        let (config, need_restart) = keep_restart_options(config, current).await?;
         // The steps that can fail come first, so that a reload is never partial.
         let failed = |error: &dyn fmt::Display| NotReloaded(vec![error.to_string()]);
         let renewal = match (&self.tls, new_tls_files) {
@@ -43,7 +63,7 @@ impl RunningApp {
             _ => None,
         };
         let previous = self.parts.mirror.runtime.config();
-        let effective = replica::with_stricter(&config, &self.stricter.lock());
+        let effective = replica::effective(&config, &others);
         let outbound = previous.outbound.reconfigured(&effective.network, &effective.upstreams);
         let upstreams = Upstreams::new(&effective.upstreams, &effective.credentials, &effective.network.allow_private);
         let outbound = outbound.map_err(|e| failed(&e))?;
@@ -59,6 +79,7 @@ impl RunningApp {
         self.parts.mirror.runtime.activate(runtime_config);
         self.handlers.store(Arc::new(handlers));
         self.parts.recurring.reload(&config);
+        *self.others.lock() = others;
         self.parts.store.records.announce_settings(replica::settings_text(&config));
         *current = config;
         if let Err(error) = self.parts.mirror.library.make_room().await {

@@ -121,7 +121,8 @@ pub(super) fn differences(config: &Config, others: &[(String, String)]) -> Diffe
 }
 
 /// A configuration with the stricter verification of other replicas.
-pub(super) fn with_stricter(config: &Config, stricter: &Stricter) -> Config {
+pub(super) fn effective(config: &Config, others: &[(String, String)]) -> Config {
+    let Differences { stricter, .. } = differences(config, others);
     let mut config = config.clone();
     for upstream in &mut config.upstreams {
         if let Some(policy) = stricter.get(upstream.host.as_str()) {

@@ -25,7 +25,7 @@ pub(super) enum FleetCommand {
     /// Needs the configuration of a replica that does not run: its folder must be free, and so must FOLDER. What the fleet has seen first
     /// counts: what differs is listed, raises an alarm, and replaces nothing. It may be repeated.
     Adopt {
-        /// The folder of the other larder ([store] path)
+        /// The folder of the other larder, its `[store] path`
         folder: PathBuf,
     },
     /// List the replicas, and count the archives, as the database knows them
@@ -111,7 +111,7 @@ fn prepare(common: &CommonOptions, creates: bool, serve_as: &str) -> anyhow::Res
     Ok(())
 }
 
-/// Takes over the store of a larder that ran alone. Returns false if the fleet has seen other firsts.
+/// Takes over the store of a larder that ran alone. Returns false if something was left, or the fleet has seen other firsts.
 #[cfg(feature = "fleet")]
 async fn adopt(common: &CommonOptions, folder: PathBuf) -> anyhow::Result<bool> {
     use anyhow::Context as _;
@@ -159,7 +159,7 @@ async fn adopt(common: &CommonOptions, folder: PathBuf) -> anyhow::Result<bool> 
     if !adopted.differing.is_empty() && !is_json {
         print_line("the fleet has seen other firsts: `larder status` has an alarm for each");
     }
-    Ok(adopted.differing.is_empty())
+    Ok(adopted.differing.is_empty() && adopted.left.is_empty())
 }
 
 /// Prints the state of a fleet, as its database has it.

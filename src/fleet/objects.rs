@@ -99,6 +99,16 @@ impl DatabaseRecords {
         Ok(rows.first().and_then(|row| row.get::<_, &str>(0).parse().ok()))
     }
 
+    /// Notes an object that came too late, whatever the archive has.
+    ///
+    /// # Errors
+    /// The database does not take it.
+    pub fn doom_late(&self, object: &ObjectName) -> Result<(), StoreError> {
+        let note = "insert into larder.doomed (object, due) values ($1, now()) on conflict do nothing";
+        self.rows_on(Line::Shared, note, [text(object.to_string())])?;
+        Ok(())
+    }
+
     /// Gives an archive its object, whose upload is complete. `replaced` is an object whose bytes were wrong.
     ///
     /// # Errors

@@ -200,7 +200,7 @@ impl Intake for BucketIntake {
             }
             if let Some(late) = object {
                 // A sweep may have ended its row before it came.
-                self.known.shared.doom(&late, &self.digest, self.known.wrong_object(&self.digest).as_ref())?;
+                self.known.shared.doom_late(&late)?;
             }
         }
         Err(StoreError::Bucket {

@@ -103,6 +103,13 @@ pub struct Limits {
     pub waiting: usize,
 }
 
+impl Limits {
+    /// The limits of a store of which nothing is removed.
+    pub fn without_eviction() -> Self {
+        Self { page_bytes: u64::MAX, pages: usize::MAX, ..Self::default() }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {

@@ -273,7 +273,7 @@ impl Key {
     }
 
     /// The address that the record belongs to.
-    fn address(&self) -> Option<Address> {
+    pub fn address(&self) -> Option<Address> {
         Some(match self {
             Self::Document(DocumentKey::Versions(address) | DocumentKey::Dates(address))
             | Self::FirstListed(address)
@@ -296,16 +296,6 @@ impl Key {
             | Self::Usage
             | Self::LatestTime => return None,
         })
-    }
-
-    /// The version of a module that the record is of.
-    pub fn module_version(&self) -> Option<ModulePackage> {
-        match self {
-            Self::Document(DocumentKey::Location(package))
-            | Self::ModuleFirstSeen(package)
-            | Self::Name(Artifact::Module(package)) => Some(package.clone()),
-            _ => None,
-        }
     }
 
     /// The group that the record belongs to.

@@ -61,6 +61,7 @@ async fn the_store_of_a_larder_that_ran_alone_is_taken_over() {
     };
     assert_eq!(counts().await, (1, true));
     assert_eq!(counts().await, (0, false), "the second time");
+    assert_eq!(alone.blobs().len(), 2, "the other store is as it was");
 
     let empty = Folder::new();
     let replica = setup.start(&upstream, &empty);

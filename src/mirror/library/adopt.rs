@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::address::{Address, Artifact};
+use crate::address::{Address, Artifact, Package};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::mirror::Library;
@@ -14,6 +14,7 @@ use crate::mirror::library::Catalog;
 use crate::mirror::library::alarms::{AlarmFinding, NewAlarm};
 use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::module_history::ModuleFirstSeenRecord;
+use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::{NameRecord, StoredArchive, VersionHistory};
 use crate::store::{
     DocumentKey, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordGroup, RecordStep, StoreError, to_json,
@@ -123,24 +124,45 @@ impl Library {
         adopted: &mut Adopted,
     ) -> Result<(), StoreError> {
         let (mut history, others): (Vec<_>, Vec<_>) = records.iter().partition(|(key, _)| key.is_history());
-        // Of an address that the fleet has never seen, the history is taken as it is, keys and all.
+        // Of an address that the fleet has never seen, the history is taken as it is, keys and all. A list alone says nothing of it.
         let mut is_known = false;
-        for (key, _) in &history {
-            is_known |= !matches!(self.store.records.read(key)?, ReadOutcome::Absent);
+        for (key, record) in history.iter().filter(|(key, _)| !matches!(key, Key::FirstListed(_))) {
+            is_known |= match self.store.records.read(key)? {
+                ReadOutcome::Absent => false,
+                // An earlier run has taken it over.
+                ReadOutcome::Intact(ours) => ours != **record,
+                ReadOutcome::Damaged => true,
+            };
         }
-        // A run that ends early must leave no version without the keys that may vouch for it.
-        history.sort_by_key(|(key, _)| !matches!(key, Key::SigningKeyLog(_)));
-        let mut refused = BTreeSet::new();
+        // A run that ends early must leave no version without the keys that may vouch for it, and no list without its times.
+        let (lists, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(key, _)| matches!(key, Key::Document(DocumentKey::Versions(_))));
+        history.extend(lists);
+        history.sort_by_key(|(key, _)| match key {
+            Key::SigningKeyLog(_) => 0,
+            Key::FirstListed(_) | Key::Document(_) => 1,
+            _ => 2,
+        });
+        let (mut refused, theirs) = (BTreeSet::new(), records);
         for step in steps_of(&history).into_iter().chain(steps_of(&others)) {
             let Some((first, _)) = step.first() else { continue };
             let decide = |records: &mut RecordStep<'_>, alarms: &mut Vec<NewAlarm>| {
                 let (found, newly_refused) = Default::default();
-                let mut judge =
-                    Judge { step: records, archives, is_known, refused: &refused, now, alarms, found, newly_refused };
+                let mut judge = Judge {
+                    step: records,
+                    theirs,
+                    archives,
+                    is_known,
+                    refused: &refused,
+                    now,
+                    alarms,
+                    found,
+                    newly_refused,
+                };
                 step.iter().try_for_each(|(key, record)| judge.adopt(key, record))?;
                 Ok((judge.found, judge.newly_refused))
             };
-            let (found, newly_refused) = match address_of(first) {
+            let (found, newly_refused) = match first.address() {
                 Some(address) => {
                     let (found, written) = self.change_with_alarms(&address, first, decide)?;
                     written.map(|()| found)?
@@ -152,20 +174,9 @@ impl Library {
             adopted.archives += found.archives;
             adopted.archive_bytes += found.archive_bytes;
             adopted.differing.extend(found.differing);
+            adopted.left.extend(found.left);
         }
         Ok(())
-    }
-}
-
-/// The address of a record; `None` for one of a registry.
-fn address_of(key: &Key) -> Option<Address> {
-    match key.group() {
-        RecordGroup::Provider(provider) => Some(Address::Provider(provider)),
-        // Alarms are those of a spelling.
-        RecordGroup::Module(folded) => {
-            Some(Address::Module(key.module_version().map_or(folded, |package| package.module)))
-        }
-        RecordGroup::Registry(_) | RecordGroup::Alone(_) => None,
     }
 }
 
@@ -173,7 +184,11 @@ fn address_of(key: &Key) -> Option<Address> {
 fn steps_of<'a>(records: &[(&'a Key, &'a Vec<u8>)]) -> Vec<Vec<(&'a Key, &'a Vec<u8>)>> {
     let (mut steps, mut bytes) = (Vec::<Vec<_>>::new(), 0);
     for (key, record) in records {
-        let is_full = |step: &Vec<_>| bytes + record.len() > STEP_BYTES || step.len() >= STEP_RECORDS;
+        // Alarms are those of one spelling of a module.
+        let is_of_another =
+            |step: &Vec<(&Key, &Vec<u8>)>| step.first().is_some_and(|(first, _)| first.address() != key.address());
+        let is_full =
+            |step: &Vec<_>| bytes + record.len() > STEP_BYTES || step.len() >= STEP_RECORDS || is_of_another(step);
         if steps.last().is_none_or(is_full) {
             steps.push(Vec::new());
             bytes = 0;
@@ -187,6 +202,8 @@ fn steps_of<'a>(records: &[(&'a Key, &'a Vec<u8>)]) -> Vec<Vec<(&'a Key, &'a Vec
 /// Decides about the records of one step.
 struct Judge<'a, 'b> {
     step: &'a mut RecordStep<'b>,
+    /// All records of the group in the other store.
+    theirs: &'a Group,
     archives: &'a BTreeSet<Digest>,
     /// True if the fleet has seen the address.
     is_known: bool,
@@ -201,9 +218,19 @@ struct Judge<'a, 'b> {
 impl Judge<'_, '_> {
     fn adopt(&mut self, key: &Key, record: &[u8]) -> Result<(), StoreError> {
         match key {
+            Key::FirstSeenV0(_) => {
+                self.found.left.push(format!("{key}: it could not be split by version"));
+                Ok(())
+            }
             key if key.is_history() => self.adopt_history(key, record),
             key if depends_on(key, self.refused) => Ok(()),
             Key::Name(artifact) => self.adopt_name(artifact, record),
+            // Times of a list are those of its versions.
+            Key::Document(DocumentKey::Versions(address)) if self.lists_otherwise(address)? => Ok(()),
+            Key::ProofSet(package) if !self.is_proven(package, record)? => {
+                self.found.left.push(format!("{key}: the fleet has verified other files of this version, or none"));
+                Ok(())
+            }
             key => {
                 if matches!(self.step.read(key)?, ReadOutcome::Absent) {
                     self.put(key, record.to_vec());
@@ -211,6 +238,33 @@ impl Judge<'_, '_> {
                 Ok(())
             }
         }
+    }
+
+    /// True if the fleet has other times of the versions of an address.
+    fn lists_otherwise(&self, address: &Address) -> Result<bool, StoreError> {
+        let times = Key::FirstListed(address.clone());
+        Ok(match self.step.read(&times)? {
+            ReadOutcome::Intact(ours) => self.theirs.get(&times) != Some(&ours),
+            ReadOutcome::Absent => false,
+            ReadOutcome::Damaged => true,
+        })
+    }
+
+    /// True if a set may be taken over: the history of the fleet has its archive, or the fleet has never seen the provider.
+    fn is_proven(&self, package: &Package, record: &[u8]) -> Result<bool, StoreError> {
+        let Some(set) = StoredProofSet::read(record.to_vec(), package) else { return Ok(false) };
+        let verified = self.verified_digests(package)?;
+        Ok(verified.is_none_or(|verified| set.sets().all(|set| verified.contains(&set.document.shasum))))
+    }
+
+    /// The digests that the fleet has verified for a package; `None` if it has never seen the provider.
+    fn verified_digests(&self, package: &Package) -> Result<Option<Vec<Digest>>, StoreError> {
+        if !self.is_known {
+            return Ok(None);
+        }
+        let key = Key::FirstSeen(package.provider.clone(), package.version.clone());
+        let history = self.step.read(&key)?.json::<VersionHistory>().intact().unwrap_or_default();
+        Ok(Some(history.digests_of(&package.platform)))
     }
 
     /// Takes over a record of history, unless the fleet has seen something else first: then that counts.
@@ -222,7 +276,7 @@ impl Judge<'_, '_> {
                 let strict = || match key {
                     Key::FirstSeen(..) if self.is_known => {
                         let history = serde_json::from_slice::<VersionHistory>(record).ok()?;
-                        Some(to_json(&history.vouched_for_by_no_earlier_key()))
+                        Some(to_json(&history.vouched_for_by_nobody()))
                     }
                     _ => None,
                 };
@@ -254,7 +308,13 @@ impl Judge<'_, '_> {
         };
         let before = Catalog::name_record_in(self.step, artifact.clone())?;
         let mut name = before.clone();
-        for archive in theirs.archives.into_iter().filter(|archive| self.archives.contains(&archive.digest)) {
+        let verified = match artifact {
+            Artifact::Provider(package) => self.verified_digests(package)?,
+            Artifact::Module(_) => None,
+        };
+        let is_verified = |digest: &Digest| verified.as_ref().is_none_or(|verified| verified.contains(digest));
+        let sent = |archive: &StoredArchive| self.archives.contains(&archive.digest) && is_verified(&archive.digest);
+        for archive in theirs.archives.into_iter().filter(sent) {
             if name.get(&archive.digest).is_none() {
                 self.found.archives += 1;
                 self.found.archive_bytes += archive.size_bytes;
@@ -305,13 +365,14 @@ fn difference(key: &Key, ours: &[u8], theirs: &[u8]) -> Option<String> {
         Key::ModuleFirstSeen(_) => {
             let [ours, theirs] =
                 [ours, theirs].map(|record| serde_json::from_slice::<ModuleFirstSeenRecord>(record).ok());
-            match (ours?, theirs?) {
-                (ModuleFirstSeenRecord::Seen(ours), ModuleFirstSeenRecord::Seen(theirs)) => {
+            match (ours, theirs) {
+                (Some(ModuleFirstSeenRecord::Seen(ours)), Some(ModuleFirstSeenRecord::Seen(theirs))) => {
                     let (ours, theirs) = (&ours.tree.packed, &theirs.tree.packed);
                     (!ours.is_same_module(theirs))
                         .then(|| format!("the tree {}, and the fleet {}", theirs.tree_digest, ours.tree_digest))
                 }
-                _ => None,
+                // A decision of the fleet's operator stays.
+                _ => Some("the fleet has forgotten it, or has another record".to_owned()),
             }
         }
         _ => None,

@@ -336,9 +336,15 @@ impl VersionHistory {
         is_named && self.dropped.insert(digest, archive.clone()).as_ref() != Some(&archive)
     }
 
-    /// The history as a larder takes it over that knows other keys of the provider: none of them may vouch for it by its age.
-    pub(super) fn vouched_for_by_no_earlier_key(self) -> Self {
-        Self { known_keys: 0, ..self }
+    /// The history as a larder takes it over that knows other keys of the provider. Nothing vouches for a change of it: as for a version
+    /// whose first record was lost.
+    pub(super) fn vouched_for_by_nobody(mut self) -> Self {
+        self.known_keys = 0;
+        for record in &mut self.records {
+            record.number += 1;
+            record.accepted = false;
+        }
+        self
     }
 
     /// The first file or platform for which this history has other digests than `ours`, in words.

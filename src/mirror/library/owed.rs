@@ -395,9 +395,7 @@ impl Library {
         Err(match refusal {
             StoreError::Bucket { trouble, said, remedy } => StoreError::Bucket {
                 trouble,
-                said: format!(
-                    "it is verified, and this replica serves it, but the bucket does not have it yet: {said}"
-                ),
+                said: format!("this replica has it and serves it, but the bucket does not have it yet: {said}"),
                 remedy,
             },
             other => other,

@@ -194,7 +194,7 @@ pub(crate) struct SealedStore {
 impl SealedStore {
     pub(crate) fn open(builder: Builder, folder: &Folder) -> Self {
         let config = builder.store_at(folder).config();
-        let (mirror, _, _) =
+        let (mirror, ..) =
             app::mirror(&config, &StartSettings { open_store: store_kind::open, ..StartSettings::default() }).unwrap();
         Self { folder: folder.clone(), mirror }
     }
