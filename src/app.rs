@@ -107,8 +107,11 @@ pub struct RunningApp {
     /// As it was given: the stricter verification of other replicas is not in it.
     config: tokio::sync::Mutex<Config>,
     /// The settings of the other replicas, as they were last known.
-    others: parking_lot::Mutex<Vec<(String, String)>>,
+    others: parking_lot::Mutex<SettingsOfOthers>,
 }
+
+/// The settings of other replicas, each with its URL; none for a larder that runs alone.
+pub type SettingsOfOthers = Vec<(String, String)>;
 
 /// The parts that a reload keeps.
 #[derive(Debug)]
@@ -776,7 +779,7 @@ pub fn outbound(config: &Config, traffic: Traffic, limits: UpstreamLimits) -> Re
 pub fn mirror(
     config: &Config,
     settings: &StartSettings,
-) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources, Vec<(String, String)>), StartError> {
+) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources, SettingsOfOthers), StartError> {
     let store = match &config.fleet {
         Some(fleet) => replica::open_store(config, fleet, settings)?,
         None => {
