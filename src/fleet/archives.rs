@@ -43,7 +43,7 @@ pub(super) struct KnownObjects {
     /// The notes of this machine: the objects that it has met.
     index: Arc<Index>,
     health: Mutex<Health>,
-    /// What a person should know.
+    /// The events that a person should know.
     events: Arc<FleetEvents>,
     /// Cancelled when larder stops: nobody waits for the bucket then.
     pub(super) stopping: CancellationToken,

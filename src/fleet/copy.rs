@@ -93,7 +93,7 @@ impl CopiedRecords {
         Arc::clone(&self.shared)
     }
 
-    /// What happens to the fleet.
+    /// The events of the fleet, as this replica meets them.
     pub fn events(&self) -> Arc<FleetEvents> {
         Arc::clone(&self.events)
     }

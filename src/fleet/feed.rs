@@ -32,7 +32,7 @@ pub struct Feed {
     announcement: OnceLock<Announcement>,
 }
 
-/// What was heard last.
+/// The last news, and the last life of the database.
 #[derive(Debug)]
 struct LastNews {
     /// The life of the database, by its hash, also as an earlier process met it; `None` for a folder that has met none.

@@ -1,4 +1,4 @@
-//! What a person should know of a fleet: conditions that end by themselves, and events that are told for a day.
+//! Alarms about a fleet: conditions that end by themselves, and events that are told for a day.
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ impl FleetAlarmKind {
         }
     }
 
-    /// What a person can do.
+    /// The remedy.
     pub fn to_do(self) -> &'static str {
         match self {
             Self::Behind => {
@@ -117,7 +117,7 @@ impl FleetEvents {
         true
     }
 
-    /// What lasts, and the events of the last day, the oldest first.
+    /// The conditions that last, and the events of the last day, the oldest first.
     pub fn told(&self) -> Vec<FleetAlarm> {
         let now = self.clock.now();
         let mut events = self.events.lock();

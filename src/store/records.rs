@@ -225,7 +225,7 @@ pub trait Records: fmt::Debug + Send + Sync {
     /// Announces the settings of this replica from now on.
     fn announce_settings(&self, _: String) {}
 
-    /// What happened to the fleet, as this replica met it; `None` where no replica shares the records.
+    /// The events of the fleet, as this replica met them; `None` where no replica shares the records.
     fn fleet_events(&self) -> Option<&FleetEvents> {
         None
     }

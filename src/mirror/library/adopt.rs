@@ -32,9 +32,9 @@ pub struct Adopted {
     pub archives: u64,
     /// Their bytes.
     pub archive_bytes: u64,
-    /// What differs from what the fleet saw first: the fleet keeps its own, and raises an alarm.
+    /// Records that differ from the first ones of the fleet, which keeps its own, and raises an alarm.
     pub differing: Vec<String>,
-    /// What could not be taken over, each with the reason.
+    /// Records and archives that could not be taken over, each with the reason.
     pub left: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ const STEP_RECORDS: usize = 200;
 type Group = BTreeMap<Key, Vec<u8>>;
 
 impl Library {
-    /// Takes over everything of `other`. Each address is one step, so it may be repeated. `report` gets each address before its archives
+    /// Takes over everything of `other`. It may be repeated: what is taken over stays, and counts once. `report` gets each address before its archives
     /// are sent. Blocks.
     ///
     /// # Errors

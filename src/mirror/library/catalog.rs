@@ -66,7 +66,7 @@ impl Catalog {
         let artifact = artifact.into();
         let owed = self.owed.of_name(&artifact);
         let mut name = match self.store.records.read_as(&Key::Name(artifact.clone()), NameRecord::parse) {
-            // What is here needs nobody.
+            // Nobody is needed for an archive that is here.
             Err(StoreError::Unreachable(_)) if !owed.is_empty() => NameRecord::default(),
             read => read?.intact().unwrap_or_default(),
         };

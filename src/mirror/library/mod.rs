@@ -187,7 +187,7 @@ impl Library {
         self.store.records.contact().map_or(Standing::Current, Contact::standing)
     }
 
-    /// What a person should know of the fleet; nothing for a larder that runs alone.
+    /// The alarms of the fleet; none for a larder that runs alone.
     pub fn fleet_alarms(&self, now: Timestamp) -> Vec<FleetAlarm> {
         let records = &self.store.records;
         let silence = records.contact().map_or(Duration::ZERO, Contact::silence);

@@ -126,7 +126,7 @@ impl OwedArchives {
         Ok(Self { store, owed: Mutex::new(owed) })
     }
 
-    /// What is owed.
+    /// The sum of all receipts.
     pub fn totals(&self) -> OwedAmount {
         let owed = self.owed.lock();
         let refusal = owed.archives.values().find_map(|archive| archive.refusal.as_ref());
@@ -188,7 +188,7 @@ impl OwedArchives {
         Some(self.owed.lock().archives.get(digest)?.named.get(artifact)?.archive.clone())
     }
 
-    /// What is to be judged again, because records have changed since: all names with their present generations.
+    /// The receipts to judge again, because records have changed since, each with the present generation of its records.
     fn unjudged(&self, generation: impl Fn(&Artifact) -> u64) -> Vec<(StoredArchive, Artifact, u64)> {
         let owed = self.owed.lock();
         let named = owed.archives.values().flat_map(|archive| &archive.named);
@@ -402,7 +402,7 @@ impl Library {
         })
     }
 
-    /// What is owed.
+    /// The sum of all receipts.
     pub fn owed_totals(&self) -> OwedAmount {
         self.catalog.owed.totals()
     }
