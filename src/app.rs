@@ -25,7 +25,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 pub use self::reload::{NotReloaded, Reloaded};
-use self::replica::Differences;
 use crate::audit::{AuditError, AuditTrail};
 use crate::cdn_loop::OwnEntry;
 use crate::clock::{Clock, Timestamp};
@@ -377,7 +376,7 @@ impl RunningApp {
         let library = Arc::clone(&mirror.library);
         supervisor.spawn(&mut tasks, Task::Owed, move || Arc::clone(&library).send_what_is_owed());
         let running = Arc::downgrade(self);
-        supervisor.spawn(&mut tasks, Task::FleetSettings, move || compare_settings(Weak::clone(&running)));
+        supervisor.spawn(&mut tasks, Task::FleetSettings, move || replica::compare_settings(Weak::clone(&running)));
         let task_recurring = Arc::clone(recurring);
         supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&task_recurring).run());
         let task_traffic = Arc::clone(traffic);
@@ -574,41 +573,6 @@ pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError>
     }))
 }
 
-/// The time between two comparisons with the settings of other replicas.
-const COMPARISON_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Compares the settings of this replica with those of the others, again and again, and takes over a stricter verification for as long as
-/// another one has it. Ends at once for a larder that runs alone.
-async fn compare_settings(running: Weak<RunningApp>) {
-    while let Some(running) = running.upgrade() {
-        let config = running.config.lock().await.clone();
-        if config.fleet.is_none() {
-            return;
-        }
-        let store = Arc::clone(&running.parts.store);
-        let others = tokio::task::spawn_blocking(move || store.records.settings_of_others()).await;
-        // Where nobody says, what was known last counts.
-        if let Ok(Ok(others)) = others {
-            let Differences { found, stricter } = replica::differences(&config, &others);
-            if let Some(events) = running.parts.store.records.fleet_events()
-                && events.set_differing(found.clone())
-            {
-                for differs in found {
-                    tracing::error!(differs, "replicas have other settings, where all must have the same");
-                }
-            }
-            let in_force = replica::differences(&config, &running.others.lock()).stricter;
-            if in_force != stricter
-                && let Err(problems) = running.reload_beside(others).await
-            {
-                tracing::error!(%problems, "the verification of the other replicas could not be taken over; it is tried again");
-            }
-        }
-        drop(running);
-        tokio::time::sleep(COMPARISON_INTERVAL).await;
-    }
-}
-
 /// Opens the store of a larder that ran alone, in `folder`, and that of a replica, which is to take the first one over.
 ///
 /// # Errors
@@ -796,8 +760,7 @@ pub fn mirror(
     };
     let store = Arc::new(store);
     // Before anything is stored by a laxer one.
-    let others =
-        if config.fleet.is_some() { store.records.settings_of_others().unwrap_or_default() } else { Vec::new() };
+    let others = store.records.fleet().and_then(|fleet| fleet.settings_of_others().ok()).unwrap_or_default();
     let config = &replica::effective(config, &others);
     let metrics = MetricSources::new();
     let upstreams = Upstreams::new(&config.upstreams, &config.credentials, &config.network.allow_private);

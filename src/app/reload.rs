@@ -80,7 +80,9 @@ impl RunningApp {
         self.handlers.store(Arc::new(handlers));
         self.parts.recurring.reload(&config);
         *self.others.lock() = others;
-        self.parts.store.records.announce_settings(replica::settings_text(&config));
+        if let Some(fleet) = self.parts.store.records.fleet() {
+            fleet.announce_settings(replica::settings_text(&config));
+        }
         *current = config;
         if let Err(error) = self.parts.mirror.library.make_room().await {
             tracing::error!(%error, "eviction after the reload failed");

@@ -1,21 +1,28 @@
-//! A larder that is a replica of a fleet: how its store is opened, and the secrets that all replicas have.
+//! A larder that is a replica of a fleet: how its store is opened, the secrets that all replicas have, and the settings that they must
+//! have in common.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use aws_lc_rs::hmac;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
 
-use super::{StartError, StartSettings};
-use crate::config::{Config, Fleet, VerificationPolicy};
-use crate::store::Store;
+use super::{RunningApp, SettingsOfOthers, StartError, StartSettings};
+use crate::config::{self, Config, VerificationPolicy};
+use crate::store::{Fleet, Store};
 
 /// Opens the store of a replica.
 ///
 /// # Errors
 /// Returns a [`StartError`] that says what to change.
 #[cfg(feature = "fleet")]
-pub(super) fn open_store(config: &Config, fleet: &Fleet, settings: &StartSettings) -> Result<Store, StartError> {
+pub(super) fn open_store(
+    config: &Config,
+    fleet: &config::Fleet,
+    settings: &StartSettings,
+) -> Result<Store, StartError> {
     use crate::fleet::open::{OpenError, Presence, open};
 
     let presence = if settings.is_command { Presence::Unlisted } else { Presence::Listed };
@@ -30,7 +37,7 @@ pub(super) fn open_store(config: &Config, fleet: &Fleet, settings: &StartSetting
 /// # Errors
 /// Always.
 #[cfg(not(feature = "fleet"))]
-pub(super) fn open_store(_: &Config, fleet: &Fleet, _: &StartSettings) -> Result<Store, StartError> {
+pub(super) fn open_store(_: &Config, fleet: &config::Fleet, _: &StartSettings) -> Result<Store, StartError> {
     Err(StartError::Refused(format!(
         "this larder was built without the feature fleet, so it cannot be a replica that keeps its archives in {}: build it with cargo build \
          --features fleet, or remove [fleet]",
@@ -130,4 +137,42 @@ pub(super) fn effective(config: &Config, others: &[(String, String)]) -> Config 
         }
     }
     config
+}
+
+/// The time between two comparisons with the settings of other replicas.
+const COMPARISON_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Compares the settings of this replica with those of the others, again and again, and takes over a stricter verification for as long as
+/// another one has it. Ends at once for a larder that runs alone.
+pub(super) async fn compare_settings(running: Weak<RunningApp>) {
+    while let Some(running) = running.upgrade() {
+        let store = Arc::clone(&running.parts.store);
+        let others = tokio::task::spawn_blocking(move || store.records.fleet().map(Fleet::settings_of_others));
+        match others.await {
+            Ok(None) => return,
+            Ok(Some(Ok(others))) => compare(&running, others).await,
+            // Where nobody says, what was known last counts.
+            Ok(Some(Err(_))) | Err(_) => {}
+        }
+        drop(running);
+        tokio::time::sleep(COMPARISON_INTERVAL).await;
+    }
+}
+
+async fn compare(running: &RunningApp, others: SettingsOfOthers) {
+    let config = running.config.lock().await.clone();
+    let Differences { found, stricter } = differences(&config, &others);
+    if let Some(fleet) = running.parts.store.records.fleet()
+        && fleet.events().set_differing(found.clone())
+    {
+        for differs in found {
+            tracing::error!(differs, "replicas have other settings, where all must have the same");
+        }
+    }
+    let in_force = differences(&config, &running.others.lock()).stricter;
+    if in_force != stricter
+        && let Err(problems) = running.reload_beside(others).await
+    {
+        tracing::error!(%problems, "the verification of the other replicas could not be taken over; it is tried again");
+    }
 }

@@ -24,9 +24,9 @@ use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::store::{
-    Change, Contact, CopiedRecord, Durability, FleetEvents, Generation, GroupRef, Index, IndexEntry, IndexedName, Key,
-    Moment, NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError, Trimmed, Turns,
-    Unreached, WriteOutcome,
+    Change, Contact, CopiedRecord, Durability, Fleet, FleetEvents, Generation, GroupRef, Index, IndexEntry,
+    IndexedName, Key, Moment, NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError,
+    Trimmed, Turns, Unreached, WriteOutcome,
 };
 
 /// The names that are copied when they are read together. Of more, only the bytes are asked for.
@@ -91,11 +91,6 @@ impl CopiedRecords {
     /// The records in the database.
     pub fn shared(&self) -> Arc<DatabaseRecords> {
         Arc::clone(&self.shared)
-    }
-
-    /// The events of the fleet, as this replica meets them.
-    pub fn events(&self) -> Arc<FleetEvents> {
-        Arc::clone(&self.events)
     }
 
     /// The news of other replicas.
@@ -546,30 +541,8 @@ impl Records for CopiedRecords {
         Ok(Trimmed::Copy)
     }
 
-    fn spread(&self) -> Result<Vec<Unreached>, StoreError> {
-        self.feed.spread()
-    }
-
-    fn leave(&self) {
-        // Its end says so.
-        let following = self.following.lock().take();
-        drop(following);
-    }
-
-    fn contact(&self) -> Option<&Contact> {
-        Some(self.feed.contact())
-    }
-
-    fn settings_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
-        self.feed.settings_of_others()
-    }
-
-    fn announce_settings(&self, settings: String) {
-        self.feed.announce_settings(settings);
-    }
-
-    fn fleet_events(&self) -> Option<&FleetEvents> {
-        Some(&self.events)
+    fn fleet(&self) -> Option<&dyn Fleet> {
+        Some(self)
     }
 
     fn turns(&self) -> &Turns {
@@ -657,5 +630,33 @@ impl Records for CopiedRecords {
 
     fn unreadable_name(&self) -> Option<StoreError> {
         self.local.unreadable_name()
+    }
+}
+
+impl Fleet for CopiedRecords {
+    fn contact(&self) -> &Contact {
+        self.feed.contact()
+    }
+
+    fn events(&self) -> &Arc<FleetEvents> {
+        &self.events
+    }
+
+    fn spread(&self) -> Result<Vec<Unreached>, StoreError> {
+        self.feed.spread()
+    }
+
+    fn settings_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
+        self.feed.settings_of_others()
+    }
+
+    fn announce_settings(&self, settings: String) {
+        self.feed.announce_settings(settings);
+    }
+
+    fn leave(&self) {
+        // Its end says so.
+        let following = self.following.lock().take();
+        drop(following);
     }
 }

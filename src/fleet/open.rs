@@ -13,7 +13,7 @@ use super::records::DatabaseRecords;
 use super::replicas::Announcement;
 use crate::clock::Clock;
 use crate::config;
-use crate::store::{Local, Store, StoreError};
+use crate::store::{Fleet as _, Local, Store, StoreError};
 
 /// The kind of larder that opens the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +88,7 @@ pub fn open(
         let announcement = Announcement::new(fleet.advertise.to_string(), settings).map_err(random)?;
         records.join_fleet(announcement).map_err(failed)?;
     }
-    let archives = BucketArchives::new(bucket, records.shared(), index, records.events()).map_err(failed)?;
+    let archives =
+        BucketArchives::new(bucket, records.shared(), index, Arc::clone(records.events())).map_err(failed)?;
     Ok(Store::assemble(Box::new(records), Box::new(archives), local))
 }

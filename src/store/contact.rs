@@ -3,22 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 /// The silence after which a replica is behind: it may serve what others have changed.
 const BEHIND_AFTER: Duration = Duration::from_secs(5);
-
-/// A replica that may serve what a command has changed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Unreached {
-    /// Its URL.
-    pub url: String,
-    /// The seconds since it last reached the shared records.
-    pub silent_seconds: u64,
-    /// True if it was heard a moment ago: it serves clients, and has not heard of the change yet.
-    pub is_heard: bool,
-}
 
 /// The last answer of the shared records.
 #[derive(Debug)]

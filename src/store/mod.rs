@@ -28,6 +28,7 @@ mod blobs;
 mod contact;
 mod disk;
 mod examine;
+mod fleet;
 mod fleet_alarms;
 mod folder;
 mod index;
@@ -45,9 +46,10 @@ use std::sync::Arc;
 use self::archives::OnThisMachine;
 pub use self::archives::{ArchiveFile, Archives, ArrivingBytes, Intake, LocalArchives, SharedArchives};
 pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
-pub use self::contact::{Contact, Standing, Unreached};
+pub use self::contact::{Contact, Standing};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
+pub use self::fleet::{Fleet, Unreached};
 pub use self::fleet_alarms::{FleetAlarm, FleetAlarmKind, FleetEvents};
 pub use self::index::{
     CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, Moment, NameCursor, SeenLife, SizeLimit, Totals,
@@ -165,7 +167,9 @@ impl Store {
 
     /// Marks a clean close, so that the next start trusts the index; the other replicas wait for this one no more.
     pub fn close(&self) -> Result<(), StoreError> {
-        self.records.leave();
+        if let Some(fleet) = self.records.fleet() {
+            fleet.leave();
+        }
         self.local.close()
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::key::{APPROVALS, DocumentKey, GroupRef, NAMES, OWED, RecordGroup};
-use super::{Contact, FleetEvents, IndexedName, Key, NameCursor, StoreError, Striped, Unreached};
+use super::{Fleet, IndexedName, Key, NameCursor, StoreError, Striped};
 use crate::address::{
     Address, AddressFilter, Artifact, Hostname, ModuleAddress, ModuleName, ModulePackage, Package, Platform,
     ProviderAddress, Version,
@@ -198,35 +198,8 @@ pub trait Records: fmt::Debug + Send + Sync {
         Ok(Trimmed::OnlyHere)
     }
 
-    /// Waits until all replicas have heard of what was written before, for a few seconds at most. Returns those that have not.
-    ///
-    /// # Errors
-    /// The shared records do not answer.
-    fn spread(&self) -> Result<Vec<Unreached>, StoreError> {
-        Ok(Vec::new())
-    }
-
-    /// Says to the other replicas that this one ends. Waits for a few seconds at most.
-    fn leave(&self) {}
-
-    /// When the shared records last answered this replica; `None` where no replica shares them.
-    fn contact(&self) -> Option<&Contact> {
-        None
-    }
-
-    /// The settings of the other replicas that run, each with its URL; none where no replica shares the records.
-    ///
-    /// # Errors
-    /// The shared records do not answer.
-    fn settings_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
-        Ok(Vec::new())
-    }
-
-    /// Announces the settings of this replica from now on.
-    fn announce_settings(&self, _: String) {}
-
-    /// The events of the fleet, as this replica met them; `None` where no replica shares the records.
-    fn fleet_events(&self) -> Option<&FleetEvents> {
+    /// The other replicas; `None` where no replica shares the records.
+    fn fleet(&self) -> Option<&dyn Fleet> {
         None
     }
 

@@ -71,7 +71,7 @@ fn what_a_database_has_forgotten_is_forgotten_by_the_replicas() {
             until_answered(|| replica.feed().hear());
             assert_eq!(read(replica, &alarms("null")).as_deref(), Some("another"), "{loss:?}");
             assert_eq!(read(replica, &alarms("p0")), None, "{loss:?}");
-            let told = replica.fleet_events().unwrap().told();
+            let told = replica.fleet().unwrap().events().told();
             assert!(matches!(&told[..], [told] if told.kind == FleetAlarmKind::DatabaseForgot), "{loss:?}: {told:?}");
         }
         let now = database.sql("select life from larder.fleet");
@@ -132,7 +132,7 @@ fn a_crash_begins_no_other_life() {
         until_answered(|| records.put(&first_seen(&name), b"first", Durability::Synced));
     }
     assert_eq!(database.sql("select life from larder.fleet"), life);
-    assert_eq!(one.fleet_events().unwrap().told(), []);
+    assert_eq!(one.fleet().unwrap().events().told(), []);
 }
 
 /// A dump has the transactions of the server that it was made on, which may be far ahead of those of the server that it is restored

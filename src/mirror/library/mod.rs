@@ -67,7 +67,7 @@ use crate::mirror::library::missing::MissingLog;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::store::{
-    Contact, FleetAlarm, FleetAlarmKind, FleetEvents, RecordGroup, RecordScope, Standing, Store, StoreError, Unreached,
+    Fleet, FleetAlarm, FleetAlarmKind, RecordGroup, RecordScope, Standing, Store, StoreError, Unreached,
 };
 
 /// The silence of the database after which a person should know that this replica is behind.
@@ -179,24 +179,24 @@ impl Library {
     /// # Errors
     /// The shared records do not answer.
     pub async fn spread(self: &Arc<Self>) -> Result<Vec<Unreached>, Error> {
-        self.on_disk(|library| library.store.records.spread()).await
+        self.on_disk(|library| library.store.records.fleet().map_or(Ok(Vec::new()), Fleet::spread)).await
     }
 
     /// The standing of this replica: it may be behind the others.
     pub fn standing(&self) -> Standing {
-        self.store.records.contact().map_or(Standing::Current, Contact::standing)
+        self.store.records.fleet().map_or(Standing::Current, |fleet| fleet.contact().standing())
     }
 
     /// The alarms of the fleet; none for a larder that runs alone.
     pub fn fleet_alarms(&self, now: Timestamp) -> Vec<FleetAlarm> {
-        let records = &self.store.records;
-        let silence = records.contact().map_or(Duration::ZERO, Contact::silence);
+        let Some(fleet) = self.store.records.fleet() else { return Vec::new() };
+        let silence = fleet.contact().silence();
         let behind = (silence >= ALARMED_AFTER).then(|| {
             let whole = Duration::from_secs(silence.as_secs());
             let detail = format!("the database has not answered for {}", humantime::format_duration(whole));
             FleetAlarm::new(FleetAlarmKind::Behind, detail, Timestamp(now.0.saturating_sub(whole.as_secs())))
         });
-        behind.into_iter().chain(records.fleet_events().map(FleetEvents::told).unwrap_or_default()).collect()
+        behind.into_iter().chain(fleet.events().told()).collect()
     }
 
     /// Looks for something in the records of a group, and where it is absent, again in what other replicas have written

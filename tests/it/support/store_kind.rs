@@ -110,7 +110,8 @@ pub(crate) fn open(folder: &Path, now: Timestamp) -> Result<Store, StoreError> {
             let (fleet, network) = bucket.settings();
             let bucket = Bucket::new(&fleet, &network).unwrap();
             let archives =
-                BucketArchives::new(bucket, records.shared(), Arc::clone(&local.index), records.events()).unwrap();
+                BucketArchives::new(bucket, records.shared(), Arc::clone(&local.index), Arc::clone(records.events()))
+                    .unwrap();
             Store::assemble(Box::new(records), Box::new(archives), local)
         }
     })

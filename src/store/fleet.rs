@@ -1,0 +1,47 @@
+//! What a replica hears of the others of its fleet, and says to them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Contact, FleetEvents, StoreError};
+
+/// The other replicas of a fleet, as one replica meets them.
+pub trait Fleet: fmt::Debug + Send + Sync {
+    /// When the shared records last answered this replica.
+    fn contact(&self) -> &Contact;
+
+    /// The events of the fleet, as this replica met them.
+    fn events(&self) -> &Arc<FleetEvents>;
+
+    /// Waits until all replicas have heard of what was written before, for a few seconds at most. Returns those that have not.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    fn spread(&self) -> Result<Vec<Unreached>, StoreError>;
+
+    /// The settings of the other replicas that run, each with its URL. Blocks.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    fn settings_of_others(&self) -> Result<Vec<(String, String)>, StoreError>;
+
+    /// Announces the settings of this replica from now on.
+    fn announce_settings(&self, settings: String);
+
+    /// Says to the other replicas that this one ends. Waits for a few seconds at most.
+    fn leave(&self);
+}
+
+/// A replica that may serve what a command has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Unreached {
+    /// Its URL.
+    pub url: String,
+    /// The seconds since it last reached the shared records.
+    pub silent_seconds: u64,
+    /// True if it was heard a moment ago: it serves clients, and has not heard of the change yet.
+    pub is_heard: bool,
+}
