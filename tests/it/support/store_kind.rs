@@ -18,7 +18,7 @@ use larder::fleet::bucket::Bucket;
 use larder::fleet::copy::CopiedRecords;
 use larder::fleet::records::DatabaseRecords;
 use larder::fleet::replicas::Announcement;
-use larder::store::{Store, StoreError};
+use larder::store::{Fleet as _, Store, StoreError};
 
 /// The records of each folder, which outlive the larders that use it.
 static RECORDS: Mutex<BTreeMap<PathBuf, Kind>> = Mutex::new(BTreeMap::new());
