@@ -114,8 +114,8 @@ impl Server {
             "PATH=$PATH:/usr/sbin pgbouncer -q bouncer.ini >> log 2>&1 & bouncer=$!;"
         });
         let run = format!(
-            "cd {server_folder}; {programs}/postgres -D data >> log 2>&1 & {} read _; \
-             [ -z \"$bouncer\" ] || kill -INT $bouncer; {programs}/pg_ctl -D data -m fast stop >> log 2>&1; wait; cd /; rm -rf {server_folder}",
+            "cd {server_folder}; {programs}/postgres -D data >> log 2>&1 & server=$!; {} read _; \
+             [ -z \"$bouncer\" ] || kill -KILL $bouncer; {programs}/pg_ctl -D data -m fast stop >> log 2>&1 || kill -INT $server; wait; cd /; rm -rf {server_folder}",
             run_bouncer.unwrap_or_default(),
             programs = programs.display()
         );
@@ -160,7 +160,8 @@ impl Server {
         command.env("PGPASSWORD", PASSWORD).env("PGPORT", self.port.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+        // It may end before it has read anything: then it says why.
+        let _ = child.stdin.take().unwrap().write_all(sql.as_bytes());
         child.wait_with_output().unwrap()
     }
 }
