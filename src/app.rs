@@ -376,7 +376,7 @@ impl RunningApp {
         let library = Arc::clone(&mirror.library);
         supervisor.spawn(&mut tasks, Task::Owed, move || Arc::clone(&library).send_what_is_owed());
         let running = Arc::downgrade(self);
-        supervisor.spawn(&mut tasks, Task::FleetSettings, move || replica::compare_settings(Weak::clone(&running)));
+        supervisor.spawn(&mut tasks, Task::FleetSettings, move || replica::talk_to_others(Weak::clone(&running)));
         let task_recurring = Arc::clone(recurring);
         supervisor.spawn(&mut tasks, Task::RecurringWarmUps, move || Arc::clone(&task_recurring).run());
         let task_traffic = Arc::clone(traffic);

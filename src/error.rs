@@ -37,9 +37,9 @@ pub enum Error {
     BeyondLimit {
         /// The requested package.
         subject: String,
-        /// What is beyond which limit, as text.
+        /// The amount, and the limit that it exceeds, as text.
         cause: String,
-        /// What the operator can do.
+        /// The remedy for the operator.
         remedy: &'static str,
     },
     /// A rule of the operator does not allow it.

@@ -80,7 +80,7 @@ impl RunningApp {
         self.handlers.store(Arc::new(handlers));
         self.parts.recurring.reload(&config);
         *self.others.lock() = others;
-        if let Some(fleet) = self.parts.store.records.fleet() {
+        if let Some(fleet) = self.parts.mirror.library.fleet() {
             fleet.announce_settings(replica::settings_text(&config));
         }
         *current = config;

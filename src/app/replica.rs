@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RunningApp, SettingsOfOthers, StartError, StartSettings};
 use crate::config::{self, Config, VerificationPolicy};
-use crate::store::{Fleet, Store};
+use crate::store::Store;
 
 /// Opens the store of a replica.
 ///
@@ -139,15 +139,19 @@ pub(super) fn effective(config: &Config, others: &[(String, String)]) -> Config 
     config
 }
 
-/// The time between two comparisons with the settings of other replicas.
-const COMPARISON_INTERVAL: Duration = Duration::from_secs(5);
+/// The time between two words with the other replicas.
+const TALK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Compares the settings of this replica with those of the others, again and again, and takes over a stricter verification for as long as
-/// another one has it. Ends at once for a larder that runs alone.
-pub(super) async fn compare_settings(running: Weak<RunningApp>) {
+/// Says to the other replicas what this one has, and compares its settings with theirs, again and again: a stricter verification is taken
+/// over for as long as another one has it. Ends at once for a larder that runs alone.
+pub(super) async fn talk_to_others(running: Weak<RunningApp>) {
     while let Some(running) = running.upgrade() {
-        let store = Arc::clone(&running.parts.store);
-        let others = tokio::task::spawn_blocking(move || store.records.fleet().map(Fleet::settings_of_others));
+        let library = Arc::clone(&running.parts.mirror.library);
+        let others = tokio::task::spawn_blocking(move || {
+            let fleet = library.fleet()?;
+            fleet.announce_amounts(library.amounts());
+            Some(fleet.settings_of_others())
+        });
         match others.await {
             Ok(None) => return,
             Ok(Some(Ok(others))) => compare(&running, others).await,
@@ -155,14 +159,15 @@ pub(super) async fn compare_settings(running: Weak<RunningApp>) {
             Ok(Some(Err(_))) | Err(_) => {}
         }
         drop(running);
-        tokio::time::sleep(COMPARISON_INTERVAL).await;
+        tokio::time::sleep(TALK_INTERVAL).await;
     }
 }
 
+/// Compares the settings of this replica with those of the others, which must have the same.
 async fn compare(running: &RunningApp, others: SettingsOfOthers) {
     let config = running.config.lock().await.clone();
     let Differences { found, stricter } = differences(&config, &others);
-    if let Some(fleet) = running.parts.store.records.fleet()
+    if let Some(fleet) = running.parts.mirror.library.fleet()
         && fleet.events().set_differing(found.clone())
     {
         for differs in found {

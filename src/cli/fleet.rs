@@ -174,6 +174,7 @@ fn status(common: &CommonOptions) -> anyhow::Result<()> {
     use super::terminal::{Column, TextPage, plural, width_of_stdout};
     use crate::fleet::database::Database;
     use crate::fleet::examine::{FleetFacts, ReplicaFacts, ReplicaState, fleet_facts};
+    use crate::store::ReplicaAmounts;
 
     let (config, _) = common.load()?;
     let fleet = config.fleet.context("the configuration has no [fleet]")?;
@@ -197,17 +198,24 @@ fn status(common: &CommonOptions) -> anyhow::Result<()> {
     page.row("to go", &format!("{}, uploads that have not ended among them", plural(doomed_objects, "object")));
     let heard = replicas.iter().filter(|replica| replica.state == ReplicaState::Heard).count();
     page.group("replicas", &format!("{heard} heard in the last ten seconds"));
-    let row = |ReplicaFacts { url, version, silent_seconds, state }: &ReplicaFacts| {
+    let row = |ReplicaFacts { url, version, silent_seconds, state, amounts }: &ReplicaFacts| {
         let silence = humantime::format_duration(Duration::from_secs(*silent_seconds));
-        let state = match state {
+        let heard = match state {
             ReplicaState::Heard => "heard".to_owned(),
             ReplicaState::Silent => format!("silent for {silence}"),
             ReplicaState::Ended => format!("ended {silence} ago"),
         };
-        ([url.clone(), version.clone(), state], String::new())
+        let stored = amounts.map(|amounts| ByteSize(amounts.stored_bytes).to_string()).unwrap_or_default();
+        let owed = match amounts {
+            Some(ReplicaAmounts { owed_archives: archives @ 1.., owed_bytes, .. }) => {
+                format!("OWES {} ({}) to the bucket", plural(*archives, "archive"), ByteSize(*owed_bytes))
+            }
+            Some(_) | None => String::new(),
+        };
+        ([url.clone(), version.clone(), heard, stored], owed)
     };
     let rows: Vec<_> = replicas.iter().map(row).collect();
-    page.columns([Column::Left(""), Column::Left(""), Column::Left("")], &rows);
+    page.columns([Column::Left(""), Column::Left(""), Column::Left(""), Column::Right("stored here")], &rows);
     print_line(&page.text());
     Ok(())
 }

@@ -240,11 +240,12 @@ fn warm_ups(page: &mut TextPage, warm_ups: &[RecurringState]) {
     }
     page.group("warm-ups", "recurring ([[warm]])");
     for warm_up in warm_ups.iter().take(MAX_LISTED) {
-        let RecurringState { targets, every_seconds, running, last, next } = warm_up;
-        let schedule = match (running, next) {
-            (Some(job), _) => format!("; runs now (job {job})"),
-            (None, Some(next)) => format!("; due {}", format_timestamp(*next)),
-            (None, None) => String::new(),
+        let RecurringState { targets, every_seconds, running, running_on, last, next } = warm_up;
+        let schedule = match (running, running_on, next) {
+            (Some(job), _, _) => format!("; runs now (job {job})"),
+            (None, Some(url), _) => format!("; runs now on {}", escape_for_terminal(url)),
+            (None, None, Some(next)) => format!("; due {}", format_timestamp(*next)),
+            (None, None, None) => String::new(),
         };
         let last = match last {
             None => "has not run yet".to_owned(),
@@ -384,7 +385,14 @@ mod tests {
             "/etc/larder/configurations/a-folder-with-a-long-name/production".to_owned(),
         ];
         let next = running.is_none().then_some(Timestamp(1_795_300_000));
-        RecurringState { targets, every_seconds: 86_400, running: running.map(str::to_owned), last, next }
+        RecurringState {
+            targets,
+            every_seconds: 86_400,
+            running: running.map(str::to_owned),
+            running_on: None,
+            last,
+            next,
+        }
     }
 
     fn last_run_of(state: JobState, error: Option<&str>, failures: u32) -> LastRun {

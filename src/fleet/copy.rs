@@ -24,9 +24,9 @@ use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::store::{
-    Change, Contact, CopiedRecord, Durability, Fleet, FleetEvents, Generation, GroupRef, Index, IndexEntry,
-    IndexedName, Key, Moment, NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, StoreError,
-    Trimmed, Turns, Unreached, WriteOutcome,
+    Change, Claim, Contact, CopiedRecord, Durability, Fleet, FleetEvents, Generation, GroupRef, Index, IndexEntry,
+    IndexedName, Key, Moment, NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, ReplicaAmounts,
+    StoreError, Trimmed, Turns, Unreached, WriteOutcome,
 };
 
 /// The names that are copied when they are read together. Of more, only the bytes are asked for.
@@ -651,7 +651,19 @@ impl Fleet for CopiedRecords {
     }
 
     fn announce_settings(&self, settings: String) {
-        self.feed.announce_settings(settings);
+        self.feed.announce(|report| report.settings = settings);
+    }
+
+    fn announce_amounts(&self, amounts: ReplicaAmounts) {
+        self.feed.announce(|report| report.amounts = Some(amounts));
+    }
+
+    fn claim(&self, work: &str) -> Result<Claim, StoreError> {
+        self.feed.claim(work)
+    }
+
+    fn give_up(&self, work: &str) -> Result<(), StoreError> {
+        self.feed.give_up(work)
     }
 
     fn leave(&self) {

@@ -10,11 +10,12 @@ use tokio_postgres::types::Type;
 use super::bucket::{Bucket, BucketError, ObjectName, PART_BYTES};
 use super::database::{Database, DatabaseError};
 use crate::digest::Digest;
+use crate::store::ReplicaAmounts;
 use crate::upstream::buckets::{BucketFault, BucketTrouble};
 use crate::verify::Verified;
 
 /// The tables and views of the schema, with what the role that serves must be allowed, and what it must not be.
-const RIGHTS: [(&str, &[&str], &[&str]); 12] = [
+const RIGHTS: [(&str, &[&str], &[&str]); 13] = [
     ("grp", &["select", "insert", "update"], &["delete", "truncate"]),
     ("record", &["select", "insert", "update", "delete"], &["truncate"]),
     ("history", &["select", "insert", "update"], &["delete", "truncate"]),
@@ -23,6 +24,7 @@ const RIGHTS: [(&str, &[&str], &[&str]); 12] = [
     ("doomed", &["select", "insert", "update", "delete"], &["truncate"]),
     ("name_archive", &["select", "insert", "delete"], &["truncate"]),
     ("replica", &["select", "insert", "update", "delete"], &["truncate"]),
+    ("claim", &["select", "insert", "update", "delete"], &["truncate"]),
     ("action", &["select", "insert"], &["update", "delete", "truncate"]),
     ("fleet", &["select", "update"], &["insert", "delete", "truncate"]),
     ("here", &["select"], &[]),
@@ -113,7 +115,7 @@ pub struct FleetFacts {
     pub archive_bytes: u64,
     /// Objects that must go, and uploads that have not ended.
     pub doomed_objects: u64,
-    /// The replicas that run, or ended within a day, by URL.
+    /// The replicas that run, or ended within a day with no other at their URL since, by URL.
     pub replicas: Vec<ReplicaFacts>,
 }
 
@@ -128,6 +130,8 @@ pub struct ReplicaFacts {
     pub silent_seconds: u64,
     /// Its state.
     pub state: ReplicaState,
+    /// The amounts of its folder; `None` until it says so.
+    pub amounts: Option<ReplicaAmounts>,
 }
 
 /// The state of a replica.
@@ -149,8 +153,10 @@ pub enum ReplicaState {
 pub fn fleet_facts(database: &Database) -> Result<FleetFacts, DatabaseError> {
     let ask = "select f.id::text, f.sealed, f.settle_until > now(), b.n, b.bytes, (select count(*) from larder.doomed)
         from larder.fleet f, (select count(*) as n, coalesce(sum(size), 0)::int8 as bytes from larder.blob) b";
-    let ask_replicas = "select url, version, extract(epoch from now() - seen)::int8, left_at is not null
-        from larder.replica order by url, seen desc";
+    let ask_replicas = "select url, version, extract(epoch from now() - seen)::int8, left_at is not null,
+        stored_bytes, owed_archives, owed_bytes from larder.replica r
+        where left_at is null or not exists (select from larder.replica n where n.url = r.url and n.seen > r.seen)
+        order by url, seen desc";
     let facts = database.run(move |client| {
         Box::pin(async move {
             let (rows, replicas) = (client.query_typed(ask, &[]).await?, client.query_typed(ask_replicas, &[]).await?);
@@ -161,7 +167,14 @@ pub fn fleet_facts(database: &Database) -> Result<FleetFacts, DatabaseError> {
                     false if silent_seconds <= HEARD_SECONDS => ReplicaState::Heard,
                     false => ReplicaState::Silent,
                 };
-                ReplicaFacts { url: row.get(0), version: row.get(1), silent_seconds, state }
+                let amount = |column| row.get::<_, Option<i64>>(column).map(i64::unsigned_abs);
+                let amounts = amount(4).zip(amount(5)).zip(amount(6));
+                let amounts = amounts.map(|((stored_bytes, owed_archives), owed_bytes)| ReplicaAmounts {
+                    stored_bytes,
+                    owed_archives,
+                    owed_bytes,
+                });
+                ReplicaFacts { url: row.get(0), version: row.get(1), silent_seconds, state, amounts }
             };
             let number = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
             Ok(rows.first().map(|row| FleetFacts {

@@ -9,9 +9,11 @@ use parking_lot::Mutex;
 
 use super::groups::CopiedGroups;
 use super::records::{DatabaseRecords, News, Snapshot};
-use super::replicas::Announcement;
+use super::replicas::{Announcement, Report};
 use crate::clock::Clock;
-use crate::store::{Contact, FleetAlarmKind, FleetEvents, Index, Moment, RecordGroup, SeenLife, StoreError, Unreached};
+use crate::store::{
+    Claim, Contact, FleetAlarmKind, FleetEvents, Index, Moment, RecordGroup, SeenLife, StoreError, Unreached,
+};
 
 /// The time between two notes of the life of the database, where it stays the same.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
@@ -137,11 +139,30 @@ impl Feed {
         self.shared.settings_of_others(self.announcement.get())
     }
 
-    /// Announces other settings from now on.
-    pub fn announce_settings(&self, settings: String) {
+    /// Announces something else of this replica from now on. Does nothing where it is not announced.
+    pub fn announce(&self, change: impl FnOnce(&mut Report)) {
         if let Some(announcement) = self.announcement.get() {
-            announcement.set_settings(settings);
+            announcement.change(change);
         }
+    }
+
+    /// Claims work that one replica does for all.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn claim(&self, work: &str) -> Result<Claim, StoreError> {
+        match self.announcement.get() {
+            Some(own) => self.shared.claim(work, own),
+            None => Ok(Claim::Other(None)),
+        }
+    }
+
+    /// Gives up work that this replica may have claimed.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn give_up(&self, work: &str) -> Result<(), StoreError> {
+        self.announcement.get().map_or(Ok(()), |own| self.shared.give_up(work, own))
     }
 
     /// Asks each second from now on, and announces this replica, until the returned value is dropped.

@@ -10,7 +10,7 @@ use tokio_postgres::types::Type;
 
 use super::database::Line;
 use super::records::{DatabaseRecords, Snapshot, text};
-use crate::store::{StoreError, Unreached};
+use crate::store::{Claim, ReplicaAmounts, StoreError, Unreached};
 
 /// The longest time for which a command waits for the replicas.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -20,8 +20,8 @@ const REPLACED_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// `$1`: the replica. `$2`: its URL. `$3`: its version. `$4`: the snapshot up to which it has heard. `$5`: the seconds after which it
-/// serves nothing. `$6`: its settings. Another process at this URL has ended, unless it was heard a moment ago: the answer says how many were. Rows of which
-/// nobody needs to know any more go.
+/// serves nothing. `$6`: its settings. `$7` to `$9`: its amounts. Another process at this URL has ended, unless it was heard a moment
+/// ago: the answer says how many were. Rows of which nobody needs to know any more go.
 const ANNOUNCE: &str = "
 with ended as (
     update larder.replica set left_at = now()
@@ -30,9 +30,12 @@ with ended as (
     delete from larder.replica where id <> $1::text::uuid and (left_at < now() - interval '1 day'
         or seen < now() - least(serve_behind, 604800) * interval '1 second' - interval '1 day')
 )
-insert into larder.replica (id, url, version, applied, serve_behind, settings) values ($1::text::uuid, $2, $3, $4, $5, $6)
+insert into larder.replica
+    (id, url, version, applied, serve_behind, settings, stored_bytes, owed_archives, owed_bytes)
+values ($1::text::uuid, $2, $3, $4, $5, $6, $7, $8, $9)
 on conflict (id) do update set url = excluded.url, version = excluded.version, applied = excluded.applied,
-    serve_behind = excluded.serve_behind, settings = excluded.settings, seen = now(), left_at = null
+    serve_behind = excluded.serve_behind, settings = excluded.settings, seen = now(), left_at = null,
+    stored_bytes = excluded.stored_bytes, owed_archives = excluded.owed_archives, owed_bytes = excluded.owed_bytes
 returning (select count(*) from larder.replica r where r.url = $2 and r.id <> $1::text::uuid and r.left_at is null
     and r.seen > now() - interval '3 seconds')";
 
@@ -49,6 +52,32 @@ const SETTINGS: &str = "
 select url, settings from larder.replica
 where left_at is null and id <> $1::text::uuid and seen > now() - interval '10 seconds' and settings <> '' order by url";
 
+/// A claim of work. `$1`: the work. `$2`: the replica, which is announced. A replica that ended, or was not heard for half a minute, has
+/// lost its claim. The answer: true for a claim of this replica, and the URL of the one that had it before.
+const CLAIM: &str = "
+with holder as (
+    select c.replica, r.url from larder.claim c
+    left join larder.replica r on r.id = c.replica where c.work = $1
+), claimed as (
+    insert into larder.claim as c (work, replica)
+    select $1, id from larder.replica where id = $2::text::uuid and left_at is null
+    on conflict (work) do update set replica = excluded.replica where c.replica = excluded.replica or not exists (
+        select from larder.replica r
+        where r.id = c.replica and r.left_at is null and r.seen > now() - interval '30 seconds'
+    )
+    returning 1
+)
+select exists (select from claimed), (select url from holder)";
+
+/// The report of a replica about itself.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The settings that all replicas must have in common, as this one has them.
+    pub settings: String,
+    /// The amounts of its folder; `None` until they are known.
+    pub amounts: Option<ReplicaAmounts>,
+}
+
 /// The announcement of a replica.
 #[derive(Debug, Clone)]
 pub struct Announcement {
@@ -56,8 +85,7 @@ pub struct Announcement {
     id: String,
     /// The URL at which the other replicas reach it.
     url: String,
-    /// The settings that all replicas must have in common, as this one has them.
-    settings: Arc<Mutex<String>>,
+    report: Arc<Mutex<Report>>,
     /// When it began.
     began: Instant,
 }
@@ -70,12 +98,13 @@ impl Announcement {
     pub fn new(url: String, settings: String) -> Result<Self, Unspecified> {
         let mut id = [0; 16];
         aws_lc_rs::rand::fill(&mut id)?;
-        Ok(Self { id: hex::encode(id), url, settings: Arc::new(Mutex::new(settings)), began: Instant::now() })
+        let report = Arc::new(Mutex::new(Report { settings, amounts: None }));
+        Ok(Self { id: hex::encode(id), url, report, began: Instant::now() })
     }
 
-    /// Replaces the settings, after a reload.
-    pub fn set_settings(&self, settings: String) {
-        *self.settings.lock() = settings;
+    /// Changes the report of this replica.
+    pub fn change(&self, change: impl FnOnce(&mut Report)) {
+        change(&mut self.report.lock());
     }
 
     /// The URL.
@@ -97,17 +126,25 @@ impl DatabaseRecords {
     /// The database does not answer.
     pub fn announce(
         &self,
-        Announcement { id, url, settings, began }: &Announcement,
+        Announcement { id, url, report, began }: &Announcement,
         heard: &Snapshot,
         serve_behind: Option<Duration>,
     ) -> Result<bool, StoreError> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let seconds = serve_behind.map(|limit| i64::try_from(limit.as_secs()).unwrap_or(i64::MAX));
-        let settings = settings.lock().clone();
+        let Report { settings, amounts } = report.lock().clone();
         let [id, url, version, heard, settings] =
             [id.clone(), url.clone(), version, heard.text.clone(), settings].map(text);
-        let seconds = (Box::new(seconds) as _, Type::INT8);
-        let rows = self.rows_on(Line::Apart, ANNOUNCE, [id, url, version, heard, seconds, settings])?;
+        let amount = |of: fn(&ReplicaAmounts) -> u64| amounts.as_ref().map(|amounts| of(amounts).cast_signed());
+        let [stored, owed, owed_bytes] = [
+            amount(|amounts| amounts.stored_bytes),
+            amount(|amounts| amounts.owed_archives),
+            amount(|amounts| amounts.owed_bytes),
+        ];
+        let [seconds, stored, owed, owed_bytes] =
+            [seconds, stored, owed, owed_bytes].map(|number| (Box::new(number) as _, Type::INT8));
+        let parameters = [id, url, version, heard, seconds, settings, stored, owed, owed_bytes];
+        let rows = self.rows_on(Line::Apart, ANNOUNCE, parameters)?;
         let others: i64 = rows.first().map_or(0, |row| row.get(0));
         // The one that it replaces may have ended a moment ago.
         Ok(others > 0 && began.elapsed() > REPLACED_WITHIN)
@@ -121,6 +158,28 @@ impl DatabaseRecords {
         let id = own.map_or_else(nobody, |own| own.id.clone());
         let rows = self.rows_on(Line::Shared, SETTINGS, [text(id)])?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
+    /// Claims work for a replica.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn claim(&self, work: &str, own: &Announcement) -> Result<Claim, StoreError> {
+        let rows = self.rows_on(Line::Shared, CLAIM, [text(work.to_owned()), text(own.id.clone())])?;
+        Ok(match rows.first() {
+            Some(row) if row.get(0) => Claim::Ours,
+            row => Claim::Other(row.and_then(|row| row.get(1))),
+        })
+    }
+
+    /// Gives up the work of a replica.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn give_up(&self, work: &str, own: &Announcement) -> Result<(), StoreError> {
+        let end = "delete from larder.claim where work = $1 and replica = $2::text::uuid";
+        self.rows_on(Line::Shared, end, [text(work.to_owned()), text(own.id.clone())])?;
+        Ok(())
     }
 
     /// Says that a replica ends.

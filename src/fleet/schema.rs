@@ -20,9 +20,10 @@ pub struct Migration {
 }
 
 /// All migrations, in order.
-pub const MIGRATIONS: [Migration; 2] = [
+pub const MIGRATIONS: [Migration; 3] = [
     Migration { number: 1, sql: include_str!("schema/1.sql"), oldest_binary: "0.1.0" },
     Migration { number: 2, sql: include_str!("schema/2.sql"), oldest_binary: "0.1.0" },
+    Migration { number: 3, sql: include_str!("schema/3.sql"), oldest_binary: "0.1.0" },
 ];
 
 /// The longest time that all migrations take.
@@ -42,10 +43,10 @@ const RIGHTS: &str = "
     grant usage on sequence larder.gen to {role};
     grant select on all tables in schema larder to {role};
     grant insert, update on larder.grp, larder.record, larder.history, larder.blob, larder.doomed, larder.replica,
-        larder.name_archive to {role};
+        larder.name_archive, larder.claim to {role};
     grant update on larder.fleet to {role};
     grant insert on larder.past, larder.action to {role};
-    grant delete on larder.record, larder.name_archive, larder.blob, larder.doomed, larder.replica to {role};";
+    grant delete on larder.record, larder.name_archive, larder.blob, larder.doomed, larder.replica, larder.claim to {role};";
 
 /// The schema is not one that this larder can use.
 #[derive(Debug, Clone, thiserror::Error)]

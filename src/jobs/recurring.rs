@@ -1,5 +1,5 @@
 //! Recurring warm-ups (`[[warm]]`): at the start unless the last run was recent, and then once in each interval. A
-//! failed run is retried sooner.
+//! failed run is retried sooner. Of the replicas of a fleet, one runs it for all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -13,19 +13,24 @@ use tokio::task::JoinSet;
 
 use super::job_report::{ItemCounts, JobState, JobSummary};
 use super::list::{JobRecords, JobStartError, Jobs};
+use super::on_disk;
 use super::running_job::RunningJob;
 use super::warm::WarmUp;
 use crate::address::{Hostname, PackageSelector};
 use crate::clock::{Clock, Timestamp};
 use crate::config::{Config, RecurringWarmTarget, RecurringWarmUp};
 use crate::requirements::{self, ArgumentKind, CommandLineValues, Configurations, Order, OrderEntry, disk, lock_file};
-use crate::store::Store;
+use crate::store::{Claim, Store};
 use crate::supervisor::{Supervisor, Task};
 
 /// The shortest delay of a retry.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
 /// The random delay is at most the interval divided by this, so that several larders do not start at once.
 const JITTER_DIVISOR: u32 = 20;
+/// The time after which a replica looks again whether another one still runs a warm-up.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// The time after which the last run of a warm-up is forgotten that is not configured any more.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The number of times that consecutive failures double the delay of a retry.
 const MAX_DOUBLINGS: u32 = 16;
 
@@ -38,6 +43,8 @@ pub struct Recurring {
     supervisor: Supervisor,
     configured: watch::Sender<Arc<ConfiguredJobs>>,
     last_runs: Mutex<LastRuns>,
+    /// The URLs of the replicas that run warm-ups for this one, by key.
+    elsewhere: Mutex<BTreeMap<String, String>>,
     /// Locked by the run that waits for a free slot.
     start_lock: tokio::sync::Mutex<()>,
 }
@@ -62,14 +69,15 @@ impl Recurring {
     pub async fn new(jobs: Arc<Jobs>, store: Arc<Store>, config: &Config, supervisor: Supervisor) -> Arc<Self> {
         let (records, clock) = (JobRecords(store), jobs.shared.clock.clone());
         let configured = watch::Sender::new(ConfiguredJobs::of(config));
-        let (last_runs, start_lock) = (Mutex::new(records.recurring().await), tokio::sync::Mutex::default());
-        Arc::new(Self { jobs, records, clock, supervisor, configured, last_runs, start_lock })
+        let (last_runs, elsewhere) = (Mutex::new(records.recurring().await), Mutex::default());
+        let start_lock = tokio::sync::Mutex::default();
+        Arc::new(Self { jobs, records, clock, supervisor, configured, last_runs, elsewhere, start_lock })
     }
 
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
     pub async fn states_from_store(store: Arc<Store>, clock: &Clock, config: &Config) -> Vec<RecurringState> {
         let last_runs: LastRuns = JobRecords(store).recurring().await;
-        let state = |entry| RecurringState::of(entry, last_runs.0.get(&key_of(entry)), None, false, clock.now());
+        let state = |entry| RecurringState::of(entry, last_runs.0.get(&key_of(entry)), None, None, false, clock.now());
         config.warm.iter().map(state).collect()
     }
 
@@ -91,7 +99,8 @@ impl Recurring {
         let state = configured.entries.iter().map(|entry| {
             let key = key_of(entry);
             let run = self.jobs.current_run(&key).map(|run| run.id.to_string());
-            RecurringState::of(entry, last_runs.0.get(&key), run, !configured.offline, self.clock.now())
+            let elsewhere = self.elsewhere.lock().get(&key).cloned();
+            RecurringState::of(entry, last_runs.0.get(&key), run, elsewhere, !configured.offline, self.clock.now())
         });
         state.collect()
     }
@@ -123,9 +132,13 @@ impl Recurring {
             self.record_finished_run(&key);
             // A run that a restart interrupted has resumed by itself.
             let run = match self.jobs.current_run(&key) {
-                Some(run) => Ok(Some(run)),
+                Some(run) => {
+                    // Another replica may have begun in the meantime: then both run it.
+                    self.claim(&key).await;
+                    Ok(Some(run))
+                }
                 None => {
-                    self.until_due(&key, entry.every).await;
+                    self.until_due_and_ours(&key, entry.every).await;
                     self.begin(&key, &entry, &default_host).await
                 }
             };
@@ -135,7 +148,57 @@ impl Recurring {
                 Err(reason) => Err(reason),
             };
             self.record_run(&key, ended).await;
+            self.give_up(&key).await;
         }
+    }
+
+    /// Waits until a warm-up is due, also by what other replicas have recorded, and is that of this replica.
+    async fn until_due_and_ours(&self, key: &str, every: Duration) {
+        loop {
+            self.until_due(key, every).await;
+            let is_ours = self.claim(key).await;
+            // After the claim: what one of them has recorded before it gave up counts.
+            self.hear_of_runs().await;
+            let now = self.clock.now();
+            let is_due = self.last_runs.lock().due(key, every, now).is_none_or(|due| due <= now);
+            match (is_ours, is_due) {
+                (true, true) => return,
+                (true, false) => self.give_up(key).await,
+                (false, _) => tokio::time::sleep(LOOK_INTERVAL).await,
+            }
+        }
+    }
+
+    /// Claims a warm-up. Returns false if another replica runs it, or nobody says.
+    async fn claim(&self, key: &str) -> bool {
+        let work = work_of(key);
+        let claimed = on_disk(&self.records.0, move |store| {
+            store.records.fleet().map_or(Ok(Claim::Ours), |fleet| fleet.claim(&work))
+        });
+        let claimed =
+            claimed.await.inspect_err(|error| tracing::debug!(%error, "a recurring warm-up waits for the database"));
+        let mut elsewhere = self.elsewhere.lock();
+        match claimed.clone() {
+            Ok(Claim::Other(Some(url))) => drop(elsewhere.insert(key.to_owned(), url)),
+            Ok(Claim::Ours | Claim::Other(None)) | Err(_) => drop(elsewhere.remove(key)),
+        }
+        claimed == Ok(Claim::Ours)
+    }
+
+    /// Leaves a warm-up to the other replicas.
+    async fn give_up(&self, key: &str) {
+        let work = work_of(key);
+        let given_up =
+            on_disk(&self.records.0, move |store| store.records.fleet().map_or(Ok(()), |fleet| fleet.give_up(&work)));
+        if let Err(error) = given_up.await {
+            tracing::debug!(%error, "the other replicas wait until this one is silent");
+        }
+    }
+
+    /// Takes over what other replicas have recorded.
+    async fn hear_of_runs(&self) {
+        let recorded: LastRuns = self.records.recurring().await;
+        self.last_runs.lock().take_recorded(recorded);
     }
 
     /// Records a run that ended unobserved, because of a reload or restart.
@@ -189,7 +252,7 @@ impl Recurring {
         let key = key.to_owned();
         let add = move |runs: &mut LastRuns| {
             runs.put(&key, ended.clone(), now);
-            runs.keep_only(&keys);
+            runs.forget_others(&keys, now);
         };
         add(&mut self.last_runs.lock());
         self.records.change_recurring(add).await;
@@ -227,6 +290,9 @@ pub struct RecurringState {
     pub every_seconds: u64,
     /// The job of the current run.
     pub running: Option<String>,
+    /// The URL of the replica that runs it for the others, if another one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_on: Option<String>,
     /// The last run; `None` before the first.
     pub last: Option<LastRun>,
     /// The due time; `None` during a run, and where larder is offline or does not run.
@@ -238,16 +304,18 @@ impl RecurringState {
         entry: &RecurringWarmUp,
         last: Option<&LastRun>,
         running: Option<String>,
+        running_on: Option<String>,
         is_scheduled: bool,
         now: Timestamp,
     ) -> Self {
-        let next = (is_scheduled && running.is_none()).then(|| last.map_or(now, |last| last.due(entry.every, now)));
+        let next = (is_scheduled && running.is_none() && running_on.is_none())
+            .then(|| last.map_or(now, |last| last.due(entry.every, now)));
         let display_name = |target: &RecurringWarmTarget| match target {
             RecurringWarmTarget::Address(address) => address.clone(),
             RecurringWarmTarget::Path(path) => path.display().to_string(),
         };
         let targets = entry.targets.iter().map(display_name).collect();
-        Self { targets, every_seconds: entry.every.as_secs(), running, last: last.cloned(), next }
+        Self { targets, every_seconds: entry.every.as_secs(), running, running_on, last: last.cloned(), next }
     }
 }
 
@@ -319,9 +387,19 @@ impl LastRuns {
         self.0.insert(key.to_owned(), last);
     }
 
-    /// Removes the runs of all other keys.
-    fn keep_only(&mut self, keys: &BTreeSet<String>) {
-        self.0.retain(|key, _| keys.contains(key));
+    /// Takes over runs that ended later than those that are known.
+    fn take_recorded(&mut self, recorded: Self) {
+        for (key, run) in recorded.0 {
+            if self.0.get(&key).is_none_or(|last| last.ended < run.ended) {
+                self.0.insert(key, run);
+            }
+        }
+    }
+
+    /// Removes the runs of warm-ups that are not among these `keys` and ran long ago: a replica with another configuration may have
+    /// the others.
+    fn forget_others(&mut self, keys: &BTreeSet<String>, now: Timestamp) {
+        self.0.retain(|key, last| keys.contains(key) || now.since(last.ended) < FORGOTTEN_AFTER);
     }
 }
 
@@ -336,6 +414,11 @@ fn key_of(entry: &RecurringWarmUp) -> String {
     let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();
     let text = format!("{named:?}{platforms:?}{pin}{client:?}");
     blake3::hash(text.as_bytes()).to_hex().chars().take(16).collect()
+}
+
+/// The name of a warm-up among the work of all replicas.
+fn work_of(key: &str) -> String {
+    format!("warm-up {key}")
 }
 
 /// Adds jitter to a due time in the future.

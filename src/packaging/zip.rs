@@ -24,11 +24,11 @@ pub struct ZipLimits {
     pub directory_bytes: u64,
     /// The most entries.
     pub entries: usize,
-    /// What becomes of several entries with one name.
+    /// The treatment of several entries with one name.
     pub duplicate_names: DuplicateNames,
 }
 
-/// What becomes of several entries with one name.
+/// The treatment of several entries with one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DuplicateNames {
     /// They are an error: readers differ in the one they take.

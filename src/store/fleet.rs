@@ -30,8 +30,43 @@ pub trait Fleet: fmt::Debug + Send + Sync {
     /// Announces the settings of this replica from now on.
     fn announce_settings(&self, settings: String);
 
+    /// Announces the amounts of this replica from now on.
+    fn announce_amounts(&self, amounts: ReplicaAmounts);
+
+    /// Claims work that one replica does for all, until it is given up, or this replica is not heard for half a minute. Blocks.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    fn claim(&self, work: &str) -> Result<Claim, StoreError>;
+
+    /// Gives up work that this replica may have claimed. Blocks.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    fn give_up(&self, work: &str) -> Result<(), StoreError>;
+
     /// Says to the other replicas that this one ends. Waits for a few seconds at most.
     fn leave(&self);
+}
+
+/// The answer to a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    /// The work is that of this replica.
+    Ours,
+    /// Another replica does it, at this URL; `None` if nobody says at which.
+    Other(Option<String>),
+}
+
+/// The amounts of a replica, for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ReplicaAmounts {
+    /// The bytes that its folder has, as `[store] max_size` counts them.
+    pub stored_bytes: u64,
+    /// The archives that the bucket has refused so far.
+    pub owed_archives: u64,
+    /// Their bytes.
+    pub owed_bytes: u64,
 }
 
 /// A replica that may serve what a command has changed.

@@ -64,11 +64,11 @@ impl FleetAlarmKind {
 pub struct FleetAlarm {
     /// The kind.
     pub kind: FleetAlarmKind,
-    /// What was found.
+    /// The finding, in words.
     pub detail: String,
     /// When it began, or was found last.
     pub since: Timestamp,
-    /// What a person can do.
+    /// The remedy.
     pub to_do: String,
 }
 

@@ -200,9 +200,10 @@ impl RecordGroup {
         Some(Self::from(&address))
     }
 
-    /// True for a record that replicas do not share: what this machine did, and what it was asked to do.
+    /// True for a record that replicas do not share: what this machine did, and what it was asked to do. What was missing, and when a
+    /// recurring warm-up ran, concerns all of them.
     pub fn is_of_machine(&self) -> bool {
-        matches!(self, Self::Alone(_))
+        matches!(self, Self::Alone(key) if !matches!(key, Key::Missing | Key::RecurringJobs))
     }
 
     /// True for a folder whose records are all of this machine.

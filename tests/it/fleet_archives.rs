@@ -27,13 +27,13 @@ use crate::support::{eventually, until};
 const IN_PARTS_BYTES: usize = 17 << 20;
 
 /// The database and the bucket of replicas.
-struct Shared {
+pub(crate) struct Shared {
     database: Arc<TestDatabase>,
     bucket: Arc<TestBucket>,
 }
 
 impl Shared {
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         Some(Self { database: Arc::new(TestDatabase::new()?), bucket: Arc::new(TestBucket::start()) })
     }
 
@@ -47,7 +47,7 @@ impl Shared {
     }
 
     /// One more replica.
-    async fn replica(&self, url: &'static str, builder: Builder) -> Larder {
+    pub(crate) async fn replica(&self, url: &'static str, builder: Builder) -> Larder {
         builder.store_at(&self.folder(url)).start().await
     }
 

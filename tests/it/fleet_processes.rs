@@ -239,6 +239,14 @@ async fn a_client_that_each_request_sends_to_another_replica_installs() {
     assert!(turns.answered().iter().all(|count| *count > 100), "{:?}", turns.answered());
     // Two replicas may fetch the same archive at the same moment, and keep one.
     assert_eq!(setup.database.sql("select count(*) from larder.blob"), "30");
+    until("each replica says what it has", async || {
+        let status = larder(&folders[0], &["fleet", "status", "--json"]).await.expect(0).out;
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let replicas = status["replicas"].as_array().unwrap();
+        // Twenty archives of 100,000 bytes.
+        replicas.iter().all(|replica| replica["amounts"]["stored_bytes"].as_u64() > Some(2_000_000))
+    })
+    .await;
     for replica in replicas {
         replica.terminate_promptly().await;
     }

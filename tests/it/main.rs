@@ -52,6 +52,7 @@ mod fleet_faults;
 mod fleet_lives;
 mod fleet_processes;
 mod fleet_replicas;
+mod fleet_work;
 mod from_artifactory;
 mod full_disk;
 mod history;

@@ -463,14 +463,18 @@ impl JobView {
 
 impl WarmUpView {
     fn of(warm_up: &RecurringState, now: Timestamp) -> Self {
-        let RecurringState { targets, every_seconds, running, last, next } = warm_up;
+        let RecurringState { targets, every_seconds, running, running_on, last, next } = warm_up;
         let names = targets.iter().take(MAX_ORDERED).map(|target| shown(target)).collect::<Vec<_>>().join(", ");
         let more = targets.len().saturating_sub(MAX_ORDERED);
         let (state, class, text) = match last {
             None => ("not run yet", "", String::new()),
             Some(last) => last_run(last, now),
         };
-        let (state, class) = if running.is_some() { ("running", "warn") } else { (state, class) };
+        let (state, class, text) = match (running, running_on) {
+            (Some(_), _) => ("running", "warn", text),
+            (None, Some(url)) => ("running", "warn", format!("on {}", shown(url))),
+            (None, None) => (state, class, text),
+        };
         Self {
             targets: if more > 0 { format!("{names} and {more} more") } else { names },
             every: format_seconds(*every_seconds),

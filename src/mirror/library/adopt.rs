@@ -53,7 +53,7 @@ impl Library {
     /// The store, the database or the bucket failed. What was taken over stays.
     pub fn take_over(&self, other: &Self, now: Timestamp, mut report: impl FnMut(&str)) -> Result<Adopted, StoreError> {
         let mut adopted = Adopted::default();
-        for (group, keys) in other.shared_keys()?.into_values() {
+        for (group, keys) in other.keys_to_adopt()?.into_values() {
             report(&group.to_string());
             let mut records = Group::new();
             for key in keys {
@@ -70,8 +70,8 @@ impl Library {
         Ok(adopted)
     }
 
-    /// The keys of the records that replicas share, by their groups. Records of an older layout are split first.
-    fn shared_keys(&self) -> Result<BTreeMap<String, (RecordGroup, BTreeSet<Key>)>, StoreError> {
+    /// The keys of the records about addresses and registries, by their groups. Records of an older layout are split first.
+    fn keys_to_adopt(&self) -> Result<BTreeMap<String, (RecordGroup, BTreeSet<Key>)>, StoreError> {
         for key in self.store.records.all()? {
             if let Key::FirstSeenV0(provider) = &key {
                 self.histories.split_by_version(provider);
@@ -80,7 +80,7 @@ impl Library {
         let mut groups: BTreeMap<String, (RecordGroup, BTreeSet<Key>)> = BTreeMap::new();
         for key in self.store.records.all()? {
             let group = key.group();
-            if !group.is_of_machine() {
+            if !matches!(group, RecordGroup::Alone(_)) {
                 groups.entry(group.name()).or_insert_with(|| (group, BTreeSet::new())).1.insert(key);
             }
         }

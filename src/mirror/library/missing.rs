@@ -1,5 +1,5 @@
 //! The packages requested while offline and not stored: a bounded list, saved a moment later, so that it survives a
-//! restart. A package is reported until it is stored.
+//! restart. A package is reported until it is stored. The replicas of a fleet have one list together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -299,6 +299,11 @@ impl MissingRequests {
         merged
     }
 
+    /// Takes over what another writer recorded meanwhile. What is not saved stays so.
+    fn take_recorded(&mut self, recorded: Self) {
+        self.packages = self.merged_into(Some(recorded)).packages;
+    }
+
     /// Takes over the list that was saved of an `earlier` state of this one.
     fn take_saved(&mut self, earlier: &Self, saved: Self) {
         let mut packages = saved.packages;
@@ -487,9 +492,26 @@ impl Library {
         .await
     }
 
+    /// Takes over what other replicas have recorded. Without an answer of the database, this replica lists what it knows. Blocks.
+    fn hear_of_missing(&self) {
+        if self.fleet().is_none() {
+            return;
+        }
+        let _saving = self.missing.saving.lock();
+        match self.store.records.read_as(&Key::Missing, |record| MissingRequests::read(&record)) {
+            Ok(recorded) => {
+                if let Some(recorded) = recorded.intact() {
+                    self.missing.requests.lock().take_recorded(recorded);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "what other replicas miss is not known"),
+        }
+    }
+
     /// Lists the missing packages and forgets those stored meanwhile. Blocks: reads the disk for packages that changed
     /// since the last lookup.
     fn missing_now(&self) -> Vec<(MissingPackage, RequestCount)> {
+        self.hear_of_missing();
         let terms = self.runtime.config.load_full();
         let recorded = self.missing.requests.lock().packages.clone();
         let mut missing = Vec::new();

@@ -64,10 +64,11 @@ use crate::mirror::library::document_store::DocumentsInUse;
 use crate::mirror::library::intake::MAX_CONCURRENT_HASHING;
 use crate::mirror::library::latest_time::LatestTime;
 use crate::mirror::library::missing::MissingLog;
+use crate::mirror::library::owed::OwedAmount;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::tasks::WorkLimit;
 use crate::store::{
-    Fleet, FleetAlarm, FleetAlarmKind, RecordGroup, RecordScope, Standing, Store, StoreError, Unreached,
+    Fleet, FleetAlarm, FleetAlarmKind, RecordGroup, RecordScope, ReplicaAmounts, Standing, Store, StoreError, Unreached,
 };
 
 /// The silence of the database after which a person should know that this replica is behind.
@@ -174,22 +175,33 @@ impl Library {
         self.on_disk(|library| library.store.records.refresh(RecordScope::All)).await
     }
 
+    /// The other replicas; `None` for a larder that runs alone.
+    pub fn fleet(&self) -> Option<&dyn Fleet> {
+        self.store.records.fleet()
+    }
+
+    /// The amounts of the folder of this larder, and those that are owed.
+    pub fn amounts(&self) -> ReplicaAmounts {
+        let OwedAmount { count: owed_archives, bytes: owed_bytes, .. } = self.owed_totals();
+        ReplicaAmounts { stored_bytes: self.totals().bytes(), owed_archives, owed_bytes }
+    }
+
     /// Waits until the other replicas have heard of what was written before. Returns those that have not.
     ///
     /// # Errors
     /// The shared records do not answer.
     pub async fn spread(self: &Arc<Self>) -> Result<Vec<Unreached>, Error> {
-        self.on_disk(|library| library.store.records.fleet().map_or(Ok(Vec::new()), Fleet::spread)).await
+        self.on_disk(|library| library.fleet().map_or(Ok(Vec::new()), Fleet::spread)).await
     }
 
     /// The standing of this replica: it may be behind the others.
     pub fn standing(&self) -> Standing {
-        self.store.records.fleet().map_or(Standing::Current, |fleet| fleet.contact().standing())
+        self.fleet().map_or(Standing::Current, |fleet| fleet.contact().standing())
     }
 
     /// The alarms of the fleet; none for a larder that runs alone.
     pub fn fleet_alarms(&self, now: Timestamp) -> Vec<FleetAlarm> {
-        let Some(fleet) = self.store.records.fleet() else { return Vec::new() };
+        let Some(fleet) = self.fleet() else { return Vec::new() };
         let silence = fleet.contact().silence();
         let behind = (silence >= ALARMED_AFTER).then(|| {
             let whole = Duration::from_secs(silence.as_secs());

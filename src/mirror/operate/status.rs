@@ -76,7 +76,7 @@ pub struct Status {
     pub missing: Vec<MissingRequest>,
     /// The unresolved alarms; at most a thousand of each kind about each address.
     pub alarms: Vec<Alarm>,
-    /// What a person should know of the fleet: of the last day, and what lasts. Nothing for a larder that runs alone.
+    /// The alarms of the fleet: those of the last day, and those that last. None for a larder that runs alone.
     #[serde(default)]
     pub fleet_alarms: Vec<FleetAlarm>,
     /// The approvals that count now; at most a thousand.
