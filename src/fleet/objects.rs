@@ -99,6 +99,15 @@ impl DatabaseRecords {
         Ok(rows.first().and_then(|row| row.get::<_, &str>(0).parse().ok()))
     }
 
+    /// Forgets an object of which no byte was sent.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn is_unsent(&self, object: &ObjectName) -> Result<(), StoreError> {
+        self.rows_on(Line::Shared, "delete from larder.doomed where object = $1", [text(object.to_string())])?;
+        Ok(())
+    }
+
     /// Notes an object that came too late, whatever the archive has.
     ///
     /// # Errors

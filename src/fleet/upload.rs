@@ -1,6 +1,6 @@
-//! The way of an archive into the bucket. The database dooms its object before the first byte; the parts of a large one are sent while
-//! it arrives, and nobody sees them until they are completed with the proof; one statement ends the doom and gives the archive its
-//! object.
+//! The way of an archive into the bucket. The database dooms its object while upstream is asked, before the first byte is sent; the parts
+//! of a large one are sent while it arrives, and nobody sees them until they are completed with the proof; one statement ends the doom and
+//! gives the archive its object.
 
 use std::sync::Arc;
 
@@ -29,8 +29,13 @@ pub(super) struct BucketIntake {
     /// The threads that speak with the bucket. `None` while larder stops.
     threads: Option<Handle>,
     digest: Digest,
+    /// The object of the first upload, until that begins.
+    object: Mutex<Option<AskedObject>>,
     upload: Mutex<Option<Upload>>,
 }
+
+/// An object for which the database is asked.
+type AskedObject = JoinHandle<Result<NewObject, StoreError>>;
 
 /// An upload in parts that follows a staged file. It gives itself up if the file does not become whole.
 struct Upload {
@@ -64,7 +69,8 @@ enum Sent {
 
 impl BucketIntake {
     pub(super) fn new(known: Arc<KnownObjects>, threads: Option<Handle>, digest: Digest) -> Self {
-        Self { known, threads, digest, upload: Mutex::default() }
+        let object = threads.as_ref().map(|threads| ask_for_object(threads, &known, digest));
+        Self { known, threads, digest, object: Mutex::new(object), upload: Mutex::default() }
     }
 
     fn threads(&self) -> Result<&Handle, StoreError> {
@@ -82,29 +88,19 @@ impl BucketIntake {
         })
     }
 
-    /// A new object for the archive, which goes after a day if no archive gets it; or the one that the archive has. Blocks.
-    fn doomed_object(known: &KnownObjects, digest: &Digest) -> Result<NewObject, StoreError> {
-        let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
-        let object = ObjectName::new(digest).map_err(random)?;
-        Ok(match known.shared.doom(&object, digest, known.wrong_object(digest).as_ref())? {
-            Some(kept) => {
-                known.note(digest, &kept);
-                NewObject::Known
-            }
-            None => NewObject::Doomed(object),
-        })
-    }
-
     /// Begins to send the parts of a file.
     fn begin(&self, threads: &Handle, bytes: &FileBytes) -> Upload {
         let (staged, written) = watch::channel(StagedBytes::default());
-        let sending = send_parts(Arc::clone(&self.known), self.digest, bytes.clone(), written);
+        let asked = self.object.lock().take();
+        let sending = send_parts(Arc::clone(&self.known), self.digest, asked, bytes.clone(), written);
         Upload { bytes: bytes.clone(), staged, sending: threads.spawn(sending) }
     }
 
     /// Sends a whole file that is no larger than one part. `None` if the bucket has the archive. Blocks.
     fn put(&self, whole: &Verified<dyn ArchiveFile>) -> Result<Option<ObjectName>, StoreError> {
-        let NewObject::Doomed(object) = Self::doomed_object(&self.known, &self.digest)? else { return Ok(None) };
+        let asked = self.object.lock().take();
+        let object = self.wait_for(object_for_upload(&self.known, self.digest, asked))?;
+        let NewObject::Doomed(object) = object else { return Ok(None) };
         let (bytes, size_bytes, bucket) = (whole.value().bytes(), whole.value().size_bytes(), &self.known.bucket);
         let put = async {
             let read = bytes.part(0, size_bytes).await;
@@ -211,6 +207,54 @@ impl Intake for BucketIntake {
     }
 }
 
+impl Drop for BucketIntake {
+    fn drop(&mut self) {
+        // Nothing was sent: upstream had no such archive, or did not answer.
+        if let (Some(asked), Some(threads)) = (self.object.lock().take(), &self.threads) {
+            let known = Arc::clone(&self.known);
+            threads.spawn(async move {
+                if let Ok(Ok(NewObject::Doomed(object))) = asked.await {
+                    let forgotten = tokio::task::spawn_blocking(move || known.shared.is_unsent(&object));
+                    if let Ok(Err(error)) = forgotten.await {
+                        tracing::debug!(%error, "an object that was never sent is looked for in a day");
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Asks for a new object for an archive, which goes after a day if no archive gets it; or for the one that the archive has.
+fn ask_for_object(threads: &Handle, known: &Arc<KnownObjects>, digest: Digest) -> AskedObject {
+    let known = Arc::clone(known);
+    // The database is asked by functions that block.
+    threads.spawn_blocking(move || {
+        let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
+        let object = ObjectName::new(&digest).map_err(random)?;
+        Ok(match known.shared.doom(&object, &digest, known.wrong_object(&digest).as_ref())? {
+            Some(kept) => {
+                known.note(&digest, &kept);
+                NewObject::Known
+            }
+            None => NewObject::Doomed(object),
+        })
+    })
+}
+
+/// The object of an upload that begins: the one for which the database was asked, unless it did not answer then.
+async fn object_for_upload(
+    known: &Arc<KnownObjects>,
+    digest: Digest,
+    asked: Option<AskedObject>,
+) -> Result<NewObject, StoreError> {
+    if let Some(asked) = asked
+        && let Ok(Ok(object)) = asked.await
+    {
+        return Ok(object);
+    }
+    ask_for_object(&Handle::current(), known, digest).await.map_err(|_| StoreError::Stopping)?
+}
+
 /// Sends the parts of a file as they become whole, and the last one when the file is.
 ///
 /// # Errors
@@ -218,13 +262,12 @@ impl Intake for BucketIntake {
 async fn send_parts(
     known: Arc<KnownObjects>,
     digest: Digest,
+    asked: Option<AskedObject>,
     bytes: FileBytes,
     staged: watch::Receiver<StagedBytes>,
 ) -> Result<Sent, StoreError> {
-    let asked = Arc::clone(&known);
-    // The database is asked by functions that block.
-    let begun = tokio::task::spawn_blocking(move || BucketIntake::doomed_object(&asked, &digest));
-    let NewObject::Doomed(object) = begun.await.map_err(|_| StoreError::Stopping)?? else { return Ok(Sent::Known) };
+    let object = object_for_upload(&known, digest, asked).await?;
+    let NewObject::Doomed(object) = object else { return Ok(Sent::Known) };
     let partial = known.watched(patiently(|| known.bucket.begin(&object))).await?;
     let send = |(number, from, to): (usize, u64, u64)| {
         let (known, object, partial, bytes) = (&known, &object, &partial, &bytes);

@@ -67,7 +67,7 @@ struct Owing {
     judged: Option<u64>,
 }
 
-/// What is owed.
+/// The amount that is owed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct OwedAmount {
@@ -508,11 +508,11 @@ impl Library {
     /// It is not kept there.
     pub(super) fn secure_stored(&self, digest: &Digest) -> Result<(), StoreError> {
         let Some(shared) = self.shared_archives() else { return Ok(()) };
+        let Some(blob) = self.open_file(digest)? else { return Ok(()) };
         // Before the file is read: most often it is known.
         if shared.object_now(digest)?.is_some() {
             return Ok(());
         }
-        let Some(blob) = self.open_file(digest)? else { return Ok(()) };
         let (opened, actual) = (blob.clone(), unless_damaged(blob.hashes())?);
         match actual.and_then(|(actual, _)| Verified::by_digest(blob, actual, *digest).ok()) {
             Some(whole) => self.intake(*digest).secure(&whole),
