@@ -14,18 +14,14 @@ use derive_more::Display;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use http::Extensions;
-use object_store::aws::{AmazonS3Builder, Checksum};
-use object_store::multipart::{MultipartStore, PartId};
+use object_store::multipart::PartId;
 use object_store::path::Path;
-use object_store::{
-    GetOptions, GetRange, MultipartId, ObjectStore, ObjectStoreExt as _, PutOptions, PutPayload, RetryConfig,
-};
-use secrecy::ExposeSecret as _;
+use object_store::{GetOptions, GetRange, MultipartId, ObjectStore as _, ObjectStoreExt as _, PutOptions, PutPayload};
 
-use crate::config::{self, BucketService};
+use super::services::{BucketSettingsError, Objects, objects_of};
+use crate::config;
 use crate::digest::Digest;
-use crate::upstream::buckets::{BucketConnector, BucketFault, BucketTrouble, SpoiltBody, TakesObject};
-use crate::upstream::clients::ConnectorError;
+use crate::upstream::buckets::{BucketFault, BucketTrouble, SpoiltBody, TakesObject};
 use crate::verify::Verified;
 
 /// The size of the parts of a large object, in bytes. The last one may be smaller.
@@ -113,25 +109,6 @@ impl BucketError {
     }
 }
 
-/// The bucket cannot be used as it is configured.
-#[derive(Debug, thiserror::Error)]
-pub enum BucketSettingsError {
-    /// No way out to it.
-    #[error(transparent)]
-    Connector(#[from] ConnectorError),
-    /// The library refuses the settings.
-    #[error("the bucket cannot be used: {0}")]
-    Settings(String),
-    /// This larder does not speak its protocol.
-    #[error("{0}:// is not built yet: use a bucket that speaks the protocol of S3")]
-    Unsupported(BucketService),
-}
-
-/// A store of objects that takes them in parts.
-trait Objects: ObjectStore + MultipartStore {}
-
-impl<T: ObjectStore + MultipartStore> Objects for T {}
-
 /// The connection to the bucket.
 #[derive(Clone)]
 pub struct Bucket {
@@ -167,44 +144,12 @@ pub struct ArrivingObject {
 }
 
 impl Bucket {
-    /// The bucket of the configuration. Asks nothing yet. Without a key in it, the platform's counts: of the environment, of a web
-    /// identity, of the machine.
+    /// The bucket of the configuration. Asks nothing yet.
     ///
     /// # Errors
     /// The settings cannot be used.
     pub fn new(fleet: &config::Fleet, network: &config::Network) -> Result<Self, BucketSettingsError> {
-        let place = fleet.bucket.clone();
-        if place.service != BucketService::S3 {
-            return Err(BucketSettingsError::Unsupported(place.service));
-        }
-        let mut builder = AmazonS3Builder::from_env();
-        if let Some(key) = &fleet.bucket_key {
-            // A token of the environment belongs to another key.
-            builder = AmazonS3Builder::new()
-                .with_access_key_id(key.access_key.expose_secret())
-                .with_secret_access_key(key.secret.expose_secret());
-            let environment = config::environment();
-            if let Some(region) = environment.get("AWS_REGION").or_else(|| environment.get("AWS_DEFAULT_REGION")) {
-                builder = builder.with_region(region);
-            }
-        }
-        let retries = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        builder = builder
-            .with_bucket_name(&place.name)
-            .with_http_connector(BucketConnector::new(network)?)
-            .with_checksum_algorithm(Checksum::SHA256)
-            .with_disable_bulk_delete(true)
-            .with_retry(retries);
-        builder = match &fleet.endpoint {
-            Some(endpoint) => builder
-                .with_endpoint(endpoint.as_str().trim_end_matches('/'))
-                .with_virtual_hosted_style_request(false)
-                .with_allow_http(endpoint.scheme() == "http"),
-            // A certificate covers no dots.
-            None => builder.with_virtual_hosted_style_request(!place.name.contains('.')),
-        };
-        let objects = builder.build().map_err(|error| BucketSettingsError::Settings(error.to_string()))?;
-        Ok(Self { objects: Arc::new(objects), place })
+        Ok(Self { objects: objects_of(fleet, network)?, place: fleet.bucket.clone() })
     }
 
     /// The bytes of `fleet.json`, the mark of the fleet; `None` if there is none.

@@ -1,8 +1,7 @@
 //! A fleet: larders on many machines that share one store. PostgreSQL has the records, and decides what was first.
 //!
 //! This folder has the connection to the database, its schema, the records in it, and the copy of them that each
-//! replica keeps; and the bucket, which keeps the archives. What is not built yet: archives that a bucket refuses are
-//! not kept for later, and two replicas may fetch the same archive at once.
+//! replica keeps; and the bucket, which keeps the archives. What is not built yet: two replicas may fetch the same archive at once.
 
 pub mod archives;
 pub mod bucket;
@@ -18,6 +17,7 @@ pub mod open;
 pub mod records;
 pub mod replicas;
 pub mod schema;
+pub mod services;
 mod tls;
 mod trouble;
 mod upload;
