@@ -50,7 +50,7 @@ impl Fleet {
     }
 }
 
-/// A place in an object store: `s3://NAME/PREFIX`.
+/// A place in an object store: `s3://NAME/PREFIX`, `az://CONTAINER/PREFIX`.
 #[derive(Debug, Clone, PartialEq, Eq, Display)]
 #[display("{service}://{name}/{prefix}")]
 pub struct Bucket {

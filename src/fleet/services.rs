@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, Checksum};
+use object_store::azure::MicrosoftAzureBuilder;
 use object_store::multipart::MultipartStore;
 use object_store::{ObjectStore, RetryConfig};
 use secrecy::ExposeSecret as _;
@@ -43,9 +44,8 @@ pub(super) fn objects_of(
     let connector = BucketConnector::new(network)?;
     Ok(match fleet.bucket.service {
         BucketService::S3 => Arc::new(amazon(fleet).with_http_connector(connector).with_retry(no_retries()).build()?),
-        service @ (BucketService::Azure | BucketService::Google) => {
-            return Err(BucketSettingsError::Unsupported(service));
-        }
+        BucketService::Azure => Arc::new(azure(fleet).with_http_connector(connector).with_retry(no_retries()).build()?),
+        service @ BucketService::Google => return Err(BucketSettingsError::Unsupported(service)),
     })
 }
 
@@ -74,5 +74,22 @@ fn amazon(fleet: &config::Fleet) -> AmazonS3Builder {
             .with_allow_http(endpoint.scheme() == "http"),
         // A certificate covers no dots.
         None => builder.with_virtual_hosted_style_request(!name.contains('.')),
+    }
+}
+
+fn azure(fleet: &config::Fleet) -> MicrosoftAzureBuilder {
+    let builder = match &fleet.bucket_key {
+        // A token of the environment belongs to another account.
+        Some(key) => MicrosoftAzureBuilder::new()
+            .with_account(key.access_key.expose_secret())
+            .with_access_key(key.secret.expose_secret()),
+        None => MicrosoftAzureBuilder::from_env(),
+    };
+    let builder = builder.with_container_name(&fleet.bucket.name);
+    match &fleet.endpoint {
+        Some(endpoint) => builder
+            .with_endpoint(endpoint.as_str().trim_end_matches('/').to_owned())
+            .with_allow_http(endpoint.scheme() == "http"),
+        None => builder,
     }
 }

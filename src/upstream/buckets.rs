@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{Method, Response, StatusCode};
+use http::{HeaderMap, Method, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Limited};
 use object_store::ClientOptions;
@@ -69,14 +69,31 @@ impl BucketTrouble {
         match (status.as_u16(), code) {
             (_, "RequestTimeTooSkewed") => Self::WrongClock,
             (_, "QuotaExceeded" | "InsufficientCapacity" | "XMinioStorageFull") | (507, _) => Self::Full,
-            (_, "NoSuchBucket") => Self::NoBucket,
-            (_, "BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch" | "XAmzContentChecksumMismatch") => {
-                Self::WrongBytes
-            }
-            (401 | 403, _) | (_, "ExpiredToken" | "InvalidToken") => Self::Denied,
+            (_, "NoSuchBucket" | "ContainerNotFound") => Self::NoBucket,
+            (
+                _,
+                "BadDigest"
+                | "InvalidDigest"
+                | "XAmzContentSHA256Mismatch"
+                | "XAmzContentChecksumMismatch"
+                | "Md5Mismatch",
+            ) => Self::WrongBytes,
+            (401 | 403, _)
+            | (
+                _,
+                "ExpiredToken"
+                | "InvalidToken"
+                | "AuthenticationFailed"
+                | "AuthorizationFailure"
+                | "AuthorizationPermissionMismatch"
+                | "InsufficientAccountPermissions"
+                | "invalid_grant"
+                | "invalid_client"
+                | "unauthorized_client",
+            ) => Self::Denied,
             // An answer to HEAD has no body. A proxy before a bucket that is down answers 404, too.
-            (404, "NoSuchKey" | "") => Self::NoObject,
-            (429 | 503, _) | (_, "SlowDown" | "RequestTimeout") => Self::Slow,
+            (_, "NoSuchKey" | "BlobNotFound") | (404, "") => Self::NoObject,
+            (429 | 503, _) | (_, "SlowDown" | "RequestTimeout" | "OperationTimedOut" | "ServerBusy") => Self::Slow,
             _ => Self::Broken,
         }
     }
@@ -114,19 +131,55 @@ impl BucketFault {
         Self { trouble, said }
     }
 
-    fn of_answer(status: StatusCode, body: &[u8]) -> Self {
-        let body = String::from_utf8_lossy(body);
-        let element = |name: &str| {
-            let (_, rest) = body.split_once(&format!("<{name}>"))?;
-            Some(rest.split_once('<')?.0.to_owned())
-        };
-        let (code, message) = (element("Code").unwrap_or_default(), element("Message").unwrap_or_default());
-        // A body without a code is not that of a bucket.
-        let code = if code.is_empty() && !body.trim().is_empty() { "no answer of a bucket".to_owned() } else { code };
+    fn of_answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
+        let said = SaidError::in_xml(&String::from_utf8_lossy(body)).or_else(|| SaidError::in_json(body));
+        let SaidError { code, message } = said.unwrap_or_else(|| SaidError {
+            // Azure says it in a header, too, which is all where there is no body.
+            code: match headers.get("x-ms-error-code").and_then(|code| code.to_str().ok()) {
+                Some(code) => code.to_owned(),
+                None if body.trim_ascii().is_empty() => String::new(),
+                None => "no answer of a bucket".to_owned(),
+            },
+            message: String::new(),
+        });
         let quoted = sanitized(&format!("{code} {message}"));
         let said =
             if quoted.is_empty() { status.as_u16().to_string() } else { format!("{} {quoted}", status.as_u16()) };
         Self { trouble: BucketTrouble::of(status, &code), said }
+    }
+}
+
+/// An error as an object store, or what gives the key for it, says it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct SaidError {
+    code: String,
+    message: String,
+}
+
+impl SaidError {
+    /// That of an object store: `<Error><Code>…</Code><Message>…</Message></Error>`.
+    fn in_xml(body: &str) -> Option<Self> {
+        let element = |name: &str| {
+            let (_, rest) = body.split_once(&format!("<{name}>"))?;
+            Some(rest.split_once('<')?.0.to_owned())
+        };
+        element("Code").map(|code| Self { code, message: element("Message").unwrap_or_default() })
+    }
+
+    /// That of what gives keys, `{"error": "…", "error_description": "…"}` (RFC 6749, section 5.2); or of Google's interfaces,
+    /// `{"error": {"status": "…", "message": "…"}}`.
+    fn in_json(body: &[u8]) -> Option<Self> {
+        let said: serde_json::Value = serde_json::from_slice(body).ok()?;
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        match &said["error"] {
+            serde_json::Value::String(code) => {
+                Some(Self { code: code.clone(), message: text(&said["error_description"]) })
+            }
+            error @ serde_json::Value::Object(_) => {
+                Some(Self { code: text(&error["status"]), message: text(&error["message"]) })
+            }
+            _ => None,
+        }
     }
 }
 
@@ -161,7 +214,11 @@ impl BucketConnector {
         let broken = |said: String| BucketFault { trouble: BucketTrouble::Broken, said };
         let url = Url::parse(&parts.uri.to_string()).map_err(|bad| broken(format!("its URL cannot be used: {bad}")))?;
         // It may have to copy all parts.
-        let completes = parts.method == Method::POST && url.query().is_some_and(|query| query.contains("uploadId="));
+        let completes = match (&parts.method, url.query().unwrap_or_default()) {
+            (&Method::POST, query) => query.contains("uploadId="),
+            (&Method::PUT, query) => query.contains("comp=blocklist"),
+            _ => false,
+        };
         let (is_write, taken) = (matches!(parts.method, Method::PUT | Method::POST), Arc::<AtomicU64>::default());
         let mut sent = self.client.request(parts.method, url).headers(parts.headers);
         if is_write {
@@ -186,7 +243,7 @@ impl BucketConnector {
             // An upload that is completed may fail with status 200.
             let has_failed = is_write && contains(&bytes, b"<Error");
             if !parts.status.is_success() || has_failed {
-                return Err(BucketFault::of_answer(parts.status, &bytes));
+                return Err(BucketFault::of_answer(parts.status, &parts.headers, &bytes));
             }
             Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(bytes)))
         };
@@ -254,5 +311,45 @@ impl HttpConnector for BucketConnector {
 impl HttpService for BucketConnector {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         self.answer(request).await.map_err(as_http_error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    /// Amazon, Azure and Google each say it in their own way; a body of anybody else is never taken for "there is no such object".
+    #[test]
+    fn each_answer_has_its_trouble_and_its_words() {
+        let xml =
+            |code: &str| format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>why</Message></Error>");
+        let oauth = r#"{"error": "invalid_grant", "error_description": "the account is gone"}"#;
+        let google = r#"{"error": {"code": 403, "status": "PERMISSION_DENIED", "message": "no"}}"#;
+        for (status, header, body, trouble, said) in [
+            (404, None, xml("NoSuchKey"), BucketTrouble::NoObject, "404 NoSuchKey why"),
+            (404, None, xml("BlobNotFound"), BucketTrouble::NoObject, "404 BlobNotFound why"),
+            (404, Some("BlobNotFound"), String::new(), BucketTrouble::NoObject, "404 BlobNotFound"),
+            (404, Some("ContainerNotFound"), String::new(), BucketTrouble::NoBucket, "404 ContainerNotFound"),
+            (404, None, String::new(), BucketTrouble::NoObject, "404"),
+            // The answer to a removal, in a batch of Azure.
+            (202, None, xml("BlobNotFound"), BucketTrouble::NoObject, "202 BlobNotFound why"),
+            (202, None, xml("AuthorizationFailure"), BucketTrouble::Denied, "202 AuthorizationFailure why"),
+            (404, None, "<html>not here</html>".to_owned(), BucketTrouble::Broken, "404 no answer of a bucket"),
+            (404, None, "{}".to_owned(), BucketTrouble::Broken, "404 no answer of a bucket"),
+            (403, None, xml("AuthenticationFailed"), BucketTrouble::Denied, "403 AuthenticationFailed why"),
+            (503, None, xml("ServerBusy"), BucketTrouble::Slow, "503 ServerBusy why"),
+            (500, None, xml("OperationTimedOut"), BucketTrouble::Slow, "500 OperationTimedOut why"),
+            (400, None, oauth.to_owned(), BucketTrouble::Denied, "400 invalid_grant the account is gone"),
+            (403, None, google.to_owned(), BucketTrouble::Denied, "403 PERMISSION_DENIED no"),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(code) = header {
+                headers.insert("x-ms-error-code", HeaderValue::from_static(code));
+            }
+            let fault = BucketFault::of_answer(StatusCode::from_u16(status).unwrap(), &headers, body.as_bytes());
+            assert_eq!((fault.trouble, fault.said.trim()), (trouble, said), "{body}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use larder::fleet::bucket::{Bucket, BucketError, ObjectName, PART_BYTES};
 use larder::upstream::buckets::BucketTrouble;
 use larder::verify::Verified;
 
-use crate::support::bucket::{ACCESS_KEY, BUCKET, BucketFault, TestBucket, Verb, settings_of};
+use crate::support::bucket::{ACCESS_KEY, BucketFault, PLACE, TestBucket, Verb, settings_of};
 
 /// Bytes without a pattern that a shift or a swap of parts would leave as it is.
 fn bytes_of(length: usize) -> Bytes {
@@ -77,13 +77,17 @@ async fn promises_hold(bucket: &Bucket) {
     assert_eq!(read(bucket, &object, 0).await.unwrap_err().fault.trouble, BucketTrouble::NoObject);
 }
 
-/// The bucket of the tests, or the one that `LARDER_TEST_BUCKET` names, as `ENDPOINT ACCESS_KEY SECRET BUCKET`: `tests/long/run buckets`
-/// runs this with real object stores.
+/// The bucket of the tests, or the one that `LARDER_TEST_BUCKET` names, as `ENDPOINT BUCKET ACCESS_KEY SECRET`, or without a key:
+/// `tests/long/run buckets` runs this with real object stores.
 #[tokio::test]
 async fn a_bucket_keeps_whole_objects_and_those_in_parts() {
     let named = std::env::var("LARDER_TEST_BUCKET").unwrap_or_default();
-    if let [endpoint, access_key, secret, name] = named.split(' ').collect::<Vec<_>>()[..] {
-        let (fleet, network) = settings_of(endpoint, (access_key, secret), name, None);
+    let real = match named.split(' ').collect::<Vec<_>>()[..] {
+        [endpoint, bucket, access_key, secret] => Some(settings_of(endpoint, bucket, Some((access_key, secret)), None)),
+        [endpoint, bucket] => Some(settings_of(endpoint, bucket, None, None)),
+        _ => None,
+    };
+    if let Some((fleet, network)) = real {
         return promises_hold(&Bucket::new(&fleet, &network).unwrap()).await;
     }
     assert_eq!(named, "", "a real bucket is named otherwise");
@@ -138,18 +142,18 @@ async fn a_wrong_setting_is_named_and_no_secret() {
     let bucket = TestBucket::start();
     let bytes = bytes_of(10);
     let secret = "a-secret-in-no-message";
-    for (endpoint, key, name, trouble) in [
-        (bucket.endpoint(), "another-key", BUCKET, BucketTrouble::Denied),
-        (bucket.endpoint(), ACCESS_KEY, "another-bucket", BucketTrouble::NoBucket),
-        ("https://127.0.0.1:9", ACCESS_KEY, BUCKET, BucketTrouble::Unreachable),
+    for (endpoint, key, place, trouble) in [
+        (bucket.endpoint(), "another-key", PLACE, BucketTrouble::Denied),
+        (bucket.endpoint(), ACCESS_KEY, "s3://another-bucket/mirror", BucketTrouble::NoBucket),
+        ("https://127.0.0.1:9", ACCESS_KEY, PLACE, BucketTrouble::Unreachable),
     ] {
-        let (fleet, network) = settings_of(endpoint, (key, secret), name, Some(&bucket.ca_file()));
+        let (fleet, network) = settings_of(endpoint, place, Some((key, secret)), Some(&bucket.ca_file()));
         let connected = Bucket::new(&fleet, &network).unwrap();
         let error = put(&connected, &bytes).await.unwrap_err();
         assert_eq!(error.fault.trouble, trouble, "{error}");
         assert!(!format!("{error} {error:?} {connected:?} {}", error.remedy()).contains(secret), "{error:?}");
     }
-    let (fleet, network) = settings_of(bucket.endpoint(), (ACCESS_KEY, secret), BUCKET, None);
+    let (fleet, network) = settings_of(bucket.endpoint(), PLACE, Some((ACCESS_KEY, secret)), None);
     let error = put(&Bucket::new(&fleet, &network).unwrap(), &bytes).await.unwrap_err();
     assert!(error.to_string().contains("no authority that larder trusts has signed its certificate"), "{error}");
 }

@@ -26,7 +26,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::tls::TestCa;
 
-pub(crate) const BUCKET: &str = "larder";
+const BUCKET: &str = "larder";
+/// The place in it that larder uses.
+pub(crate) const PLACE: &str = "s3://larder/mirror";
 pub(crate) const ACCESS_KEY: &str = "test-access-key";
 pub(crate) const SECRET: &str = "test-secret-of-the-bucket";
 
@@ -132,7 +134,7 @@ impl TestBucket {
 
     /// The settings of a larder that uses it.
     pub(crate) fn settings(&self) -> (Fleet, Network) {
-        settings_of(&self.origin, (ACCESS_KEY, SECRET), BUCKET, Some(&self.ca_file()))
+        settings_of(&self.origin, PLACE, Some((ACCESS_KEY, SECRET)), Some(&self.ca_file()))
     }
 
     /// Makes each request of a kind fail, until [`Self::heal`].
@@ -215,13 +217,15 @@ impl Drop for TestBucket {
     }
 }
 
-/// The settings of a larder with this bucket.
+/// The settings of a larder with the bucket of this URL. Without a key, the environment has one.
 pub(crate) fn settings_of(
     endpoint: &str,
-    (access_key, secret): (&str, &str),
     bucket: &str,
+    key: Option<(&str, &str)>,
     ca_file: Option<&PathBuf>,
 ) -> (Fleet, Network) {
+    let bucket_key = r#"bucket_key = { access_key = { env = "TEST_ACCESS_KEY" }, secret = { env = "TEST_SECRET" } }"#;
+    let (bucket_key, (access_key, secret)) = (key.map_or("", |_| bucket_key), key.unwrap_or_default());
     let ca_file = ca_file.map(|file| format!("ca_file = {file:?}")).unwrap_or_default();
     let text = format!(
         r#"
@@ -229,9 +233,9 @@ pub(crate) fn settings_of(
         {ca_file}
         [fleet]
         database = {{ env = "TEST_DATABASE" }}
-        bucket = "s3://{bucket}/mirror"
+        bucket = "{bucket}"
         endpoint = "{endpoint}"
-        bucket_key = {{ access_key = {{ env = "TEST_ACCESS_KEY" }}, secret = {{ env = "TEST_SECRET" }} }}
+        {bucket_key}
         secret = [{{ env = "TEST_FLEET_SECRET" }}]
         listen = "127.0.0.1:8082"
         advertise = "http://127.0.0.1:8082/"
