@@ -50,7 +50,7 @@ impl Fleet {
     }
 }
 
-/// A place in an object store: `s3://NAME/PREFIX`, `az://CONTAINER/PREFIX`.
+/// A place in an object store: `s3://NAME/PREFIX`, `az://CONTAINER/PREFIX`, `gs://NAME/PREFIX`.
 #[derive(Debug, Clone, PartialEq, Eq, Display)]
 #[display("{service}://{name}/{prefix}")]
 pub struct Bucket {
@@ -117,6 +117,11 @@ pub(super) fn read(section: &mut Section<'_, '_, '_>, admin_token: Option<&Secre
     let bucket = section.text("bucket", "s3://larder/mirror", bucket);
     let endpoint = section.text("endpoint", "https://s3.corp.example/", values::base_url);
     let bucket_key = section.optional_table("bucket_key", BUCKET_KEY_EXAMPLE, read_bucket_key).flatten();
+    if bucket.as_ref().is_some_and(|bucket| bucket.service == BucketService::Google) && bucket_key.is_some() {
+        let text = "gs:// takes the key of a service account from the file that GOOGLE_APPLICATION_CREDENTIALS names, or from the machine; for \
+                    an HMAC key, write s3:// with endpoint = \"https://storage.googleapis.com/\"";
+        section.problem("bucket_key", text.to_owned());
+    }
     let bucket_secret = bucket_key.as_ref().map(|key| ("[fleet] bucket_key", &key.secret));
     let others = bucket_secret.into_iter().chain(admin_token.map(|token| ("[admin] token", token)));
     let secrets = read_secrets(section, &others.collect::<Vec<_>>());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::multipart::MultipartStore;
 use object_store::{ObjectStore, RetryConfig};
 use secrecy::ExposeSecret as _;
@@ -22,9 +23,6 @@ pub enum BucketSettingsError {
     /// The library refuses the settings.
     #[error("the bucket cannot be used: {0}")]
     Settings(#[from] object_store::Error),
-    /// This larder does not speak its protocol.
-    #[error("{0}:// is not built yet: use a bucket that speaks the protocol of S3")]
-    Unsupported(BucketService),
 }
 
 /// A store of objects that takes them in parts.
@@ -45,7 +43,9 @@ pub(super) fn objects_of(
     Ok(match fleet.bucket.service {
         BucketService::S3 => Arc::new(amazon(fleet).with_http_connector(connector).with_retry(no_retries()).build()?),
         BucketService::Azure => Arc::new(azure(fleet).with_http_connector(connector).with_retry(no_retries()).build()?),
-        service @ BucketService::Google => return Err(BucketSettingsError::Unsupported(service)),
+        BucketService::Google => {
+            Arc::new(google(fleet).with_http_connector(connector).with_retry(no_retries()).build()?)
+        }
     })
 }
 
@@ -90,6 +90,15 @@ fn azure(fleet: &config::Fleet) -> MicrosoftAzureBuilder {
         Some(endpoint) => builder
             .with_endpoint(endpoint.as_str().trim_end_matches('/').to_owned())
             .with_allow_http(endpoint.scheme() == "http"),
+        None => builder,
+    }
+}
+
+/// Its key is a file with many parts, which the environment names: `GOOGLE_APPLICATION_CREDENTIALS`.
+fn google(fleet: &config::Fleet) -> GoogleCloudStorageBuilder {
+    let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&fleet.bucket.name);
+    match &fleet.endpoint {
+        Some(endpoint) => builder.with_base_url(endpoint.as_str().trim_end_matches('/')),
         None => builder,
     }
 }

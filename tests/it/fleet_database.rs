@@ -5,6 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
+use aws_lc_rs::encoding::{AsDer, Pkcs8V1Der};
+use aws_lc_rs::rsa::{KeyPair, KeySize};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use larder::address::{Address, Hostname, Name, ProviderAddress, Version};
 use larder::fleet::database::{Database, DatabaseError};
 use larder::fleet::records::DatabaseRecords;
@@ -12,10 +16,9 @@ use larder::fleet::schema::{self, SchemaError};
 use larder::store::{
     Change, Durability, IndexEntry, Key, ReadOutcome, RecordAction, Records, StoreError, WriteOutcome,
 };
-
 use serde_json::Value;
 
-use crate::support::bucket::{self, ACCESS_KEY, BucketFault, TestBucket, Verb};
+use crate::support::bucket::{self, ACCESS_KEY, BucketFault, SERVICE_ACCOUNT, TestBucket, Verb};
 use crate::support::larder::Folder;
 use crate::support::ports::free_port;
 use crate::support::postgres::{OWNER, RUN_ROLE, TestDatabase};
@@ -304,6 +307,40 @@ async fn doctor(home: &Folder) -> Vec<(String, String, String)> {
     let checks = report["checks"].as_array().unwrap().iter();
     let of_fleet = checks.filter(|check| check["id"].as_str().unwrap().starts_with("fleet."));
     of_fleet.map(|check| (text(check, "id"), text(check, "verdict"), text(check, "found"))).collect()
+}
+
+/// Google's own protocol, with the key of a service account.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_of_google_takes_what_a_replica_sends() {
+    let Some(database) = TestDatabase::new() else { return };
+    let bucket = TestBucket::start();
+    let home = configured(&database, RUN_ROLE, &bucket);
+    let file = home.path().join("mirror.toml");
+    let is_kept = |line: &&str| !line.starts_with("bucket_key");
+    let lines = std::fs::read_to_string(&file).unwrap().replace("s3://larder", "gs://larder/mirror");
+    std::fs::write(&file, lines.lines().filter(is_kept).collect::<Vec<_>>().join("\n")).unwrap();
+    let key = KeyPair::generate(KeySize::Rsa2048).unwrap();
+    let key = AsDer::<Pkcs8V1Der<'_>>::as_der(&key).unwrap();
+    let key = STANDARD.encode(key.as_ref());
+    let pem = format!("-----BEGIN PRIVATE KEY-----\n{key}\n-----END PRIVATE KEY-----\n");
+    for (account, verdict, part) in [
+        (SERVICE_ACCOUNT, "warn", "gs://larder/mirror/ takes bytes that changed on the way"),
+        ("another@test.iam", "fail", "401 InvalidToken"),
+    ] {
+        let credentials = serde_json::json!({
+            "type": "service_account", "private_key": pem, "private_key_id": "1", "client_email": account,
+        });
+        let key_file = home.path().join("google.json");
+        std::fs::write(&key_file, credentials.to_string()).unwrap();
+        let mut doctor = command(home.path(), &["doctor", "--json", "--config", file.to_str().unwrap()]);
+        doctor.env("GOOGLE_APPLICATION_CREDENTIALS", &key_file);
+        let report: Value = serde_json::from_str(&run(doctor).await.out).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let told = checks.iter().find(|check| check["id"] == "fleet.bucket").unwrap();
+        assert!(told["verdict"] == verdict && told["found"].as_str().unwrap().contains(part), "{told:#}");
+    }
+    let sent = [Verb::Put, Verb::Begin, Verb::Part, Verb::Complete, Verb::Abort, Verb::Get, Verb::Delete];
+    assert!(sent.iter().all(|verb| bucket.count(*verb) > 0) && bucket.objects().is_empty() && bucket.unfinished() == 0);
 }
 
 /// The operator makes the schema as its owner; the doctor says what is missing before, and what is wrong afterwards.

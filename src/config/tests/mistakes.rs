@@ -383,6 +383,13 @@ fn each_mistake_in_a_fleet_is_reported_with_its_line() {
             "mirror.toml:7: fleet.secret: this secret is that of [fleet] bucket_key, too",
         ),
         (
+            &[
+                "bucket = \"gs://larder\"",
+                "bucket_key = { access_key = { env = \"POD_IP\" }, secret = { env = \"MYSQL\" } }",
+            ],
+            "mirror.toml:7: fleet.bucket_key: gs:// takes the key of a service account from the file that",
+        ),
+        (
             &["advertise = { env = \"DATABASE\" }"],
             "mirror.toml:2: fleet.advertise: this holds no IP address; write for example",
         ),

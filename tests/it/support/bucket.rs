@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -27,6 +27,8 @@ use tokio_rustls::TlsAcceptor;
 use crate::support::tls::TestCa;
 
 const BUCKET: &str = "larder";
+/// The account of Google that may use it.
+pub(crate) const SERVICE_ACCOUNT: &str = "larder@test.iam";
 /// The place in it that larder uses.
 pub(crate) const PLACE: &str = "s3://larder/mirror";
 pub(crate) const ACCESS_KEY: &str = "test-access-key";
@@ -332,6 +334,13 @@ fn planned(state: &mut State, verb: Verb) -> Option<BucketFault> {
 /// Checks the key, the signed digest of the body, and its checksum.
 fn check(headers: &HeaderMap, body: &Bytes) -> Result<(), Box<Reply>> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if let Some(token) = text("authorization").strip_prefix("Bearer ") {
+        // Google's clients sign a token of their own, and no bytes.
+        let claims = token.split('.').nth(1).and_then(|claims| URL_SAFE_NO_PAD.decode(claims).ok());
+        let claims: Option<serde_json::Value> = claims.and_then(|claims| serde_json::from_slice(&claims).ok());
+        let is_known = claims.is_some_and(|claims| claims["iss"] == SERVICE_ACCOUNT);
+        return if is_known { Ok(()) } else { Err(Box::new(refusal(401, "InvalidToken"))) };
+    }
     if !text("authorization").contains(&format!("Credential={ACCESS_KEY}/")) {
         return Err(Box::new(refusal(403, "InvalidAccessKeyId")));
     }
@@ -418,7 +427,9 @@ fn sent(object: &Bytes, headers: &HeaderMap, fault: Option<BucketFault>) -> Repl
         bytes = bytes.iter().map(|byte| !byte).collect::<Vec<_>>().into();
     }
     let length = bytes.len();
-    let mut reply = Response::builder().header("etag", "\"object\"").header("content-length", length);
+    let reply =
+        Response::builder().header("etag", "\"object\"").header("last-modified", "Mon, 02 Nov 2026 00:00:00 GMT");
+    let mut reply = reply.header("content-length", length);
     if from.is_some() {
         reply = reply.status(206).header("content-range", format!("bytes {start}-{}/{size}", size - 1));
     }
