@@ -170,6 +170,7 @@ fn cold_table(bench: &Bench, setup: &FleetSetup, rows: &[Cold]) -> anyhow::Resul
             // A new archive in each round: the bucket has none of it.
             let name = format!("cold-{}-{round}", size.replace([' ', ',', '/'], "").to_lowercase());
             cold::publish(bench, &name, *bytes, *speed)?;
+            cold::publish(bench, &before(&name), 1_000, *speed)?;
             let mut ways = [Way::Alone, Way::Replica];
             if round % 2 == 1 {
                 ways.reverse();
@@ -207,19 +208,34 @@ fn cold_table(bench: &Bench, setup: &FleetSetup, rows: &[Cold]) -> anyhow::Resul
     Ok(table)
 }
 
-/// The time of an archive through a new larder. Its documents are fetched before.
+/// The time of an archive through a new larder. Its documents are fetched before, and another archive, so that the connections to the
+/// database and the bucket are open, as they are while a replica serves.
 fn time_of(bench: &Bench, home: Home, name: &str, bytes: usize) -> anyhow::Result<f64> {
     let larder = home.start()?;
-    let document = crate::larder::larder_path(&crate::catalog::document_path(name, "1.0.0", crate::catalog::PLATFORM));
-    let path = bench.block_on(archive_path(&bench.client, &format!("http://{}{document}", larder.address)))?;
-    let timing = once::time_one(larder.address, &path)?;
+    let time_one = |name: &str| {
+        let document = crate::catalog::document_path(name, "1.0.0", crate::catalog::PLATFORM);
+        let document = format!("http://{}{}", larder.address, crate::larder::larder_path(&document));
+        let path = bench.block_on(archive_path(&bench.client, &document))?;
+        once::time_one(larder.address, &path)
+    };
+    time_one(&before(name))?;
+    let timing = time_one(name)?;
     ensure!(timing.bytes >= bytes, "it sent {} bytes", timing.bytes);
     Ok(timing.last_byte.as_secs_f64())
 }
 
+/// The archive that a larder fetches before this one.
+fn before(name: &str) -> String {
+    format!("{name}-before")
+}
+
 /// The time of the archive that the bucket got last, by a plain request of a client that has no connection yet.
 fn time_of_plain(bench: &Bench, setup: &FleetSetup, bytes: usize) -> anyhow::Result<f64> {
-    let object = setup.database.sql("select object from larder.blob order by touched desc limit 1").trim().parse()?;
+    let object = setup
+        .database
+        .sql(&format!("select object from larder.blob where size >= {bytes} order by touched desc limit 1"))
+        .trim()
+        .parse()?;
     let (fleet, network) = setup.bucket.settings();
     let bucket = Bucket::new(&fleet, &network)?;
     let began = Instant::now();
