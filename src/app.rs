@@ -98,6 +98,7 @@ impl Sockets {
 pub struct RunningApp {
     parts: SharedParts,
     handlers: ArcSwap<Handlers>,
+    keys: replica::Keys,
     tls: Option<Arc<Tls>>,
     main_slots: ConnectionSlots,
     admin_slots: ConnectionSlots,
@@ -178,7 +179,7 @@ impl App {
                 tracing::warn!("{shortage}");
             }
         }
-        let (mirror, store, metrics, others) = mirror(config, &settings)?;
+        let OpenMirror { mirror, store, keys, metrics, others } = open_mirror(config, &settings)?;
         if settings.one_run.is_none() {
             // Before anything else can fail: the doctor misses a service that was wanted and does not run. A store that cannot
             // be written is served, too.
@@ -227,8 +228,18 @@ impl App {
         let pool = BlockingPoolCheck::new(settings.pool_within);
         let others = parking_lot::Mutex::new(others);
         let threads = ConnectionThreads::one_for_each_core().map_err(StartError::Threads)?;
-        let running =
-            RunningApp { parts, handlers, tls, main_slots, admin_slots, threads, pool, config: current_config, others };
+        let running = RunningApp {
+            parts,
+            handlers,
+            keys,
+            tls,
+            main_slots,
+            admin_slots,
+            threads,
+            pool,
+            config: current_config,
+            others,
+        };
         let main_limits = settings.connections.clone();
         let (scrub, base) = (config.store.scrub, base_url_of(config, main_address));
         let socket = listen_at_socket(&running.parts.store);
@@ -552,7 +563,7 @@ impl SharedParts {
 /// Returns a [`StartError`] that says what to change.
 pub async fn admin_of_command(config: &Config) -> Result<Arc<Admin>, StartError> {
     let settings = StartSettings { is_command: true, ..StartSettings::default() };
-    let (mirror, store, metrics, _) = mirror(config, &settings)?;
+    let OpenMirror { mirror, store, metrics, .. } = open_mirror(config, &settings)?;
     let clock = settings.clock;
     let jobs = Jobs::new(Arc::clone(&mirror), clock.clone());
     Ok(Arc::new(Admin {
@@ -586,9 +597,9 @@ pub fn stores_to_adopt(config: &Config, folder: &Path) -> Result<[Arc<Mirror>; 2
     alone.store.path = folder.to_owned();
     // Nothing of it may be evicted.
     alone.store.max_size = SizeLimit::Bytes(u64::MAX);
-    let (from, ..) = mirror(&alone, &StartSettings { limits: Limits::without_eviction(), ..settings.clone() })?;
-    let (into, ..) = mirror(config, &settings)?;
-    Ok([from, into])
+    let from = open_mirror(&alone, &StartSettings { limits: Limits::without_eviction(), ..settings.clone() })?;
+    let into = open_mirror(config, &settings)?;
+    Ok([from.mirror, into.mirror])
 }
 
 /// The client protocols of one configuration, for a main listener on `bound`.
@@ -739,12 +750,27 @@ pub fn outbound(config: &Config, traffic: Traffic, limits: UpstreamLimits) -> Re
     Ok(Outbound::new(&config.network, &config.upstreams, own, traffic, limits)?)
 }
 
+/// A mirror whose store is open, without listeners or jobs.
+#[derive(Debug)]
+pub struct OpenMirror {
+    /// The mirror.
+    pub mirror: Arc<Mirror>,
+    /// Its store.
+    pub store: Arc<Store>,
+    /// The keys of a replica.
+    keys: replica::Keys,
+    /// The counters of every part.
+    metrics: MetricSources,
+    /// The settings of the other replicas.
+    others: SettingsOfOthers,
+}
+
 /// Opens the store and builds a mirror without listeners or jobs, for commands that run without a larder.
-pub fn mirror(
-    config: &Config,
-    settings: &StartSettings,
-) -> Result<(Arc<Mirror>, Arc<Store>, MetricSources, SettingsOfOthers), StartError> {
-    let store = match &config.fleet {
+///
+/// # Errors
+/// Returns a [`StartError`] that says what to change.
+pub fn open_mirror(config: &Config, settings: &StartSettings) -> Result<OpenMirror, StartError> {
+    let (store, keys) = match &config.fleet {
         Some(fleet) => replica::open_store(config, fleet, settings)?,
         None => {
             // Its first records would be nothing to its fleet.
@@ -755,7 +781,7 @@ pub fn mirror(
                 );
                 return Err(StartError::Refused(reason));
             }
-            (settings.open_store)(&config.store.path, settings.clock.now())?
+            ((settings.open_store)(&config.store.path, settings.clock.now())?, replica::Keys::default())
         }
     };
     let store = Arc::new(store);
@@ -769,12 +795,12 @@ pub fn mirror(
     let runtime_config = RuntimeConfig::new(upstreams, outbound, issuers, config);
     let counters = metrics.counters.clone();
     let mirror = Mirror::new(Arc::clone(&store), runtime_config, settings.limits, counters, &metrics.supervisor)?;
-    Ok((mirror, store, metrics, others))
+    Ok(OpenMirror { mirror, store, keys, metrics, others })
 }
 
 /// The counters of every part, and their registry.
 #[derive(Debug)]
-pub struct MetricSources {
+struct MetricSources {
     requests: RequestMetrics,
     counters: Counters,
     supervisor: Supervisor,

@@ -73,6 +73,7 @@ impl RunningApp {
         let handlers =
             self.parts.build_handlers(&effective, Arc::clone(&runtime_config), audit).map_err(|e| failed(&e))?;
 
+        self.keys.renew(&config).map_err(|e| failed(&e))?;
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);
         }

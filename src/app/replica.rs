@@ -22,11 +22,12 @@ pub(super) fn open_store(
     config: &Config,
     fleet: &config::Fleet,
     settings: &StartSettings,
-) -> Result<Store, StartError> {
+) -> Result<(Store, Keys), StartError> {
     use crate::fleet::open::{OpenError, Presence, open};
 
     let presence = if settings.is_command { Presence::Unlisted } else { Presence::Listed };
-    open(config, fleet, presence, settings_text(config), &settings.clock).map_err(|error| match error {
+    let opened = open(config, fleet, presence, settings_text(config), &settings.clock);
+    opened.map(|(store, keys)| (store, Keys(Some(keys)))).map_err(|error| match error {
         OpenError::Refused(reason) => StartError::Refused(reason),
         OpenError::Store(error) => StartError::Store(error),
     })
@@ -37,12 +38,37 @@ pub(super) fn open_store(
 /// # Errors
 /// Always.
 #[cfg(not(feature = "fleet"))]
-pub(super) fn open_store(_: &Config, fleet: &config::Fleet, _: &StartSettings) -> Result<Store, StartError> {
+pub(super) fn open_store(_: &Config, fleet: &config::Fleet, _: &StartSettings) -> Result<(Store, Keys), StartError> {
     Err(StartError::Refused(format!(
         "this larder was built without the feature fleet, so it cannot be a replica that keeps its archives in {}: build it with cargo build \
          --features fleet, or remove [fleet]",
         fleet.bucket
     )))
+}
+
+/// The keys of a replica for its database and its bucket, which a reload renews; none for a larder that runs alone.
+#[derive(Debug, Default)]
+pub(super) struct Keys(#[cfg(feature = "fleet")] Option<crate::fleet::open::Keys>);
+
+impl Keys {
+    /// Uses the keys of another configuration from now on, whose database and bucket are the same.
+    ///
+    /// # Errors
+    /// One of them cannot be used: then neither is.
+    #[cfg(feature = "fleet")]
+    pub(super) fn renew(&self, config: &Config) -> Result<(), String> {
+        let Some((keys, fleet)) = self.0.as_ref().zip(config.fleet.as_ref()) else { return Ok(()) };
+        keys.renew(fleet, &config.network).map_err(|error| error.to_string())
+    }
+
+    /// Does nothing: there are none.
+    ///
+    /// # Errors
+    /// Never.
+    #[cfg(not(feature = "fleet"))]
+    pub(super) fn renew(&self, _: &Config) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// A secret of all replicas for one purpose, made of a secret of the fleet.

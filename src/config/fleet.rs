@@ -36,16 +36,22 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// True if only the secrets differ, which a reload changes.
+    /// True if only secrets and keys differ, which a reload changes: those of the fleet, the role of the database and its password, the key
+    /// of the bucket.
     pub fn differs_in_secrets_only(&self, other: &Self) -> bool {
-        let Self { database, database_ca, bucket, endpoint, bucket_key, secrets: _, listen, advertise, serve_behind } =
-            self;
-        let key = |key: &Option<BucketKey>| {
-            key.as_ref().map(|key| [&key.access_key, &key.secret].map(|part| part.expose_secret().to_owned()))
-        };
-        database.expose_secret() == other.database.expose_secret()
+        let Self {
+            database,
+            database_ca,
+            bucket,
+            endpoint,
+            bucket_key: _,
+            secrets: _,
+            listen,
+            advertise,
+            serve_behind,
+        } = self;
+        without_role(database) == without_role(&other.database)
             && (database_ca, bucket, endpoint) == (&other.database_ca, &other.bucket, &other.endpoint)
-            && key(bucket_key) == key(&other.bucket_key)
             && (listen, advertise, serve_behind) == (&other.listen, &other.advertise, &other.serve_behind)
     }
 }
@@ -163,6 +169,21 @@ pub fn urls_of_hosts(text: &str) -> Result<Vec<String>, &'static str> {
     }
     let at = if authority.contains('@') { "@" } else { "" };
     Ok(hosts.split(',').map(|host| format!("{scheme}://{user}{at}{host}{tail}")).collect())
+}
+
+/// The URLs of the hosts of a database, without the role and its password.
+fn without_role(database: &SecretString) -> Option<Vec<Url>> {
+    let urls = urls_of_hosts(database.expose_secret()).ok()?;
+    let without_role = |text: &String| {
+        let mut url = Url::parse(text).ok()?;
+        // A URL without a host has none of both.
+        let _ = url.set_username("").and_then(|()| url.set_password(None));
+        let options: Vec<_> =
+            url.query_pairs().into_owned().filter(|(name, _)| !matches!(&**name, "user" | "password")).collect();
+        url.query_pairs_mut().clear().extend_pairs(options);
+        Some(url)
+    };
+    urls.iter().map(without_role).collect()
 }
 
 /// Checks the URL of the database, as far as its text goes. It has a password, so no message shows it.

@@ -506,6 +506,24 @@ fn a_secret_of_the_fleet_is_not_the_admin_token() {
     assert!(problems.contains("mirror.toml:4: fleet.secret: this secret is that of [admin] token, too"), "{problems}");
 }
 
+/// A reload changes the role of the database and its password, and never which database it is.
+#[test]
+fn only_another_place_of_the_database_needs_a_restart() {
+    let with = |url: &str| Fleet { database: url.into(), ..fleet_with(&[]).unwrap().fleet.unwrap() };
+    for (one, other, expected) in [
+        ("postgresql://a:1@db/larder", "postgresql://b:2@db/larder", true),
+        ("postgresql://a:1@db,db2/larder", "postgresql://b@db,db2/larder", true),
+        ("postgresql://db/larder?user=a&password=1", "postgresql://db/larder?user=b", true),
+        ("postgresql:///larder?host=/run/pg&user=a", "postgresql:///larder?host=/run/pg&user=b", true),
+        ("postgresql://a:1@db/larder", "postgresql://a:1@other/larder", false),
+        ("postgresql://a:1@db,db2/larder", "postgresql://a:1@db,db3/larder", false),
+        ("postgresql://a:1@db/larder", "postgresql://a:1@db/other", false),
+        ("postgresql:///larder?host=/run/pg", "postgresql:///larder?host=/run/other", false),
+    ] {
+        assert_eq!(with(one).differs_in_secrets_only(&with(other)), expected, "{one} {other}");
+    }
+}
+
 #[test]
 fn a_fleet_is_read() {
     let config = fleet_with(&[]).unwrap();

@@ -9,6 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use derive_more::Display;
 use futures_util::stream::BoxStream;
@@ -112,7 +113,8 @@ impl BucketError {
 /// The connection to the bucket.
 #[derive(Clone)]
 pub struct Bucket {
-    objects: Arc<dyn Objects>,
+    /// With the key, which may be renewed.
+    objects: Arc<ArcSwap<Arc<dyn Objects>>>,
     place: config::Bucket,
 }
 
@@ -149,7 +151,17 @@ impl Bucket {
     /// # Errors
     /// The settings cannot be used.
     pub fn new(fleet: &config::Fleet, network: &config::Network) -> Result<Self, BucketSettingsError> {
-        Ok(Self { objects: objects_of(fleet, network)?, place: fleet.bucket.clone() })
+        let objects = Arc::new(ArcSwap::from_pointee(objects_of(fleet, network)?));
+        Ok(Self { objects, place: fleet.bucket.clone() })
+    }
+
+    /// Makes new requests by the settings of another value of the same bucket from now on.
+    pub fn use_key_of(&self, other: &Self) {
+        self.objects.store(other.objects.load_full());
+    }
+
+    fn objects(&self) -> Arc<dyn Objects> {
+        Arc::clone(&self.objects.load())
     }
 
     /// The bytes of `fleet.json`, the mark of the fleet; `None` if there is none.
@@ -158,7 +170,7 @@ impl Bucket {
     /// The bucket does not say.
     pub async fn mark(&self) -> Result<Option<Bytes>, BucketError> {
         let path = Path::from(format!("{}{MARK}", self.place.prefix));
-        let read = async { self.objects.get(&path).await?.bytes().await };
+        let read = async { self.objects().get(&path).await?.bytes().await };
         match self.ask("send fleet.json", read).await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.fault.trouble == BucketTrouble::NoObject => Ok(None),
@@ -172,7 +184,7 @@ impl Bucket {
     /// The bucket does not take it.
     pub async fn put_mark(&self, bytes: Bytes) -> Result<(), BucketError> {
         let path = Path::from(format!("{}{MARK}", self.place.prefix));
-        self.ask("take fleet.json", self.objects.put(&path, PutPayload::from(bytes))).await.map(drop)
+        self.ask("take fleet.json", self.objects().put(&path, PutPayload::from(bytes))).await.map(drop)
     }
 
     /// Stores an object whole.
@@ -181,7 +193,8 @@ impl Bucket {
     /// It may be stored all the same: an answer can be lost.
     pub async fn put<T: ?Sized>(&self, object: &ObjectName, bytes: Bytes, _: &Verified<T>) -> Result<(), BucketError> {
         let path = self.path(object);
-        let put = self.objects.put(&path, PutPayload::from(bytes));
+        let objects = self.objects();
+        let put = objects.put(&path, PutPayload::from(bytes));
         self.ask(&format!("take {object}"), put).await.map(drop)
     }
 
@@ -193,7 +206,8 @@ impl Bucket {
         let (path, mut extensions) = (self.path(object), Extensions::new());
         extensions.insert(SpoiltBody);
         let options = PutOptions { extensions, ..PutOptions::default() };
-        let put = self.objects.put_opts(&path, PutPayload::from(bytes), options);
+        let objects = self.objects();
+        let put = objects.put_opts(&path, PutPayload::from(bytes), options);
         self.ask(&format!("take {object}"), put).await.map(drop)
     }
 
@@ -203,7 +217,7 @@ impl Bucket {
     /// The bucket does not take it.
     pub async fn begin(&self, object: &ObjectName) -> Result<PartialObject, BucketError> {
         let path = self.path(object);
-        let begun = self.ask(&format!("begin {object}"), self.objects.create_multipart(&path)).await;
+        let begun = self.ask(&format!("begin {object}"), self.objects().create_multipart(&path)).await;
         begun.map(|id| PartialObject { object: object.clone(), path: path.clone(), id })
     }
 
@@ -213,7 +227,8 @@ impl Bucket {
     /// The bucket does not take it.
     pub async fn put_part(&self, partial: &PartialObject, number: usize, bytes: Bytes) -> Result<Part, BucketError> {
         let PartialObject { object, path, id } = partial;
-        let sent = self.objects.put_part(path, id, number, PutPayload::from(bytes));
+        let objects = self.objects();
+        let sent = objects.put_part(path, id, number, PutPayload::from(bytes));
         self.ask(&format!("take part {number} of {object}"), sent).await.map(Part)
     }
 
@@ -229,7 +244,8 @@ impl Bucket {
     ) -> Result<(), BucketError> {
         let PartialObject { object, path, id } = partial;
         let parts = parts.iter().map(|Part(id)| id.clone()).collect();
-        let completed = self.objects.complete_multipart(path, id, parts);
+        let objects = self.objects();
+        let completed = objects.complete_multipart(path, id, parts);
         self.ask(&format!("complete {object}"), completed).await.map(drop)
     }
 
@@ -239,7 +255,7 @@ impl Bucket {
     /// The bucket did not say so. Its parts stay until a rule of the bucket removes them.
     pub async fn abort(&self, partial: &PartialObject) -> Result<(), BucketError> {
         let PartialObject { object, path, id } = partial;
-        self.ask(&format!("give up {object}"), self.objects.abort_multipart(path, id)).await
+        self.ask(&format!("give up {object}"), self.objects().abort_multipart(path, id)).await
     }
 
     /// Reads an object from byte `from` on.
@@ -253,7 +269,7 @@ impl Bucket {
         let range = (from > 0).then_some(GetRange::Offset(from));
         let options = GetOptions { range, extensions, ..GetOptions::default() };
         let doing = format!("send {object}");
-        let sent = self.ask(&doing, self.objects.get_opts(&path, options)).await?;
+        let sent = self.ask(&doing, self.objects().get_opts(&path, options)).await?;
         let (length, bucket) = (sent.meta.size, self.clone());
         let bytes = sent.into_stream().map_err(move |error| bucket.failed(&doing, fault_of(&error))).boxed();
         Ok(ArrivingObject { length, bytes })
@@ -265,7 +281,7 @@ impl Bucket {
     /// The bucket does not say it. [`BucketTrouble::NoObject`] where it says that there is none.
     pub async fn length(&self, object: &ObjectName) -> Result<u64, BucketError> {
         let path = self.path(object);
-        let head = self.ask(&format!("find {object}"), self.objects.head(&path)).await;
+        let head = self.ask(&format!("find {object}"), self.objects().head(&path)).await;
         head.map(|found| found.size)
     }
 
@@ -275,7 +291,7 @@ impl Bucket {
     /// The bucket does not remove it.
     pub async fn delete(&self, object: &ObjectName) -> Result<(), BucketError> {
         let path = self.path(object);
-        match self.ask(&format!("remove {object}"), self.objects.delete(&path)).await {
+        match self.ask(&format!("remove {object}"), self.objects().delete(&path)).await {
             Err(error) if error.fault.trouble == BucketTrouble::NoObject => Ok(()),
             removed => removed,
         }

@@ -7,6 +7,7 @@ use std::str::FromStr as _;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use deadpool_postgres::{
     Connect, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
 };
@@ -111,6 +112,8 @@ pub struct Database {
     apart: Pool,
     /// The thread that drives the connections. `None` only while it is dropped.
     runtime: Option<Runtime>,
+    /// The hosts to which new connections are made, with the password.
+    hosts: Hosts,
     waiting: Semaphore,
     health: Mutex<Health>,
 }
@@ -153,15 +156,19 @@ impl Database {
     /// # Errors
     /// The settings cannot be used.
     pub fn new(url: &str, authorities: Option<&Path>) -> Result<Self, SettingsError> {
-        let urls = config::urls_of_hosts(url).map_err(|bad| SettingsError::Url(bad.to_owned()))?;
-        let hosts = urls.iter().map(|url| config_of(url)).collect::<Result<Vec<Config>, _>>()?;
-        let primary = Primary { hosts: hosts.into(), tls: DatabaseTls::trusting(authorities)? };
+        let hosts = Arc::new(ArcSwap::from_pointee(hosts_of(url)?));
+        let primary = Primary { hosts: Arc::clone(&hosts), tls: DatabaseTls::trusting(authorities)? };
         let (pool, apart) = (pool_of(primary.clone(), MAX_CONNECTIONS - 1)?, pool_of(primary, 1)?);
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("larder-database").enable_all().build()?;
         let health = Health { answered: Instant::now(), trouble: Trouble::new(LEFT_ALONE) };
         let waiting = Semaphore::new(MAX_WAITING);
-        Ok(Self { pool, apart, runtime: Some(runtime), waiting, health: Mutex::new(health) })
+        Ok(Self { pool, apart, runtime: Some(runtime), hosts, waiting, health: Mutex::new(health) })
+    }
+
+    /// Makes new connections by another URL from now on. Those that are open stay.
+    pub fn use_hosts(&self, hosts: Vec<Config>) {
+        self.hosts.store(Arc::new(hosts));
     }
 
     /// Runs `step` on a connection, and waits for its result: at most 1.5 seconds, after which the connection is closed.
@@ -245,11 +252,23 @@ impl Drop for Database {
     }
 }
 
+/// The hosts of a database.
+type Hosts = Arc<ArcSwap<Vec<Config>>>;
+
+/// The settings of the hosts in a URL.
+///
+/// # Errors
+/// It cannot be used.
+pub fn hosts_of(url: &str) -> Result<Vec<Config>, SettingsError> {
+    let urls = config::urls_of_hosts(url).map_err(|bad| SettingsError::Url(bad.to_owned()))?;
+    urls.iter().map(|url| config_of(url)).collect()
+}
+
 /// The hosts of a database, of which the primary takes the connections. All are asked at once: one that leads nowhere, such as
 /// the former primary, costs no time.
 #[derive(Clone)]
 struct Primary {
-    hosts: Arc<[Config]>,
+    hosts: Hosts,
     tls: DatabaseTls,
 }
 
@@ -264,10 +283,10 @@ fn pool_of(primary: Primary, connections: usize) -> Result<Pool, SettingsError> 
 impl Connect for Primary {
     fn connect(&self, _: &Config) -> BoxFuture<'_, Result<(Client, JoinHandle<()>), tokio_postgres::Error>> {
         // There is at least one host: a URL without a comma names one.
-        let attempts = self.hosts.iter().map(|config| Box::pin(config.connect(self.tls.clone())));
-        let first = select_ok(attempts.collect::<Vec<_>>());
+        let (hosts, tls) = (self.hosts.load_full(), self.tls.clone());
         Box::pin(async move {
-            let ((client, connection), _) = first.await?;
+            let attempts = hosts.iter().map(|config| Box::pin(config.connect(tls.clone())));
+            let ((client, connection), _) = select_ok(attempts.collect::<Vec<_>>()).await?;
             // Its end is seen by the client.
             Ok((client, tokio::spawn(async move { drop(connection.await) })))
         })

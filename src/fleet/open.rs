@@ -7,7 +7,7 @@ use secrecy::ExposeSecret as _;
 use super::archives::BucketArchives;
 use super::bucket::Bucket;
 use super::copy::CopiedRecords;
-use super::database::Database;
+use super::database::{Database, hosts_of};
 use super::identity::{self, FleetId, IdentityError};
 use super::records::DatabaseRecords;
 use super::replicas::Announcement;
@@ -35,6 +35,27 @@ pub enum OpenError {
     Store(#[from] StoreError),
 }
 
+/// The keys of a replica for its database and its bucket.
+#[derive(Debug)]
+pub struct Keys {
+    database: Arc<Database>,
+    bucket: Bucket,
+}
+
+impl Keys {
+    /// Uses the keys of another configuration from now on, whose database and bucket are the same. What is under way goes on by the old ones.
+    ///
+    /// # Errors
+    /// One of them cannot be used: then neither is.
+    pub fn renew(&self, fleet: &config::Fleet, network: &config::Network) -> Result<(), OpenError> {
+        let hosts = hosts_of(fleet.database.expose_secret()).map_err(|error| OpenError::Refused(error.to_string()))?;
+        let bucket = Bucket::new(fleet, network).map_err(|error| OpenError::Refused(error.to_string()))?;
+        self.database.use_hosts(hosts);
+        self.bucket.use_key_of(&bucket);
+        Ok(())
+    }
+}
+
 /// Opens the store of a replica in the folder of the configuration; it announces these settings. A folder that has been a replica's is opened without the database
 /// and the bucket, too. Blocks for some seconds at most.
 ///
@@ -46,12 +67,13 @@ pub fn open(
     presence: Presence,
     settings: String,
     clock: &Clock,
-) -> Result<Store, OpenError> {
+) -> Result<(Store, Keys), OpenError> {
     let refused = |reason: String| OpenError::Refused(reason);
     let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())
         .map_err(|error| refused(error.to_string()))?;
     let bucket = Bucket::new(fleet, &config.network).map_err(|error| refused(error.to_string()))?;
     let (database, folder) = (Arc::new(database), &config.store.path);
+    let keys = Keys { database: Arc::clone(&database), bucket: bucket.clone() };
     let marked = Local::fleet_of(folder)?.map(FleetId);
     if marked.is_none() && Store::is_used(folder)? {
         return Err(refused(format!(
@@ -90,5 +112,5 @@ pub fn open(
     }
     let archives =
         BucketArchives::new(bucket, records.shared(), index, Arc::clone(records.events())).map_err(failed)?;
-    Ok(Store::assemble(Box::new(records), Box::new(archives), local))
+    Ok((Store::assemble(Box::new(records), Box::new(archives), local), keys))
 }

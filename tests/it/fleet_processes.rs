@@ -7,7 +7,7 @@ use crate::support::http::{client, get};
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::package_fixture::SMALL_BYTES;
-use crate::support::postgres::TestDatabase;
+use crate::support::postgres::{RUN_ROLE, TestDatabase};
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::terraform::Terraform;
 use crate::support::turns::Turns;
@@ -307,5 +307,34 @@ async fn a_replica_that_is_killed_while_it_stores_leaves_nothing_by_half() {
         assert!(replica.get(&path).await.expect(200).body == zip, "{name}");
     }
     assert_eq!(upstream.count_of(Target::Archive), asked);
+    replica.terminate_promptly().await;
+}
+
+/// A reload takes a new password of the role and a new key of the bucket: the replica goes on where both were refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_takes_new_keys_of_the_database_and_the_bucket() {
+    let Some(setup) = FleetSetup::on_its_own_server(false).await else { return };
+    let (upstream, folder) = (FakeUpstream::start().await, Folder::new());
+    for name in ["before", "after"] {
+        upstream.publish(Provider::new("acme", name).size(200_000));
+    }
+    let replica = setup.start(&upstream, &folder);
+    replica.get(&replica.archive_path("before").await).await.expect(200);
+    setup.database.sql(&format!(
+        "alter role {RUN_ROLE} password 'another'; select pg_terminate_backend(pid) from pg_stat_activity where usename = '{RUN_ROLE}'"
+    ));
+    setup.bucket.take_key("another-key");
+    let document = "/registry/registry.terraform.io/v1/providers/acme/after/1.2.0/download/linux/amd64";
+    until("the database refuses it", async || replica.get(document).await.status == 503).await;
+    let url = std::fs::read_to_string(folder.path().join("database-url")).unwrap();
+    let (start, end) = (url.rfind('@').unwrap(), url.find(RUN_ROLE).unwrap() + RUN_ROLE.len());
+    let url = format!("{}:another{}", &url[..end], &url[start..]);
+    std::fs::write(folder.path().join("database-url"), url).unwrap();
+    std::fs::write(folder.path().join("access-key"), "another-key").unwrap();
+    replica.send_sighup();
+    until("the database answers", async || replica.get(document).await.status == 200).await;
+    replica.get(&replica.archive_path("after").await).await.expect(200);
+    // Neither is owed: the bucket took the second one, too.
+    assert_eq!(setup.database.sql("select count(*) from larder.blob"), "2");
     replica.terminate_promptly().await;
 }

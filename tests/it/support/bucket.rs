@@ -91,6 +91,8 @@ struct State {
     faults: BTreeMap<Verb, VecDeque<Planned>>,
     requests: Vec<(Verb, String)>,
     held: BTreeMap<Verb, Arc<Semaphore>>,
+    /// The access key that counts; `None` for [`ACCESS_KEY`].
+    access_key: Option<&'static str>,
 }
 
 /// The bucket. It ends when it is dropped.
@@ -137,6 +139,11 @@ impl TestBucket {
     /// The settings of a larder that uses it.
     pub(crate) fn settings(&self) -> (Fleet, Network) {
         settings_of(&self.origin, PLACE, Some((ACCESS_KEY, SECRET)), Some(&self.ca_file()))
+    }
+
+    /// Takes this access key from now on, and no other.
+    pub(crate) fn take_key(&self, access_key: &'static str) {
+        self.state.lock().unwrap().access_key = Some(access_key);
     }
 
     /// Makes each request of a kind fail, until [`Self::heal`].
@@ -309,7 +316,8 @@ async fn answer(request: Request<Incoming>, state: Arc<Mutex<State>>) -> Result<
         Some(BucketFault::Hang) => std::future::pending::<()>().await,
         _ => {}
     }
-    if let Err(refused) = check(&parts.headers, &body) {
+    let access_key = state.lock().unwrap().access_key.unwrap_or(ACCESS_KEY);
+    if let Err(refused) = check(&parts.headers, access_key, &body) {
         return Ok(*refused);
     }
     let reply = perform(verb, &key, &pairs, &parts.headers, body, fault, &mut state.lock().unwrap());
@@ -332,7 +340,7 @@ fn planned(state: &mut State, verb: Verb) -> Option<BucketFault> {
 }
 
 /// Checks the key, the signed digest of the body, and its checksum.
-fn check(headers: &HeaderMap, body: &Bytes) -> Result<(), Box<Reply>> {
+fn check(headers: &HeaderMap, access_key: &str, body: &Bytes) -> Result<(), Box<Reply>> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if let Some(token) = text("authorization").strip_prefix("Bearer ") {
         // Google's clients sign a token of their own, and no bytes.
@@ -341,7 +349,7 @@ fn check(headers: &HeaderMap, body: &Bytes) -> Result<(), Box<Reply>> {
         let is_known = claims.is_some_and(|claims| claims["iss"] == SERVICE_ACCOUNT);
         return if is_known { Ok(()) } else { Err(Box::new(refusal(401, "InvalidToken"))) };
     }
-    if !text("authorization").contains(&format!("Credential={ACCESS_KEY}/")) {
+    if !text("authorization").contains(&format!("Credential={access_key}/")) {
         return Err(Box::new(refusal(403, "InvalidAccessKeyId")));
     }
     if text("x-amz-content-sha256") != Digest::of(body).to_string() {

@@ -194,9 +194,8 @@ pub(crate) struct SealedStore {
 impl SealedStore {
     pub(crate) fn open(builder: Builder, folder: &Folder) -> Self {
         let config = builder.store_at(folder).config();
-        let (mirror, ..) =
-            app::mirror(&config, &StartSettings { open_store: store_kind::open, ..StartSettings::default() }).unwrap();
-        Self { folder: folder.clone(), mirror }
+        let settings = StartSettings { open_store: store_kind::open, ..StartSettings::default() };
+        Self { folder: folder.clone(), mirror: app::open_mirror(&config, &settings).unwrap().mirror }
     }
 
     /// A new, empty store.
