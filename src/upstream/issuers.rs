@@ -27,6 +27,8 @@ pub struct Issuer {
     pub id: Digest,
     /// True once it has given its keys under this configuration.
     pub was_asked: AtomicBool,
+    /// Held by the one that asks it for newer keys, until that is noted.
+    pub turn: tokio::sync::Mutex<()>,
     /// The one upstream of its documents, without credentials.
     pub upstream: Arc<Upstream>,
     /// The connector to it, which trusts its `ca`.
@@ -59,6 +61,7 @@ impl Issuers {
                 }),
                 id: id(&oidc.issuer, authorities.as_deref().unwrap_or_default()),
                 was_asked: AtomicBool::new(false),
+                turn: tokio::sync::Mutex::default(),
                 outbound: match authorities {
                     Some(authorities) => outbound.trusting(config, authorities)?,
                     None => outbound.clone(),

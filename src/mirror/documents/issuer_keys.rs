@@ -218,13 +218,21 @@ impl IssuerKeyring {
         let fetched = self.asking(now, move |keyring: Self, call| async move {
             let subject = keyring.issuer.label();
             let _place = keyring.documents.runtime.take_waiting_place(&subject, &call)?;
+            let slow = || Error::Slow(subject.clone());
+            // Whoever has no turn yet would ask once more between the answer and the note of it.
+            let _turn = timeout_at(call.deadline, keyring.issuer.turn.lock()).await.map_err(|_| slow())?;
+            if let Some(asked) = keyring.config.asked_issuers.get(&keyring.issuer.name, call.present()) {
+                return asked.map_or(Ok(None), Err);
+            }
             let fetch = keyring.documents.fetch_now(&keyring.issuer, Some(seen), &call);
-            let fetched = timeout_at(call.deadline, fetch).await.unwrap_or(Err(Error::Slow(subject)));
+            let fetched = timeout_at(call.deadline, fetch).await.unwrap_or_else(|_| Err(slow()));
             keyring.note_asked(&call, fetched.as_ref().err());
-            fetched
+            fetched.map(Some)
         });
-        let fetched = fetched.await?;
-        self.parsed(fetched.value, fetched.confirmed).await
+        match fetched.await? {
+            Some(fetched) => self.parsed(fetched.value, fetched.confirmed).await,
+            None => self.keys(now).await,
+        }
     }
 
     /// Asks in a task of its own: a client that leaves ends neither the request nor the note of it.
