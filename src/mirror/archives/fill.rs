@@ -94,10 +94,10 @@ impl Fill {
         library.count_not_stored(ObjectKind::Archive, reason);
     }
 
+    /// The caller has looked for the archive in what other replicas have written.
     async fn fill(&mut self) -> Result<FillProgress, Error> {
         let library = Arc::clone(&self.request.archives.library);
         let ArchiveRequest { package, set, file, .. } = &self.request;
-        library.refresh(Key::Name(package.into()).group()).await?;
         if let Some(adopted) = library.adopt(package, &self.stored_set, set, file.call.now).await? {
             return Ok(adopted);
         }

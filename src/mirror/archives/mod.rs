@@ -167,8 +167,8 @@ impl Archives {
         call: &RequestContext,
     ) -> Result<Answer<Archive>, Error> {
         let (digest, subject) = (set.document.shasum, format!("the archive of {package}"));
-        // A fill may have finished since the first check: do not start another.
-        if let Some(archive) = self.library.stored_archive(package, digest).await?
+        // A fill of this machine may have finished since the first check: do not start another.
+        if let Some(archive) = self.library.archive_here(package, digest).await?
             && let Ok(archive) = self.reader.open_stored(package, &archive, call).await?
         {
             return Ok(Answer::of_now(archive, Outcome::Hit, call));

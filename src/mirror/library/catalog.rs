@@ -195,9 +195,11 @@ impl Library {
         self.catalog.presence.of(&group.as_ref()).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that the file of an archive came to this machine or went from it: offline, lists show what is here.
+    /// Notes that the file of an archive came to this machine or went from it: offline, lists show what is here. What was made of a name is
+    /// made of its record on this machine, so nobody else is asked.
     pub(super) fn presence_changed(&self, digest: &Digest) {
-        match self.names_of(digest) {
+        let named = self.store.records.of_machine().names_of(digest);
+        match named.map(|names| with_owed(names, self.catalog.owed.names_of(digest))) {
             Ok(names) => names.iter().for_each(|artifact| self.show_anew(artifact)),
             Err(error) => {
                 tracing::error!(%digest, %error, "the names of an archive cannot be read; answers about it may be late")

@@ -114,6 +114,17 @@ impl Library {
         self.archive_in_name(&wanted.package, find).await
     }
 
+    /// Returns the catalog entry of a stored archive, as this machine knows it: for a request that has asked what others have written.
+    pub async fn archive_here(
+        self: &Arc<Self>,
+        package: &Package,
+        digest: Digest,
+    ) -> Result<Option<StoredArchive>, Error> {
+        let artifact = Artifact::from(package);
+        let name = self.on_disk(|library| default_if_store_unavailable(library.catalog.name_record(artifact))).await?;
+        Ok(name.get(&digest).cloned())
+    }
+
     /// Finds an archive in the name of a package: none while the store is unavailable.
     pub async fn archive_in_name(
         self: &Arc<Self>,
