@@ -387,7 +387,7 @@ fn each_mistake_in_a_fleet_is_reported_with_its_line() {
                 "bucket = \"gs://larder\"",
                 "bucket_key = { access_key = { env = \"POD_IP\" }, secret = { env = \"MYSQL\" } }",
             ],
-            "mirror.toml:7: fleet.bucket_key: gs:// takes the key of a service account from the file that",
+            "mirror.toml:4: fleet.bucket_key: gs:// takes the key of a service account from the file that",
         ),
         (
             &["advertise = { env = \"DATABASE\" }"],
