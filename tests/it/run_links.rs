@@ -425,7 +425,12 @@ async fn a_kill_at_any_step_of_unpacking_leaves_nothing_that_counts() {
     ];
     for (step, is_reached) in steps {
         let mut killed = 0;
-        for _ in 0..2 {
+        // The last steps may be over before anybody sees them, and so may the others, now and then.
+        let is_short = step.contains("seal");
+        for _ in 0..if is_short { 2 } else { 20 } {
+            if killed == 2 {
+                break;
+            }
             let mut running = setup.command(&[], &init_command()).spawn().unwrap();
             let ended = loop {
                 if is_reached() {
@@ -447,8 +452,7 @@ async fn a_kill_at_any_step_of_unpacking_leaves_nothing_that_counts() {
             assert!(writable.success());
             fs::remove_dir_all(&trees).unwrap();
         }
-        // The last steps may be over before anybody sees them.
-        assert!(killed > 0 || step.contains("seal"), "{step}");
+        assert!(killed > 0 || is_short, "{step}");
     }
 }
 
