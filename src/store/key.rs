@@ -375,6 +375,11 @@ impl Key {
         [kind, address.host().as_str(), service, &address.path()].iter().collect()
     }
 
+    /// The folder of the history of an address.
+    pub fn history_of(address: &Address) -> PathBuf {
+        Self::folder("seen", address.clone())
+    }
+
     /// The path of a record of a module version below `kind`.
     fn of_module(kind: &str, package: &ModulePackage, extension: &str) -> PathBuf {
         Self::folder(kind, &package.module).join(format!("{}.{extension}", package.version))

@@ -12,14 +12,12 @@ use crate::mirror::Library;
 use crate::mirror::alarm_kind::AlarmKind;
 use crate::mirror::library::Catalog;
 use crate::mirror::library::alarms::{AlarmFinding, NewAlarm};
-use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::{NameRecord, StoredArchive, VersionHistory};
 use crate::store::{
     DocumentKey, Durability, IndexEntry, Key, ReadOutcome, RecordAction, RecordGroup, RecordStep, StoreError, to_json,
 };
-use crate::verify::Verified;
 
 /// The result of taking over a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -102,13 +100,10 @@ impl Library {
                     adopted.left.push(format!("an archive of {artifact}: its file is not there"));
                     continue;
                 };
-                let actual = unless_damaged(blob.hashes())?;
-                match actual.and_then(|(actual, _)| Verified::by_digest(blob, actual, digest).ok()) {
-                    Some(whole) => {
-                        self.intake(digest).secure(&whole)?;
-                        sent.insert(digest);
-                    }
-                    None => adopted.left.push(format!("an archive of {artifact}: its file is damaged")),
+                if self.secure_file(blob, digest)? {
+                    sent.insert(digest);
+                } else {
+                    adopted.left.push(format!("an archive of {artifact}: its file is damaged"));
                 }
             }
         }
@@ -126,13 +121,16 @@ impl Library {
         let (mut history, others): (Vec<_>, Vec<_>) = records.iter().partition(|(key, _)| key.is_history());
         // Of an address that the fleet has never seen, the history is taken as it is, keys and all. A list alone says nothing of it.
         let mut is_known = false;
-        for (key, record) in history.iter().filter(|(key, _)| !matches!(key, Key::FirstListed(_))) {
-            is_known |= match self.store.records.read(key)? {
-                ReadOutcome::Absent => false,
-                // An earlier run has taken it over.
-                ReadOutcome::Intact(ours) => ours != **record,
-                ReadOutcome::Damaged => true,
-            };
+        if let Some(address) = records.keys().find_map(Key::address) {
+            let ours = self.store.records.keys_below(&Key::history_of(&address))?;
+            for (key, _) in ours.iter().filter(|(key, _)| !matches!(key, Key::FirstListed(_))) {
+                is_known |= match self.store.records.read(key)? {
+                    ReadOutcome::Absent => false,
+                    // An earlier run has taken it over.
+                    ReadOutcome::Intact(ours) => records.get(key) != Some(&ours),
+                    ReadOutcome::Damaged => true,
+                };
+            }
         }
         // A run that ends early must leave no version without the keys that may vouch for it, and no list without its times.
         let (lists, others): (Vec<_>, Vec<_>) =

@@ -17,7 +17,7 @@ use crate::mirror::library::damage::unless_damaged;
 use crate::mirror::library::module_history::ModuleFirstSeenRecord;
 use crate::mirror::library::proof_set::StoredProofSet;
 use crate::mirror::library::{Catalog, NameRecord, PackageHashState, StoredArchive};
-use crate::store::{Durability, IndexEntry, Key, ReadOutcome, RecordAction, Store, StoreError, to_json};
+use crate::store::{Blob, Durability, IndexEntry, Key, ReadOutcome, RecordAction, Store, StoreError, to_json};
 use crate::verify::Verified;
 
 /// Owed archives may take one part in this many of the size limit: they cannot be evicted.
@@ -132,6 +132,11 @@ impl OwedArchives {
         let refusal = owed.archives.values().find_map(|archive| archive.refusal.as_ref());
         let refusal = refusal.map(ToString::to_string);
         OwedAmount { count: owed.archives.len() as u64, bytes: owed.bytes, refusal }
+    }
+
+    /// The number of archives.
+    fn count(&self) -> usize {
+        self.owed.lock().archives.len()
     }
 
     /// True if `size_bytes` more stay within `most_bytes`.
@@ -413,7 +418,8 @@ impl Library {
         while self.shared_archives().is_some() {
             tokio::time::sleep(LOOK_INTERVAL).await;
             waited += LOOK_INTERVAL;
-            if self.owed_totals().count == 0 {
+            let count = self.catalog.owed.count();
+            if count == 0 {
                 (pause, told) = (LOOK_INTERVAL, None);
                 continue;
             }
@@ -430,8 +436,7 @@ impl Library {
                     // Once for each trouble, not once for each attempt.
                     let kind = refusal.without_paths();
                     if told.replace(kind.clone()) != Some(kind) {
-                        let owed = self.owed_totals().count;
-                        tracing::warn!(owed, error = %refusal, to_do = refusal.remedy(), "the bucket does not take what is owed to it");
+                        tracing::warn!(owed = count, error = %refusal, to_do = refusal.remedy(), "the bucket does not take what is owed to it");
                     }
                 }
                 Err(error) => tracing::warn!(%error, "what is owed to the bucket could not be judged"),
@@ -444,17 +449,23 @@ impl Library {
     fn forget_what_nobody_wants(&self) -> Result<(), StoreError> {
         let owed = &self.catalog.owed;
         let generation = |artifact: &Artifact| self.generation_of_address(&artifact.into());
+        let mut failed = None;
         for (archive, artifact, now) in owed.unjudged(generation) {
             let _lock = self.catalog.digest_lock(&archive.digest).lock();
-            if is_wanted(&artifact, &archive, |key| self.store.records.read(key))? {
-                owed.was_judged(&archive.digest, &artifact, now);
-            } else {
+            let judged = is_wanted(&artifact, &archive, |key| self.store.records.read(key)).and_then(|is_wanted| {
+                if is_wanted {
+                    owed.was_judged(&archive.digest, &artifact, now);
+                    return Ok(());
+                }
                 tracing::info!(package = %artifact, digest = %archive.digest, "an archive is owed no more: it was purged or replaced");
                 owed.forget(&archive.digest, &artifact)?;
                 self.show_anew(&artifact);
-            }
+                Ok(())
+            });
+            // A record that cannot be read says nothing about the others.
+            failed = failed.or(judged.err());
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Sends the archives that are owed, those after `last` first, until one is refused: then returns that one with the refusal. Blocks.
@@ -513,10 +524,18 @@ impl Library {
         if shared.object_now(digest)?.is_some() {
             return Ok(());
         }
-        let (opened, actual) = (blob.clone(), unless_damaged(blob.hashes())?);
-        match actual.and_then(|(actual, _)| Verified::by_digest(blob, actual, *digest).ok()) {
-            Some(whole) => self.intake(*digest).secure(&whole),
-            None => self.set_aside(digest, &opened),
+        if self.secure_file(blob.clone(), *digest)? { Ok(()) } else { self.set_aside(digest, &blob) }
+    }
+
+    /// Keeps the file of an archive where the larder keeps archives. Returns false for one with other bytes. May take minutes. Blocks.
+    ///
+    /// # Errors
+    /// It is not kept there.
+    pub(super) fn secure_file(&self, file: Blob, digest: Digest) -> Result<bool, StoreError> {
+        let actual = unless_damaged(file.hashes())?;
+        match actual.and_then(|(actual, _)| Verified::by_digest(file, actual, digest).ok()) {
+            Some(whole) => self.intake(digest).secure(&whole).map(|()| true),
+            None => Ok(false),
         }
     }
 }
