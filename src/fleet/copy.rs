@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -24,7 +24,7 @@ use crate::address::Artifact;
 use crate::clock::{Clock, Timestamp};
 use crate::digest::Digest;
 use crate::store::{
-    Change, Claim, Contact, CopiedRecord, Durability, Fleet, FleetEvents, Generation, GroupRef, Index, IndexEntry,
+    Change, Contact, CopiedRecord, Durability, Fleet, FleetEvents, Generation, GroupRef, Index, IndexEntry,
     IndexedName, Key, Moment, NameCursor, ReadOutcome, RecordAction, RecordGroup, RecordScope, Records, ReplicaAmounts,
     StoreError, Trimmed, Turns, Unreached, WriteOutcome,
 };
@@ -104,8 +104,12 @@ impl CopiedRecords {
     /// The system refuses a thread.
     pub fn join_fleet(&self, announcement: Announcement) -> std::io::Result<()> {
         // The first answers to clients are no older than they must be. Without an answer of the database this replica begins behind.
-        if let Err(error) = self.feed.hear() {
-            tracing::warn!(%error, "the database does not answer at the start; what is here is served, and may be behind");
+        let asked = Instant::now();
+        match self.feed.hear() {
+            Ok(_) => self.feed.contact().heard(asked),
+            Err(error) => {
+                tracing::warn!(%error, "the database does not answer at the start; what is here is served, and may be behind");
+            }
         }
         *self.following.lock() = Some(self.feed.follow(announcement)?);
         Ok(())
@@ -658,8 +662,12 @@ impl Fleet for CopiedRecords {
         self.feed.announce(|report| report.amounts = Some(amounts));
     }
 
-    fn claim(&self, work: &str) -> Result<Claim, StoreError> {
+    fn claim(&self, work: &str) -> Result<bool, StoreError> {
         self.feed.claim(work)
+    }
+
+    fn claims_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
+        self.feed.claims_of_others()
     }
 
     fn give_up(&self, work: &str) -> Result<(), StoreError> {

@@ -11,9 +11,7 @@ use super::groups::CopiedGroups;
 use super::records::{DatabaseRecords, News, Snapshot};
 use super::replicas::{Announcement, Report};
 use crate::clock::Clock;
-use crate::store::{
-    Claim, Contact, FleetAlarmKind, FleetEvents, Index, Moment, RecordGroup, SeenLife, StoreError, Unreached,
-};
+use crate::store::{Contact, FleetAlarmKind, FleetEvents, Index, Moment, RecordGroup, SeenLife, StoreError, Unreached};
 
 /// The time between two notes of the life of the database, where it stays the same.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
@@ -83,7 +81,6 @@ impl Feed {
             None => self.groups.make_all_old(),
             Some(changed) => changed.iter().try_for_each(|(group, at)| self.has_changed(group, *at))?,
         }
-        self.contact.heard(asked);
         if news.life.replace(snapshot.life).is_some_and(|before| before != snapshot.life) {
             let detail =
                 "the database was restored, or a standby took over: nothing was recorded as first for a minute";
@@ -146,15 +143,20 @@ impl Feed {
         }
     }
 
-    /// Claims work that one replica does for all.
+    /// Claims work that one replica does for all. Returns false if another one has it, or this one is not announced.
     ///
     /// # Errors
     /// The database does not answer.
-    pub fn claim(&self, work: &str) -> Result<Claim, StoreError> {
-        match self.announcement.get() {
-            Some(own) => self.shared.claim(work, own),
-            None => Ok(Claim::Other(None)),
-        }
+    pub fn claim(&self, work: &str) -> Result<bool, StoreError> {
+        self.announcement.get().map_or(Ok(false), |own| self.shared.claim(work, own))
+    }
+
+    /// The work that other replicas have claimed, each with the URL of the replica.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn claims_of_others(&self) -> Result<Vec<(String, String)>, StoreError> {
+        self.shared.claims_of_others(self.announcement.get())
     }
 
     /// Gives up work that this replica may have claimed.
@@ -179,6 +181,10 @@ impl Feed {
                 let serve_behind = feed.contact.serve_behind();
                 let said =
                     feed.hear().and_then(|snapshot| feed.shared.announce(&announcement, &snapshot, serve_behind));
+                // Commands wait for those that are announced: another one must not serve as if it knew.
+                if said.is_ok() {
+                    feed.contact.heard(began);
+                }
                 if matches!(said, Ok(true)) && !std::mem::replace(&mut is_told, true) {
                     tracing::error!(
                         url = announcement.url(),

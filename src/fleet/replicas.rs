@@ -10,7 +10,7 @@ use tokio_postgres::types::Type;
 
 use super::database::Line;
 use super::records::{DatabaseRecords, Snapshot, text};
-use crate::store::{Claim, ReplicaAmounts, StoreError, Unreached};
+use crate::store::{ReplicaAmounts, StoreError, Unreached};
 
 /// The longest time for which a command waits for the replicas.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -52,22 +52,21 @@ const SETTINGS: &str = "
 select url, settings from larder.replica
 where left_at is null and id <> $1::text::uuid and seen > now() - interval '10 seconds' and settings <> '' order by url";
 
-/// A claim of work. `$1`: the work. `$2`: the replica, which is announced. A replica that ended, or was not heard for half a minute, has
-/// lost its claim. The answer: true for a claim of this replica, and the URL of the one that had it before.
+/// A claim of work for half a minute. `$1`: the work. `$2`: the replica, which is announced. That of one that ended, or that is over, is
+/// lost.
 const CLAIM: &str = "
-with holder as (
-    select c.replica, r.url from larder.claim c
-    left join larder.replica r on r.id = c.replica where c.work = $1
-), claimed as (
-    insert into larder.claim as c (work, replica)
-    select $1, id from larder.replica where id = $2::text::uuid and left_at is null
-    on conflict (work) do update set replica = excluded.replica where c.replica = excluded.replica or not exists (
-        select from larder.replica r
-        where r.id = c.replica and r.left_at is null and r.seen > now() - interval '30 seconds'
-    )
-    returning 1
-)
-select exists (select from claimed), (select url from holder)";
+insert into larder.claim as c (work, replica, until)
+select $1, id, now() + interval '30 seconds' from larder.replica where id = $2::text::uuid and left_at is null
+on conflict (work) do update set replica = excluded.replica, until = excluded.until
+where c.replica = excluded.replica or c.until < now()
+    or not exists (select from larder.replica r where r.id = c.replica and r.left_at is null)
+returning 1";
+
+/// The work that replicas have claimed, but for one. `$1`: that one. Claims that ended long ago go.
+const CLAIMS: &str = "
+with forgotten as (delete from larder.claim where until < now() - interval '1 day')
+select c.work, r.url from larder.claim c join larder.replica r on r.id = c.replica
+where c.replica <> $1::text::uuid and c.until > now() and r.left_at is null";
 
 /// The report of a replica about itself.
 #[derive(Debug, Clone)]
@@ -160,16 +159,23 @@ impl DatabaseRecords {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    /// Claims work for a replica.
+    /// Claims work for a replica. Returns false if another one has it.
     ///
     /// # Errors
     /// The database does not answer.
-    pub fn claim(&self, work: &str, own: &Announcement) -> Result<Claim, StoreError> {
+    pub fn claim(&self, work: &str, own: &Announcement) -> Result<bool, StoreError> {
         let rows = self.rows_on(Line::Shared, CLAIM, [text(work.to_owned()), text(own.id.clone())])?;
-        Ok(match rows.first() {
-            Some(row) if row.get(0) => Claim::Ours,
-            row => Claim::Other(row.and_then(|row| row.get(1))),
-        })
+        Ok(!rows.is_empty())
+    }
+
+    /// The work that other replicas have claimed, each with the URL of the replica. `own` is the replica that asks.
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn claims_of_others(&self, own: Option<&Announcement>) -> Result<Vec<(String, String)>, StoreError> {
+        let id = own.map_or_else(nobody, |own| own.id.clone());
+        let rows = self.rows_on(Line::Shared, CLAIMS, [text(id)])?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     /// Gives up the work of a replica.

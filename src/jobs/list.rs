@@ -33,7 +33,7 @@ use super::warm::{self, WarmUp};
 use crate::address::{Artifact, PackageRef};
 use crate::clock::Clock;
 use crate::mirror::{Connectivity, Mirror};
-use crate::store::{Durability, IndexEntry, Key, Store, StoreError, to_json};
+use crate::store::{Durability, IndexEntry, Key, RecordScope, Store, StoreError, to_json};
 
 const MAX_RUNNING: usize = 8;
 /// The last slot is for jobs that a person starts.
@@ -382,8 +382,20 @@ impl JobRecords {
             .unwrap_or_default()
     }
 
-    /// Changes the shared record of all recurring jobs.
-    pub(super) async fn change_recurring<T>(&self, change: impl Fn(&mut T) + Send + 'static)
+    /// Reads the record of all recurring jobs, as the other replicas have it at this moment.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) async fn recurring_now<T: DeserializeOwned + Default + Send + 'static>(&self) -> Result<T, String> {
+        let read = on_disk(&self.0, |store| {
+            store.records.refresh(RecordScope::Group(&Key::RecurringJobs.group()))?;
+            read(store, &Key::RecurringJobs)
+        });
+        read.await.map(Option::unwrap_or_default)
+    }
+
+    /// Changes the record of all recurring jobs. Returns true if it is written.
+    pub(super) async fn change_recurring<T>(&self, change: impl Fn(&mut T) + Send + 'static) -> bool
     where
         T: Serialize + DeserializeOwned + Default,
     {
@@ -396,9 +408,11 @@ impl JobRecords {
                 Ok(())
             })
         });
-        if let Err(error) = changing.await {
-            tracing::warn!(%error, "the last run of a recurring warm-up could not be recorded; after a restart it may run again");
+        let changed = changing.await;
+        if let Err(error) = &changed {
+            tracing::warn!(%error, "the last run of a recurring warm-up could not be recorded; it is recorded later, or it may run again");
         }
+        changed.is_ok()
     }
 
     /// Writes the record of a job, unless it has ended by its record.

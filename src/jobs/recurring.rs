@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -20,16 +21,16 @@ use crate::address::{Hostname, PackageSelector};
 use crate::clock::{Clock, Timestamp};
 use crate::config::{Config, RecurringWarmTarget, RecurringWarmUp};
 use crate::requirements::{self, ArgumentKind, CommandLineValues, Configurations, Order, OrderEntry, disk, lock_file};
-use crate::store::{Claim, Store};
+use crate::store::{Fleet, Store};
 use crate::supervisor::{Supervisor, Task};
 
 /// The shortest delay of a retry.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
 /// The random delay is at most the interval divided by this, so that several larders do not start at once.
 const JITTER_DIVISOR: u32 = 20;
-/// The time after which a replica looks again whether another one still runs a warm-up.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
-/// The time after which the last run of a warm-up is forgotten that is not configured any more.
+/// The time between two words with the other replicas. A claim lasts for half a minute.
+const TALK_INTERVAL: Duration = Duration::from_secs(5);
+/// The time after which a fleet forgets the last run of a warm-up that a replica has not configured.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The number of times that consecutive failures double the delay of a retry.
 const MAX_DOUBLINGS: u32 = 16;
@@ -43,7 +44,11 @@ pub struct Recurring {
     supervisor: Supervisor,
     configured: watch::Sender<Arc<ConfiguredJobs>>,
     last_runs: Mutex<LastRuns>,
-    /// The URLs of the replicas that run warm-ups for this one, by key.
+    /// True if the record lacks something of them.
+    is_unrecorded: AtomicBool,
+    /// The warm-ups that this replica has claimed, by key.
+    claimed: Mutex<BTreeSet<String>>,
+    /// The URLs of the replicas that have claimed work, by the name of the work.
     elsewhere: Mutex<BTreeMap<String, String>>,
     /// Locked by the run that waits for a free slot.
     start_lock: tokio::sync::Mutex<()>,
@@ -70,8 +75,19 @@ impl Recurring {
         let (records, clock) = (JobRecords(store), jobs.shared.clock.clone());
         let configured = watch::Sender::new(ConfiguredJobs::of(config));
         let (last_runs, elsewhere) = (Mutex::new(records.recurring().await), Mutex::default());
-        let start_lock = tokio::sync::Mutex::default();
-        Arc::new(Self { jobs, records, clock, supervisor, configured, last_runs, elsewhere, start_lock })
+        let (is_unrecorded, claimed, start_lock) = Default::default();
+        Arc::new(Self {
+            jobs,
+            records,
+            clock,
+            supervisor,
+            configured,
+            last_runs,
+            is_unrecorded,
+            claimed,
+            elsewhere,
+            start_lock,
+        })
     }
 
     /// The recurring jobs of a configuration whose larder does not run, from the records in its store.
@@ -99,7 +115,7 @@ impl Recurring {
         let state = configured.entries.iter().map(|entry| {
             let key = key_of(entry);
             let run = self.jobs.current_run(&key).map(|run| run.id.to_string());
-            let elsewhere = self.elsewhere.lock().get(&key).cloned();
+            let elsewhere = self.elsewhere.lock().get(&work_of(&key)).cloned();
             RecurringState::of(entry, last_runs.0.get(&key), run, elsewhere, !configured.offline, self.clock.now())
         });
         state.collect()
@@ -119,9 +135,15 @@ impl Recurring {
                 let start = move || Arc::clone(&recurring).run_scheduler(key.clone(), entry.clone(), host.clone());
                 self.supervisor.spawn(&mut tasks, Task::RecurringWarmUps, start);
             }
-            // `self` owns the sender, so the channel stays open.
-            if configured.changed().await.is_err() {
-                return;
+            loop {
+                tokio::select! {
+                    // `self` owns the sender, so the channel stays open.
+                    changed = configured.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    () = tokio::time::sleep(TALK_INTERVAL) => self.talk_to_others().await,
+                }
             }
             tasks.shutdown().await;
         }
@@ -132,19 +154,19 @@ impl Recurring {
             self.record_finished_run(&key);
             // A run that a restart interrupted has resumed by itself.
             let run = match self.jobs.current_run(&key) {
-                Some(run) => {
-                    // Another replica may have begun in the meantime: then both run it.
-                    self.claim(&key).await;
-                    Ok(Some(run))
-                }
+                Some(run) => Ok(Some(run)),
                 None => {
-                    self.until_due_and_ours(&key, entry.every).await;
+                    self.until_due(&key, entry.every).await;
                     self.begin(&key, &entry, &default_host).await
                 }
             };
             let ended = match run {
                 Ok(Some(run)) => Ok(run.wait().await),
-                Ok(None) => return,
+                Ok(None) => {
+                    // Larder stops, or the warm-up is that of another replica.
+                    tokio::time::sleep(TALK_INTERVAL).await;
+                    continue;
+                }
                 Err(reason) => Err(reason),
             };
             self.record_run(&key, ended).await;
@@ -152,59 +174,85 @@ impl Recurring {
         }
     }
 
-    /// Waits until a warm-up is due, also by what other replicas have recorded, and is that of this replica.
-    async fn until_due_and_ours(&self, key: &str, every: Duration) {
-        loop {
-            self.until_due(key, every).await;
-            let is_ours = self.claim(key).await;
-            // After the claim: what one of them has recorded before it gave up counts.
-            self.hear_of_runs().await;
-            let now = self.clock.now();
-            let is_due = self.last_runs.lock().due(key, every, now).is_none_or(|due| due <= now);
-            match (is_ours, is_due) {
-                (true, true) => return,
-                (true, false) => self.give_up(key).await,
-                (false, _) => tokio::time::sleep(LOOK_INTERVAL).await,
+    /// Claims what runs here anew, gives up what does not, records what could not be recorded, and hears of the runs of others. Does
+    /// nothing for a larder that runs alone, but for a record that the disk refused.
+    async fn talk_to_others(&self) {
+        if self.is_unrecorded.load(Ordering::Acquire) {
+            self.record().await;
+        }
+        if self.records.0.records.fleet().is_none() {
+            return;
+        }
+        let claimed: Vec<String> = self.claimed.lock().iter().cloned().collect();
+        for key in claimed {
+            if self.jobs.current_run(&key).is_some() {
+                self.claim(&key).await;
+            } else if let Ok(_none_begins) = self.start_lock.try_lock() {
+                self.give_up(&key).await;
+            }
+        }
+        if let Err(error) = self.hear_of_runs().await {
+            tracing::debug!(%error, "nothing was heard of the recurring warm-ups of other replicas");
+        }
+        let held =
+            on_disk(&self.records.0, |store| store.records.fleet().map_or(Ok(Vec::new()), Fleet::claims_of_others));
+        if let Ok(held) = held.await {
+            *self.elsewhere.lock() = held.into_iter().collect();
+        }
+    }
+
+    /// Claims a warm-up for half a minute. Returns false if another replica has it, or nobody says.
+    async fn claim(&self, key: &str) -> bool {
+        let work = work_of(key);
+        let claimed =
+            on_disk(&self.records.0, move |store| store.records.fleet().map_or(Ok(true), |fleet| fleet.claim(&work)));
+        match claimed.await {
+            Ok(is_ours) => {
+                if is_ours {
+                    self.claimed.lock().insert(key.to_owned());
+                }
+                is_ours
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a recurring warm-up waits for the database");
+                false
             }
         }
     }
 
-    /// Claims a warm-up. Returns false if another replica runs it, or nobody says.
-    async fn claim(&self, key: &str) -> bool {
-        let work = work_of(key);
-        let claimed = on_disk(&self.records.0, move |store| {
-            store.records.fleet().map_or(Ok(Claim::Ours), |fleet| fleet.claim(&work))
-        });
-        let claimed =
-            claimed.await.inspect_err(|error| tracing::debug!(%error, "a recurring warm-up waits for the database"));
-        let mut elsewhere = self.elsewhere.lock();
-        match claimed.clone() {
-            Ok(Claim::Other(Some(url))) => drop(elsewhere.insert(key.to_owned(), url)),
-            Ok(Claim::Ours | Claim::Other(None)) | Err(_) => drop(elsewhere.remove(key)),
-        }
-        claimed == Ok(Claim::Ours)
-    }
-
-    /// Leaves a warm-up to the other replicas.
+    /// Leaves a warm-up to the other replicas, once its run is recorded. Otherwise this is tried again, or the claim ends by itself.
     async fn give_up(&self, key: &str) {
+        if self.is_unrecorded.load(Ordering::Acquire) {
+            return;
+        }
         let work = work_of(key);
         let given_up =
             on_disk(&self.records.0, move |store| store.records.fleet().map_or(Ok(()), |fleet| fleet.give_up(&work)));
-        if let Err(error) = given_up.await {
-            tracing::debug!(%error, "the other replicas wait until this one is silent");
+        match given_up.await {
+            Ok(()) => drop(self.claimed.lock().remove(key)),
+            Err(error) => tracing::debug!(%error, "a claim of a recurring warm-up ends in half a minute"),
         }
     }
 
     /// Takes over what other replicas have recorded.
-    async fn hear_of_runs(&self) {
-        let recorded: LastRuns = self.records.recurring().await;
+    ///
+    /// # Errors
+    /// Nobody says what they have recorded.
+    async fn hear_of_runs(&self) -> Result<(), String> {
+        if self.records.0.records.fleet().is_none() {
+            return Ok(());
+        }
+        let recorded: LastRuns = self.records.recurring_now().await?;
         self.last_runs.lock().take_recorded(recorded);
+        Ok(())
     }
 
     /// Records a run that ended unobserved, because of a reload or restart.
     fn record_finished_run(&self, key: &str) {
-        if let Some(run) = self.jobs.last_ended_run(key) {
-            self.last_runs.lock().record_finished_run(key, run.summary(), self.clock.now());
+        if let Some(run) = self.jobs.last_ended_run(key)
+            && self.last_runs.lock().record_finished_run(key, run.summary(), self.clock.now())
+        {
+            self.is_unrecorded.store(true, Ordering::Release);
         }
     }
 
@@ -216,7 +264,7 @@ impl Recurring {
         self.clock.until_due(|now| due(now).map_or(now, |due| due.after(jitter))).await;
     }
 
-    /// Begins a run once a slot is free; `None` if larder stops.
+    /// Begins a run once a slot is free; `None` if larder stops, if another replica has the warm-up, or if one has run it meanwhile.
     ///
     /// # Errors
     /// The reason why the run cannot begin.
@@ -229,6 +277,11 @@ impl Recurring {
         let _start_lock = self.start_lock.lock().await;
         loop {
             self.jobs.until_recurring_slot().await;
+            // In this order: what another one has recorded before it gave up is heard.
+            if !self.claim(key).await || self.hear_of_runs().await.is_err() || !self.is_due(key, entry.every) {
+                self.give_up(key).await;
+                return Ok(None);
+            }
             let (blocking_entry, host) = (entry.clone(), default_host.clone());
             let read = tokio::task::spawn_blocking(move || read_order(&blocking_entry, &host)).await;
             let order = read.unwrap_or_else(|error| Err(vec![error.to_string()]));
@@ -243,19 +296,38 @@ impl Recurring {
         }
     }
 
+    fn is_due(&self, key: &str, every: Duration) -> bool {
+        let now = self.clock.now();
+        self.last_runs.lock().due(key, every, now).is_none_or(|due| due <= now)
+    }
+
     async fn record_run(&self, key: &str, ended: Result<JobSummary, String>) {
         if let Err(reason) = &ended {
             tracing::error!(reason, "a recurring warm-up could not start; larder retries it");
         }
+        self.last_runs.lock().put(key, ended, self.clock.now());
+        self.record().await;
+    }
+
+    /// Writes what is known of the last runs into their record; what is later there stays.
+    async fn record(&self) {
+        // Before the record is made: what comes meanwhile is recorded the next time.
+        self.is_unrecorded.store(false, Ordering::Release);
         let (now, configured) = (self.clock.now(), self.configured.borrow().clone());
         let keys: BTreeSet<String> = configured.entries.iter().map(key_of).collect();
-        let key = key.to_owned();
-        let add = move |runs: &mut LastRuns| {
-            runs.put(&key, ended.clone(), now);
-            runs.forget_others(&keys, now);
+        let kept_for = self.records.0.records.fleet().map_or(Duration::ZERO, |_| FORGOTTEN_AFTER);
+        let known = {
+            let mut last_runs = self.last_runs.lock();
+            last_runs.forget_others(&keys, now, kept_for);
+            last_runs.clone()
         };
-        add(&mut self.last_runs.lock());
-        self.records.change_recurring(add).await;
+        let add = move |runs: &mut LastRuns| {
+            runs.take_recorded(known.clone());
+            runs.forget_others(&keys, now, kept_for);
+        };
+        if !self.records.change_recurring(add).await {
+            self.is_unrecorded.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -350,11 +422,13 @@ impl LastRuns {
         Some(last.due(every, now))
     }
 
-    /// Records a run that ended unobserved, unless a later run is recorded.
-    fn record_finished_run(&mut self, key: &str, run: JobSummary, now: Timestamp) {
-        if self.0.get(key).is_none_or(|last| run.ended > Some(last.ended)) {
+    /// Records a run that ended unobserved, unless a later run is recorded. Returns true if it was not.
+    fn record_finished_run(&mut self, key: &str, run: JobSummary, now: Timestamp) -> bool {
+        let is_new = self.0.get(key).is_none_or(|last| run.ended > Some(last.ended));
+        if is_new {
             self.put(key, Ok(run), now);
         }
+        is_new
     }
 
     /// Records a finished run, or the reason why it did not begin. A run counts once, however often it is recorded.
@@ -396,10 +470,10 @@ impl LastRuns {
         }
     }
 
-    /// Removes the runs of warm-ups that are not among these `keys` and ran long ago: a replica with another configuration may have
-    /// the others.
-    fn forget_others(&mut self, keys: &BTreeSet<String>, now: Timestamp) {
-        self.0.retain(|key, last| keys.contains(key) || now.since(last.ended) < FORGOTTEN_AFTER);
+    /// Removes the runs of warm-ups that are not among these `keys`, and ended this long ago: a replica with another configuration may
+    /// have the others.
+    fn forget_others(&mut self, keys: &BTreeSet<String>, now: Timestamp, kept_for: Duration) {
+        self.0.retain(|key, last| keys.contains(key) || now.since(last.ended) < kept_for);
     }
 }
 

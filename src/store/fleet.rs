@@ -33,11 +33,18 @@ pub trait Fleet: fmt::Debug + Send + Sync {
     /// Announces the amounts of this replica from now on.
     fn announce_amounts(&self, amounts: ReplicaAmounts);
 
-    /// Claims work that one replica does for all, until it is given up, or this replica is not heard for half a minute. Blocks.
+    /// Claims work that one replica does for all, for half a minute more, or until this replica ends. Returns false if another one has it.
+    /// Blocks.
     ///
     /// # Errors
     /// The shared records do not answer.
-    fn claim(&self, work: &str) -> Result<Claim, StoreError>;
+    fn claim(&self, work: &str) -> Result<bool, StoreError>;
+
+    /// The work that other replicas have claimed, each with the URL of the replica. Blocks.
+    ///
+    /// # Errors
+    /// The shared records do not answer.
+    fn claims_of_others(&self) -> Result<Vec<(String, String)>, StoreError>;
 
     /// Gives up work that this replica may have claimed. Blocks.
     ///
@@ -47,15 +54,6 @@ pub trait Fleet: fmt::Debug + Send + Sync {
 
     /// Says to the other replicas that this one ends. Waits for a few seconds at most.
     fn leave(&self);
-}
-
-/// The answer to a claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Claim {
-    /// The work is that of this replica.
-    Ours,
-    /// Another replica does it, at this URL; `None` if nobody says at which.
-    Other(Option<String>),
 }
 
 /// The amounts of a replica, for the others.

@@ -49,7 +49,7 @@ pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudge
 pub use self::contact::{Contact, Standing};
 pub use self::disk::DiskSpace;
 pub use self::examine::{StoreFindings, TokenFile};
-pub use self::fleet::{Claim, Fleet, ReplicaAmounts, Unreached};
+pub use self::fleet::{Fleet, ReplicaAmounts, Unreached};
 pub use self::fleet_alarms::{FleetAlarm, FleetAlarmKind, FleetEvents};
 pub use self::index::{
     CopiedRecord, Index, IndexedArchive, IndexedName, ListedArchive, Moment, NameCursor, SeenLife, SizeLimit, Totals,

@@ -6,11 +6,11 @@ use larder::clock::Clock;
 use serde_json::Value;
 
 use crate::fleet_archives::Shared;
-use crate::support::eventually;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::reports::seconds;
 use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::{eventually, until};
 
 const ONE: &str = "http://one.test:8082/";
 const OTHER: &str = "http://other.test:8082/";
@@ -64,6 +64,27 @@ async fn a_recurring_warm_up_goes_on_when_its_replica_ends() {
         eventually("it has run", async || Some(warm_up(&other).await["last"].clone()).filter(|last| !last.is_null()));
     let last = last.await;
     assert_eq!((&last["state"], &last["items"]["fetched"]), (&"done".into(), &1.into()), "{last}");
+}
+
+/// A replica whose configuration drops it ends the run that it began, and leaves the warm-up to the others then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recurring_warm_up_that_a_reload_drops_is_left_to_the_others() {
+    let Some(shared) = Shared::start() else { return };
+    let (upstream, clock) = (FakeUpstream::start().await, Clock::system());
+    upstream.publish(Provider::new("acme", "null"));
+    let gate = upstream.hold_headers(Target::Archive);
+    let one = shared.replica(ONE, recurring(&upstream, &clock)).await;
+    eventually("one replica runs it", async || warm_up(&one).await["running"].as_str().map(str::to_owned)).await;
+    let other = shared.replica(OTHER, recurring(&upstream, &clock)).await;
+    one.reload(Larder::mirroring(&upstream)).await.unwrap();
+    let claims = "select count(*) from larder.claim where until > now()";
+    assert_eq!((shared.sql(claims), &warm_up(&other).await["last"]), ("1".to_owned(), &Value::Null));
+    gate.open();
+    let last = eventually("the other one runs it", async || {
+        Some(warm_up(&other).await["last"].clone()).filter(|last| !last.is_null())
+    });
+    assert_eq!(last.await["state"], "done");
+    until("nobody claims it", async || shared.sql(claims) == "0").await;
 }
 
 /// A run of one replica counts for all, at the start and at each interval.
