@@ -32,7 +32,7 @@ impl RunningApp {
     pub async fn reload(&self, config: Config) -> Result<Reloaded, NotReloaded> {
         let mut current = self.config.lock().await;
         let others = self.others.lock().clone();
-        self.apply(config, &mut current, others).await
+        self.apply(config, &mut current, others, Some(&self.keys)).await
     }
 
     /// Applies the configuration in force again, beside replicas with these settings.
@@ -42,7 +42,8 @@ impl RunningApp {
     pub(super) async fn reload_beside(&self, others: Vec<(String, String)>) -> Result<Reloaded, NotReloaded> {
         let mut current = self.config.lock().await;
         let config = current.clone();
-        self.apply(config, &mut current, others).await
+        // Its keys are in use.
+        self.apply(config, &mut current, others, None).await
     }
 
     async fn apply(
@@ -50,6 +51,7 @@ impl RunningApp {
         config: Config,
         current: &mut Config,
         others: Vec<(String, String)>,
+        keys: Option<&replica::Keys>,
     ) -> Result<Reloaded, NotReloaded> {
         let new_tls_files = config.server.tls.clone();
         let (config, need_restart) = keep_restart_options(config, current).await?;
@@ -73,7 +75,7 @@ impl RunningApp {
         let handlers =
             self.parts.build_handlers(&effective, Arc::clone(&runtime_config), audit).map_err(|e| failed(&e))?;
 
-        self.keys.renew(&config).map_err(|e| failed(&e))?;
+        keys.map_or(Ok(()), |keys| keys.renew(&config)).map_err(|e| failed(&e))?;
         if let (Some(tls), Some(renewal)) = (&self.tls, renewal) {
             tls.use_pair(renewal);
         }

@@ -50,7 +50,7 @@ impl Fleet {
             advertise,
             serve_behind,
         } = self;
-        without_role(database) == without_role(&other.database)
+        without_role(database).is_some_and(|place| Some(place) == without_role(&other.database))
             && (database_ca, bucket, endpoint) == (&other.database_ca, &other.bucket, &other.endpoint)
             && (listen, advertise, serve_behind) == (&other.listen, &other.advertise, &other.serve_behind)
     }
@@ -176,10 +176,16 @@ fn without_role(database: &SecretString) -> Option<Vec<Url>> {
     let urls = urls_of_hosts(database.expose_secret()).ok()?;
     let without_role = |text: &String| {
         let mut url = Url::parse(text).ok()?;
+        let mut options: Vec<_> = url.query_pairs().into_owned().collect();
+        // Without a name, it is that of the role.
+        let is_named = !url.path().trim_matches('/').is_empty() || options.iter().any(|(name, _)| name == "dbname");
+        if !is_named {
+            let role = options.iter().find(|(name, _)| name == "user").map(|(_, role)| role.clone());
+            options.push(("dbname".to_owned(), role.unwrap_or_else(|| url.username().to_owned())));
+        }
         // A URL without a host has none of both.
         let _ = url.set_username("").and_then(|()| url.set_password(None));
-        let options: Vec<_> =
-            url.query_pairs().into_owned().filter(|(name, _)| !matches!(&**name, "user" | "password")).collect();
+        options.retain(|(name, _)| !matches!(&**name, "user" | "password"));
         url.query_pairs_mut().clear().extend_pairs(options);
         Some(url)
     };

@@ -519,6 +519,8 @@ fn only_another_place_of_the_database_needs_a_restart() {
         ("postgresql://a:1@db,db2/larder", "postgresql://a:1@db,db3/larder", false),
         ("postgresql://a:1@db/larder", "postgresql://a:1@db/other", false),
         ("postgresql:///larder?host=/run/pg", "postgresql:///larder?host=/run/other", false),
+        ("postgresql://a:1@db", "postgresql://b:2@db", false),
+        ("postgresql://a:1@db", "postgresql://a:2@db/", true),
     ] {
         assert_eq!(with(one).differs_in_secrets_only(&with(other)), expected, "{one} {other}");
     }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use deadpool_postgres::{
-    Connect, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime as PoolRuntime, Timeouts,
+    ClientWrapper, Connect, Hook, HookError, Manager, ManagerConfig, Metrics, Object, Pool, PoolError, RecyclingMethod,
+    Runtime as PoolRuntime, Timeouts,
 };
 use futures_util::future::{BoxFuture, select_ok};
 use parking_lot::Mutex;
@@ -112,7 +113,7 @@ pub struct Database {
     apart: Pool,
     /// The thread that drives the connections. `None` only while it is dropped.
     runtime: Option<Runtime>,
-    /// The hosts to which new connections are made, with the password.
+    /// The hosts to which connections are made, with the password.
     hosts: Hosts,
     waiting: Semaphore,
     health: Mutex<Health>,
@@ -156,7 +157,7 @@ impl Database {
     /// # Errors
     /// The settings cannot be used.
     pub fn new(url: &str, authorities: Option<&Path>) -> Result<Self, SettingsError> {
-        let hosts = Arc::new(ArcSwap::from_pointee(hosts_of(url)?));
+        let hosts = Arc::new(ArcSwap::from_pointee(Since { configs: hosts_of(url)?, began: Instant::now() }));
         let primary = Primary { hosts: Arc::clone(&hosts), tls: DatabaseTls::trusting(authorities)? };
         let (pool, apart) = (pool_of(primary.clone(), MAX_CONNECTIONS - 1)?, pool_of(primary, 1)?);
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -166,9 +167,13 @@ impl Database {
         Ok(Self { pool, apart, runtime: Some(runtime), hosts, waiting, health: Mutex::new(health) })
     }
 
-    /// Makes new connections by another URL from now on. Those that are open stay.
-    pub fn use_hosts(&self, hosts: Vec<Config>) {
-        self.hosts.store(Arc::new(hosts));
+    /// Connects by another URL from now on. What is under way ends on the connection that it has.
+    pub fn use_hosts(&self, configs: Vec<Config>) {
+        self.hosts.store(Arc::new(Since { configs, began: Instant::now() }));
+        // Those in use go when they come back.
+        for pool in [&self.pool, &self.apart] {
+            pool.retain(|_, _| false);
+        }
     }
 
     /// Runs `step` on a connection, and waits for its result: at most 1.5 seconds, after which the connection is closed.
@@ -253,7 +258,15 @@ impl Drop for Database {
 }
 
 /// The hosts of a database.
-type Hosts = Arc<ArcSwap<Vec<Config>>>;
+type Hosts = Arc<ArcSwap<Since>>;
+
+/// The settings of the hosts.
+#[derive(Debug)]
+struct Since {
+    configs: Vec<Config>,
+    /// Older connections were made by others: their role may have no rights any more.
+    began: Instant,
+}
 
 /// The settings of the hosts in a URL.
 ///
@@ -273,10 +286,15 @@ struct Primary {
 }
 
 fn pool_of(primary: Primary, connections: usize) -> Result<Pool, SettingsError> {
+    let hosts = Arc::clone(&primary.hosts);
     let manager = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = Manager::from_connect(Config::new(), primary, manager);
+    let is_of_now = Hook::sync_fn(move |_: &mut ClientWrapper, metrics: &Metrics| {
+        if metrics.created < hosts.load().began { Err(HookError::message("made by an older URL")) } else { Ok(()) }
+    });
     let timeouts = Timeouts { wait: Some(STEP_TIMEOUT), create: Some(CONNECT_TIMEOUT), recycle: Some(CONNECT_TIMEOUT) };
-    let pool = Pool::builder(manager).max_size(connections).timeouts(timeouts).runtime(PoolRuntime::Tokio1).build();
+    let pool = Pool::builder(manager).max_size(connections).timeouts(timeouts).pre_recycle(is_of_now);
+    let pool = pool.runtime(PoolRuntime::Tokio1).build();
     pool.map_err(|e| SettingsError::Pool(e.to_string()))
 }
 
@@ -285,7 +303,7 @@ impl Connect for Primary {
         // There is at least one host: a URL without a comma names one.
         let (hosts, tls) = (self.hosts.load_full(), self.tls.clone());
         Box::pin(async move {
-            let attempts = hosts.iter().map(|config| Box::pin(config.connect(tls.clone())));
+            let attempts = hosts.configs.iter().map(|config| Box::pin(config.connect(tls.clone())));
             let ((client, connection), _) = select_ok(attempts.collect::<Vec<_>>()).await?;
             // Its end is seen by the client.
             Ok((client, tokio::spawn(async move { drop(connection.await) })))

@@ -133,6 +133,8 @@ impl BucketFault {
 
     fn of_answer(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
         let said = SaidError::in_xml(&String::from_utf8_lossy(body)).or_else(|| SaidError::in_json(body));
+        // One without a code is not that of a bucket.
+        let said = said.filter(|said| !said.code.trim().is_empty());
         let SaidError { code, message } = said.unwrap_or_else(|| SaidError {
             // Azure says it in a header, too, which is all where there is no body.
             code: match headers.get("x-ms-error-code").and_then(|code| code.to_str().ok()) {
@@ -338,6 +340,15 @@ mod tests {
             (202, None, xml("AuthorizationFailure"), BucketTrouble::Denied, "202 AuthorizationFailure why"),
             (404, None, "<html>not here</html>".to_owned(), BucketTrouble::Broken, "404 no answer of a bucket"),
             (404, None, "{}".to_owned(), BucketTrouble::Broken, "404 no answer of a bucket"),
+            (
+                404,
+                None,
+                r#"{"error": {"code": 404, "message": "Not Found"}}"#.to_owned(),
+                BucketTrouble::Broken,
+                "404 no answer of a bucket",
+            ),
+            (404, None, r#"{"error": ""}"#.to_owned(), BucketTrouble::Broken, "404 no answer of a bucket"),
+            (404, None, xml(" "), BucketTrouble::Broken, "404 no answer of a bucket"),
             (403, None, xml("AuthenticationFailed"), BucketTrouble::Denied, "403 AuthenticationFailed why"),
             (503, None, xml("ServerBusy"), BucketTrouble::Slow, "503 ServerBusy why"),
             (500, None, xml("OperationTimedOut"), BucketTrouble::Slow, "500 OperationTimedOut why"),

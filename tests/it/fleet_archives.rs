@@ -58,6 +58,11 @@ impl Shared {
         (one, other)
     }
 
+    /// Asks the database.
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        self.database.sql(sql)
+    }
+
     /// The objects that archives have, by the database.
     fn kept(&self) -> Vec<String> {
         let kept = self.database.sql("select 'mirror/' || object from larder.blob order by object");
@@ -667,4 +672,25 @@ async fn a_bucket_that_was_in_trouble_while_an_archive_arrived_gets_it_at_the_en
     });
     assert!(answer.expect(200).has_cache_status("stored"));
     assert!(*shared.bucket.object(&shared.kept()[0]).unwrap() == *archive(&upstream, "parts"));
+}
+
+/// The object of an archive is doomed while upstream is asked. Where upstream has no such archive, nothing is left of that, and the bucket
+/// has got nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_does_not_arrive_dooms_no_object() {
+    let Some(shared) = Shared::start() else { return };
+    let upstream = FakeUpstream::start().await;
+    upstream.publish(Provider::new("acme", "null").size(SMALL_BYTES));
+    let one = shared.replica("http://one.test:8082/", Larder::mirroring(&upstream)).await;
+    upstream.fault(Target::Archive, Fault::Status(404));
+    let gate = upstream.hold_headers(Target::Archive);
+    let path = one.archive_path("null", "1.2.0").await;
+    let url = format!("{}{path}", one.base());
+    let request = tokio::spawn(async move { get(&url).await });
+    until("its object is doomed", async || shared.doomed() == "1").await;
+    gate.open();
+    let answer = request.await.unwrap();
+    assert!(answer.status >= 400, "{}", answer.status);
+    until("no object is doomed", async || shared.doomed() == "0").await;
+    assert_eq!(shared.bucket.count(Verb::Put), 0);
 }

@@ -7,7 +7,7 @@ use crate::support::http::{client, get};
 use crate::support::larder::{Folder, Larder};
 use crate::support::module_fixture::{ModuleFixture, tar_gz};
 use crate::support::package_fixture::SMALL_BYTES;
-use crate::support::postgres::{RUN_ROLE, TestDatabase};
+use crate::support::postgres::{OTHER_ROLE, RUN_ROLE, TestDatabase};
 use crate::support::process::{CommandOutput, Process, command, run};
 use crate::support::terraform::Terraform;
 use crate::support::turns::Turns;
@@ -336,5 +336,17 @@ async fn a_reload_takes_new_keys_of_the_database_and_the_bucket() {
     replica.get(&replica.archive_path("after").await).await.expect(200);
     // Neither is owed: the bucket took the second one, too.
     assert_eq!(setup.database.sql("select count(*) from larder.blob"), "2");
+    // Another role: nothing goes on by the connections of the first one, which may have no rights any more.
+    let url = setup.database.url(OTHER_ROLE);
+    std::fs::write(folder.path().join("database-url"), url).unwrap();
+    replica.send_sighup();
+    let connections = format!("select count(*) from pg_stat_activity where usename = '{RUN_ROLE}'");
+    until("the first role has no connection", async || {
+        replica.get(document).await.expect(200);
+        setup.database.sql(&connections) == "0"
+    })
+    .await;
+    setup.database.sql(&format!("revoke all on all tables in schema larder from {RUN_ROLE}; grant select, insert, update, delete on all tables in schema larder to {OTHER_ROLE}"));
+    until("the other role serves", async || replica.get("/readyz").await.status == 200).await;
     replica.terminate_promptly().await;
 }

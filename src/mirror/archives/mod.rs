@@ -131,12 +131,15 @@ impl Archives {
         let package = &wanted.package;
         self.proof_sets.documents.permit(&package.provider, &package.version, call).await?;
         let policy = call.upstream(&package.provider.host)?.settings.verification;
-        if let Some(archive) =
-            self.library.stored_archive_of_url(wanted).await?.filter(|archive| policy.is_met_by(&archive.proof.how))
-            && let Ok(archive) = self.reader.open_stored(package, &archive, call).await?
-        {
-            let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
-            return Ok(Answer { fresh_until, ..Answer::of_now(archive, Outcome::Hit, call) });
+        if let Some(archive) = self.library.stored_archive_of_url(wanted).await? {
+            if policy.is_met_by(&archive.proof.how)
+                && let Ok(archive) = self.reader.open_stored(package, &archive, call).await?
+            {
+                let fresh_until = call.now.after(CHECKED_COPY_LIFETIME);
+                return Ok(Answer { fresh_until, ..Answer::of_now(archive, Outcome::Hit, call) });
+            }
+            // It was found without a question to the others, and upstream may be asked now.
+            self.library.refresh(Key::Name(package.into()).group()).await?;
         }
         let requested = RequestedFile { package, digest: &wanted.digest, name: wanted.filename.as_str() };
         let stored = match self.proof_sets.usable_set(package, call).await? {

@@ -22,6 +22,8 @@ use crate::store::{Durability, IndexEntry, Key, Store, StoreError, to_json};
 
 /// The delay before the record is saved. A kill loses what was recorded since the last save.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
+/// The delay after a save that failed.
+const SAVE_AGAIN: Duration = Duration::from_secs(30);
 
 /// Maximum number of missing packages: as many as one warm-up accepts.
 const MAX_MISSING: usize = 1000;
@@ -422,11 +424,19 @@ impl Library {
         // A weak reference: the pending save must not keep the mirror, and with it the store lock, alive.
         let library = Arc::downgrade(self);
         self.runtime.tasks.spawn(async move {
-            tokio::time::sleep(SAVE_DELAY).await;
-            let Some(library) = library.upgrade() else { return };
-            library.missing.is_save_scheduled.store(false, Ordering::Release);
-            if let Err(error) = library.on_disk(|library| library.save_missing(Unsaved::Packages)).await {
-                tracing::error!(%error, "the missing list could not be written; it is written again with the next entry");
+            let mut pause = SAVE_DELAY;
+            loop {
+                tokio::time::sleep(pause).await;
+                let Some(library) = library.upgrade() else { return };
+                library.missing.is_save_scheduled.store(false, Ordering::Release);
+                let saved = library.on_disk(|library| library.save_missing(Unsaved::Packages)).await;
+                let Err(error) = saved else { return };
+                tracing::error!(%error, "the missing list could not be written; it is written again in half a minute");
+                // The next entry may have scheduled another attempt.
+                if library.missing.is_save_scheduled.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+                pause = SAVE_AGAIN;
             }
         });
     }
@@ -482,12 +492,13 @@ impl Library {
     /// The record could not be saved.
     pub async fn forget_missing(self: &Arc<Self>) -> Result<(), Error> {
         self.on_disk(|library| {
-            {
+            let before = {
                 let _saving = library.missing.saving.lock();
                 let forgotten = MissingRequests { unsaved: Unsaved::Packages, forgotten: None, ..Default::default() };
-                *library.missing.requests.lock() = forgotten;
-            }
-            library.save_missing(Unsaved::Packages)
+                std::mem::replace(&mut *library.missing.requests.lock(), forgotten)
+            };
+            // Otherwise a later save would clear what was recorded after this moment.
+            library.save_missing(Unsaved::Packages).inspect_err(|_| *library.missing.requests.lock() = before)
         })
         .await
     }

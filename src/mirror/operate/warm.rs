@@ -113,10 +113,12 @@ impl Operations {
         let subject = format!("the archive of {package}");
         let call = self.runtime.step_context(Urgency::Job, now);
         self.documents.permit(&package.provider, &package.version, &call).await?;
-        if let Some(archive) = self.library.stored_archive(package, digest).await?
-            && self.archives.reader.open_stored(package, &archive, &call).await?.is_ok()
-        {
-            return Ok((WarmedArchive::AlreadyStored, archive));
+        if let Some(archive) = self.library.stored_archive(package, digest).await? {
+            if self.archives.reader.open_stored(package, &archive, &call).await?.is_ok() {
+                return Ok((WarmedArchive::AlreadyStored, archive));
+            }
+            // It was found without a question to the others, and upstream may be asked now.
+            self.library.refresh(Key::Name(package.into()).group()).await?;
         }
         let Some(stored) = self.proof_sets.usable_set(package, &call).await? else {
             return Err(self.library.not_stored_error(&proof_sets::describe_set(package)).await);
