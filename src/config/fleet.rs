@@ -183,6 +183,8 @@ fn without_role(database: &SecretString) -> Option<Vec<Url>> {
             let role = options.iter().find(|(name, _)| name == "user").map(|(_, role)| role.clone());
             options.push(("dbname".to_owned(), role.unwrap_or_else(|| url.username().to_owned())));
         }
+        let path = url.path().trim_end_matches('/').to_owned();
+        url.set_path(&path);
         // A URL without a host has none of both.
         let _ = url.set_username("").and_then(|()| url.set_password(None));
         options.retain(|(name, _)| !matches!(&**name, "user" | "password"));
