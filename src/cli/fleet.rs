@@ -184,7 +184,18 @@ fn status(common: &CommonOptions) -> anyhow::Result<()> {
         print_json(&facts);
         return Ok(());
     }
-    let FleetFacts { id, sealed, settles, archives, archive_bytes, doomed_objects, replicas } = facts;
+    let FleetFacts {
+        id,
+        database,
+        server_version,
+        database_bytes,
+        sealed,
+        settles,
+        archives,
+        archive_bytes,
+        doomed_objects,
+        replicas,
+    } = facts;
     let mut page = TextPage::of_width(width_of_stdout());
     page.group("fleet", &id);
     if sealed {
@@ -193,6 +204,8 @@ fn status(common: &CommonOptions) -> anyhow::Result<()> {
     if settles {
         page.row("", "the database was restored or changed a moment ago: nothing is recorded as first for a minute");
     }
+    page.group("database", &format!("{database}, PostgreSQL {server_version}"));
+    page.row("size", &ByteSize(database_bytes).to_string());
     page.group("bucket", &fleet.bucket.to_string());
     page.row("archives", &format!("{archives} ({})", ByteSize(archive_bytes)));
     page.row("to go", &format!("{}, uploads that have not ended among them", plural(doomed_objects, "object")));

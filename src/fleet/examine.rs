@@ -105,6 +105,12 @@ pub fn server_facts(database: &Database) -> Result<ServerFacts, DatabaseError> {
 pub struct FleetFacts {
     /// The id of the fleet.
     pub id: String,
+    /// The name of the database.
+    pub database: String,
+    /// The version of its server.
+    pub server_version: String,
+    /// The bytes of the database on the disk of the server.
+    pub database_bytes: u64,
     /// True if it takes no writes any more.
     pub sealed: bool,
     /// True if nothing is recorded as first, because the database was restored or changed a moment ago.
@@ -151,7 +157,8 @@ pub enum ReplicaState {
 /// # Errors
 /// The database does not answer, or has no fleet.
 pub fn fleet_facts(database: &Database) -> Result<FleetFacts, DatabaseError> {
-    let ask = "select f.id::text, f.sealed, f.settle_until > now(), b.n, b.bytes, (select count(*) from larder.doomed)
+    let ask = "select f.id::text, f.sealed, f.settle_until > now(), b.n, b.bytes, (select count(*) from larder.doomed),
+        current_database()::text, current_setting('server_version'), pg_database_size(current_database())
         from larder.fleet f, (select count(*) as n, coalesce(sum(size), 0)::int8 as bytes from larder.blob) b";
     let ask_replicas = "select url, version, extract(epoch from now() - seen)::int8, left_at is not null,
         stored_bytes, owed_archives, owed_bytes from larder.replica r
@@ -179,6 +186,9 @@ pub fn fleet_facts(database: &Database) -> Result<FleetFacts, DatabaseError> {
             let number = |row: &Row, column| row.get::<_, i64>(column).unsigned_abs();
             Ok(rows.first().map(|row| FleetFacts {
                 id: row.get(0),
+                database: row.get(6),
+                server_version: row.get(7),
+                database_bytes: number(row, 8),
                 sealed: row.get(1),
                 settles: row.get(2),
                 archives: number(row, 3),

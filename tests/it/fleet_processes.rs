@@ -229,7 +229,9 @@ async fn a_client_that_each_request_sends_to_another_replica_installs() {
     let replicas = [&folders[0], &folders[1]].map(|folder| setup.start(&upstream.registry, folder));
     let status = larder(&folders[0], &["fleet", "status"]).await.expect(0);
     assert!(
-        status.out.contains("2 heard in the last ten seconds") && status.out.contains("archives   0 (0 B)"),
+        status.out.contains("2 heard in the last ten seconds")
+            && status.out.contains("archives   0 (0 B)")
+            && status.out.contains(", PostgreSQL "),
         "{status:?}"
     );
     let turns = Turns::between(replicas.iter().map(|replica| replica.base().to_owned()).collect()).await;
