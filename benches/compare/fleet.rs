@@ -24,11 +24,10 @@ use crate::support::fleet_setup::FleetSetup;
 const MAX_HIT_RATIO: f64 = 1.03;
 /// The archives that are not stored: label, size, speed of the registry, that of the bucket if it is limited, allowed ratio of the time.
 type Cold = (&'static str, usize, u64, Option<u32>, f64);
-const COLD: [Cold; 4] = [
+const COLD: [Cold; 3] = [
     ("100 MB", 100_000_000, 50_000_000, None, 1.15),
     ("100 MB, bucket at 100 MB/s", 100_000_000, 50_000_000, Some(100_000_000), 1.15),
     ("64 KB", 64_000, 500_000_000, None, 1.5),
-    ("64 KB, registry at 5 MB/s", 64_000, 5_000_000, None, 1.5),
 ];
 /// The allowed ratio of the time of an archive from the bucket to that of a plain request to it.
 const MAX_MISS_RATIO: f64 = 1.1;
