@@ -184,6 +184,9 @@ impl Recurring {
             return;
         }
         let claimed: Vec<String> = self.claimed.lock().iter().cloned().collect();
+        if claimed.is_empty() && self.configured.borrow().entries.is_empty() {
+            return;
+        }
         for key in claimed {
             if self.jobs.current_run(&key).is_some() {
                 self.claim(&key).await;
