@@ -92,7 +92,8 @@ impl BucketTrouble {
                 | "unauthorized_client",
             ) => Self::Denied,
             // An answer to HEAD has no body. A proxy before a bucket that is down answers 404, too.
-            (_, "NoSuchKey" | "BlobNotFound") | (404, "") => Self::NoObject,
+            // 202: a removal, which Azure takes in a batch.
+            (202 | 404, "NoSuchKey" | "BlobNotFound") | (404, "") => Self::NoObject,
             (429 | 503, _) | (_, "SlowDown" | "RequestTimeout" | "OperationTimedOut" | "ServerBusy") => Self::Slow,
             _ => Self::Broken,
         }
@@ -159,7 +160,7 @@ struct SaidError {
 }
 
 impl SaidError {
-    /// That of an object store: `<Error><Code>…</Code><Message>…</Message></Error>`.
+    /// The error of an object store: `<Error><Code>…</Code><Message>…</Message></Error>`.
     fn in_xml(body: &str) -> Option<Self> {
         let element = |name: &str| {
             let (_, rest) = body.split_once(&format!("<{name}>"))?;
@@ -168,7 +169,7 @@ impl SaidError {
         element("Code").map(|code| Self { code, message: element("Message").unwrap_or_default() })
     }
 
-    /// That of what gives keys, `{"error": "…", "error_description": "…"}` (RFC 6749, section 5.2); or of Google's interfaces,
+    /// The error of a service that gives keys, `{"error": "…", "error_description": "…"}` (RFC 6749, section 5.2); or of Google's interfaces,
     /// `{"error": {"status": "…", "message": "…"}}`.
     fn in_json(body: &[u8]) -> Option<Self> {
         let said: serde_json::Value = serde_json::from_slice(body).ok()?;
@@ -350,6 +351,8 @@ mod tests {
             (404, None, r#"{"error": ""}"#.to_owned(), BucketTrouble::Broken, "404 no answer of a bucket"),
             (404, None, xml(" "), BucketTrouble::Broken, "404 no answer of a bucket"),
             (403, None, xml("AuthenticationFailed"), BucketTrouble::Denied, "403 AuthenticationFailed why"),
+            (500, None, xml("NoSuchKey"), BucketTrouble::Broken, "500 NoSuchKey why"),
+            (403, None, xml("NoSuchKey"), BucketTrouble::Denied, "403 NoSuchKey why"),
             (503, None, xml("ServerBusy"), BucketTrouble::Slow, "503 ServerBusy why"),
             (500, None, xml("OperationTimedOut"), BucketTrouble::Slow, "500 OperationTimedOut why"),
             (400, None, oauth.to_owned(), BucketTrouble::Denied, "400 invalid_grant the account is gone"),
