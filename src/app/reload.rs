@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::task;
 
-use super::{RunningApp, replica, start_problems};
+use super::{RunningApp, SettingsOfOthers, replica, start_problems};
 use crate::config::Config;
 use crate::http::tls::Renewal;
 use crate::upstream::Upstreams;
@@ -39,7 +39,7 @@ impl RunningApp {
     ///
     /// # Errors
     /// Returns [`NotReloaded`] with every problem. What was known of them before counts.
-    pub(super) async fn reload_beside(&self, others: Vec<(String, String)>) -> Result<Reloaded, NotReloaded> {
+    pub(super) async fn reload_beside(&self, others: SettingsOfOthers) -> Result<Reloaded, NotReloaded> {
         let mut current = self.config.lock().await;
         let config = current.clone();
         // Its keys are in use.
@@ -50,7 +50,7 @@ impl RunningApp {
         &self,
         config: Config,
         current: &mut Config,
-        others: Vec<(String, String)>,
+        others: SettingsOfOthers,
         keys: Option<&replica::Keys>,
     ) -> Result<Reloaded, NotReloaded> {
         let new_tls_files = config.server.tls.clone();

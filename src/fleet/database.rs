@@ -157,7 +157,7 @@ impl Database {
     /// # Errors
     /// The settings cannot be used.
     pub fn new(url: &str, authorities: Option<&Path>) -> Result<Self, SettingsError> {
-        let hosts = Arc::new(ArcSwap::from_pointee(Since { configs: hosts_of(url)?, began: Instant::now() }));
+        let hosts = Arc::new(ArcSwap::from_pointee(HostSettings { configs: hosts_of(url)?, began: Instant::now() }));
         let primary = Primary { hosts: Arc::clone(&hosts), tls: DatabaseTls::trusting(authorities)? };
         let (pool, apart) = (pool_of(primary.clone(), MAX_CONNECTIONS - 1)?, pool_of(primary, 1)?);
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -169,7 +169,7 @@ impl Database {
 
     /// Connects by another URL from now on. What is under way ends on the connection that it has.
     pub fn use_hosts(&self, configs: Vec<Config>) {
-        self.hosts.store(Arc::new(Since { configs, began: Instant::now() }));
+        self.hosts.store(Arc::new(HostSettings { configs, began: Instant::now() }));
         // Those in use go when they come back.
         for pool in [&self.pool, &self.apart] {
             pool.retain(|_, _| false);
@@ -258,13 +258,13 @@ impl Drop for Database {
 }
 
 /// The hosts of a database.
-type Hosts = Arc<ArcSwap<Since>>;
+type Hosts = Arc<ArcSwap<HostSettings>>;
 
 /// The settings of the hosts.
 #[derive(Debug)]
-struct Since {
+struct HostSettings {
     configs: Vec<Config>,
-    /// Older connections were made by others: their role may have no rights any more.
+    /// The time from which they count. Older connections were made by others: their role may have no rights any more.
     began: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! What a replica hears of the others of its fleet, and says to them.
+//! The other replicas of a fleet: the words that one replica hears of them, and says to them.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the replicas of a fleet do together: one list of what was missing, and recurring warm-ups that one of them runs for all.
+//! The common work of the replicas of a fleet: one list of what was missing, and recurring warm-ups that one of them runs for all.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::fleet_archives::Shared;
 use crate::support::http::{client, get, send};
 use crate::support::larder::{Builder, HOST, Larder};
 use crate::support::reports::seconds;
-use crate::support::upstream::{FakeUpstream, Provider, Target};
+use crate::support::upstream::{FakeUpstream, Gate, Provider, Target};
 use crate::support::{eventually, until};
 
 const ONE: &str = "http://one.test:8082/";
@@ -41,16 +41,31 @@ fn recurring(upstream: &FakeUpstream, clock: &Clock) -> Builder {
     Larder::mirroring(upstream).upstream_lines(lines).clock(clock)
 }
 
+/// Two replicas, of which one runs the recurring warm-up, until the gate opens.
+struct Held {
+    shared: Shared,
+    upstream: FakeUpstream,
+    gate: Gate,
+    one: Larder,
+    other: Larder,
+}
+
+impl Held {
+    async fn start() -> Option<Self> {
+        let (shared, upstream, clock) = (Shared::start()?, FakeUpstream::start().await, Clock::system());
+        upstream.publish(Provider::new("acme", "null"));
+        let gate = upstream.hold_headers(Target::Archive);
+        let one = shared.replica(ONE, recurring(&upstream, &clock)).await;
+        eventually("one replica runs it", async || warm_up(&one).await["running"].as_str().map(str::to_owned)).await;
+        let other = shared.replica(OTHER, recurring(&upstream, &clock)).await;
+        Some(Self { shared, upstream, gate, one, other })
+    }
+}
+
 /// While one replica runs it, the others say so; when that one ends, another begins it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recurring_warm_up_goes_on_when_its_replica_ends() {
-    let Some(shared) = Shared::start() else { return };
-    let (upstream, clock) = (FakeUpstream::start().await, Clock::system());
-    upstream.publish(Provider::new("acme", "null"));
-    let gate = upstream.hold_headers(Target::Archive);
-    let one = shared.replica(ONE, recurring(&upstream, &clock)).await;
-    eventually("one replica runs it", async || warm_up(&one).await["running"].as_str().map(str::to_owned)).await;
-    let other = shared.replica(OTHER, recurring(&upstream, &clock)).await;
+    let Some(Held { shared: _shared, upstream: _upstream, gate, one, other }) = Held::start().await else { return };
     let told = eventually("the other one says who runs it", async || {
         let told = warm_up(&other).await;
         (!told["running_on"].is_null()).then_some(told)
@@ -69,13 +84,7 @@ async fn a_recurring_warm_up_goes_on_when_its_replica_ends() {
 /// A replica whose configuration drops it ends the run that it began, and leaves the warm-up to the others then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recurring_warm_up_that_a_reload_drops_is_left_to_the_others() {
-    let Some(shared) = Shared::start() else { return };
-    let (upstream, clock) = (FakeUpstream::start().await, Clock::system());
-    upstream.publish(Provider::new("acme", "null"));
-    let gate = upstream.hold_headers(Target::Archive);
-    let one = shared.replica(ONE, recurring(&upstream, &clock)).await;
-    eventually("one replica runs it", async || warm_up(&one).await["running"].as_str().map(str::to_owned)).await;
-    let other = shared.replica(OTHER, recurring(&upstream, &clock)).await;
+    let Some(Held { shared, upstream, gate, one, other }) = Held::start().await else { return };
     one.reload(Larder::mirroring(&upstream)).await.unwrap();
     let claims = "select count(*) from larder.claim where until > now()";
     assert_eq!((shared.sql(claims), &warm_up(&other).await["last"]), ("1".to_owned(), &Value::Null));
@@ -116,7 +125,7 @@ async fn one_replica_runs_a_recurring_warm_up_for_all() {
     assert_eq!(begun, 1);
 }
 
-/// What was missing on one replica is missing for all of them, and what a person clears on one is cleared.
+/// A package that was missing on one replica is missing for all of them, and a list that a person clears on one is cleared.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_replicas_have_one_list_of_what_was_missing() {
     let Some(shared) = Shared::start() else { return };

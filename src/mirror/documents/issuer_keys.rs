@@ -219,7 +219,7 @@ impl IssuerKeyring {
             let subject = keyring.issuer.label();
             let _place = keyring.documents.runtime.take_waiting_place(&subject, &call)?;
             let slow = || Error::Slow(subject.clone());
-            // Whoever has no turn yet would ask once more between the answer and the note of it.
+            // Without turns, a token that comes between the answer and the note of it would have it asked once more.
             let _turn = timeout_at(call.deadline, keyring.issuer.turn.lock()).await.map_err(|_| slow())?;
             if let Some(asked) = keyring.config.asked_issuers.get(&keyring.issuer.name, call.present()) {
                 return asked.map_or(Ok(None), Err);
