@@ -145,6 +145,10 @@ impl CopiedRecords {
         for _ in 0..MAX_ROUNDS {
             let marks = groups.marks.load(Ordering::Acquire);
             let before = self.index.copied_moment(group)?;
+            // Nothing was heard of a change: the short question.
+            if before.is_some() && groups.is_current(group) && before == Some(self.shared.moment(group)?) {
+                return Ok(());
+            }
             let delta = self.shared.delta(group, before)?;
             if before == Some(delta.at) || self.apply_delta(group, before, delta)? {
                 groups.make_current(group, marks);
@@ -194,9 +198,9 @@ impl CopiedRecords {
                 None => entry_of_copy(&key, here.map(|_| (size_bytes, written))),
             };
             let action = match body {
-                Some(body) => RecordAction::Put(body, Durability::Lazy),
+                Some(body) => RecordAction::Put(body, Durability::Copy),
                 None if kept.is_some() => RecordAction::Keep,
-                None => RecordAction::Remove(Durability::Lazy),
+                None => RecordAction::Remove(Durability::Copy),
             };
             notes.push((path, Some(CopiedRecord { at, size_bytes, written, here })));
             changes.push(Change { key, action, entry });
@@ -276,7 +280,7 @@ impl CopiedRecords {
         let _applying = groups.applying.lock();
         let path = key.path();
         if self.index.copied_record(group, &path)? == Some(listed) {
-            let action = RecordAction::Put(body.clone(), Durability::Lazy);
+            let action = RecordAction::Put(body.clone(), Durability::Copy);
             let entry = entry_of_copy(key, Some((listed.size_bytes, listed.written)));
             let kept = self.write_local(group, &[Change { key: key.clone(), action, entry }]);
             match kept {
@@ -374,8 +378,8 @@ enum Place {
 /// A change as it is made to a copy: nothing waits for the disk, and nothing is quarantined, for the record is in the database.
 fn as_copy(mut change: Change) -> Change {
     change.action = match change.action {
-        RecordAction::Put(body, _) => RecordAction::Put(body, Durability::Lazy),
-        RecordAction::Remove(_) | RecordAction::Quarantine => RecordAction::Remove(Durability::Lazy),
+        RecordAction::Put(body, _) => RecordAction::Put(body, Durability::Copy),
+        RecordAction::Remove(_) | RecordAction::Quarantine => RecordAction::Remove(Durability::Copy),
         RecordAction::Keep => RecordAction::Keep,
     };
     change
@@ -399,7 +403,7 @@ fn may_be_read_without_note(key: &Key) -> bool {
 /// The removal of a record from a copy.
 fn removal(key: Key) -> Change {
     let entry = if let Key::Name(_) = key { IndexEntry::Name(IndexedName::default()) } else { IndexEntry::Gone };
-    Change { key, action: RecordAction::Remove(Durability::Lazy), entry }
+    Change { key, action: RecordAction::Remove(Durability::Copy), entry }
 }
 
 impl Records for CopiedRecords {

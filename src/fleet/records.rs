@@ -335,7 +335,10 @@ impl DatabaseRecords {
     }
 
     /// The moment of a group in the database; generation 0 for one without records.
-    fn moment(&self, group: &RecordGroup) -> Result<Moment, DatabaseError> {
+    ///
+    /// # Errors
+    /// The database does not answer.
+    pub fn moment(&self, group: &RecordGroup) -> Result<Moment, DatabaseError> {
         let (rows, life) = self.rows_in_life(Line::Shared, MOMENT, |_| [text(group.name())])?;
         let generation = rows.first().and_then(|row| row.get::<_, Option<i64>>(0)).unwrap_or_default();
         Ok(Moment { life: life.hash, generation: Generation(generation.cast_unsigned()) })

@@ -197,10 +197,10 @@ impl LocalArchives {
         self.folder.join(&hex[..2]).join(hex)
     }
 
-    /// Makes a verified archive visible and durable, in this order: sync, rename, sync of the folder.
-    pub fn publish(&self, staged: Verified<Staged>) -> Result<(), StoreError> {
+    /// Makes a verified archive visible, in this order: sync, rename, and the sync of the folder unless it is a copy.
+    pub fn publish(&self, staged: Verified<Staged>, durability: Durability) -> Result<(), StoreError> {
         let target = self.path(&staged.digest());
-        staged.into_inner().move_to(&target)
+        staged.into_inner().move_to(&target, durability)
     }
 
     /// Opens an archive; `None` if it is not here.

@@ -28,12 +28,6 @@ pub struct FileBytes {
 }
 
 impl FileBytes {
-    /// Writes dirty pages to disk early, so that the final sync is short. Blocks.
-    pub fn write_back(&self) {
-        // A head start only: `publish` syncs again and reports the error.
-        let _ = self.file.sync_data();
-    }
-
     /// True for bytes of the same open file.
     pub fn is_of_same_file(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.file, &other.file)

@@ -256,14 +256,15 @@ pub(super) fn sync_folder_of(path: &Path) -> Result<(), StoreError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io("sync the folder", folder, e))
 }
 
-/// Creates the folders above `path` below `root` durably; but not the root itself, which may be an unmounted disk.
-pub(super) fn create_parent(path: &Path, root: &Path) -> Result<(), StoreError> {
+/// Creates the folders above `path` below `root`; but not the root itself, which may be an unmounted disk.
+pub(super) fn create_parent(path: &Path, root: &Path, durability: Durability) -> Result<(), StoreError> {
     let Some(folder) = path.parent().filter(|folder| *folder != root) else { return Ok(()) };
     if folder.is_dir() {
         return Ok(());
     }
-    create_parent(folder, root)?;
+    create_parent(folder, root, durability)?;
     match fs::create_dir(folder) {
+        Ok(()) if durability == Durability::Copy => Ok(()),
         Ok(()) => sync_folder_of(folder),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(StoreError::io("make the folder", folder, e)),

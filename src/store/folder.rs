@@ -116,7 +116,7 @@ impl FolderRecords {
         let path = self.path(&change.key);
         match (&change.action, temp) {
             (RecordAction::Put(_, durability), Some(temp)) => {
-                disk::create_parent(&path, self.lock.root())?;
+                disk::create_parent(&path, self.lock.root(), *durability)?;
                 let size_bytes = temp.put_in_place(&path)?;
                 if *durability == Durability::Synced {
                     disk::sync_folder_of(&path)?;

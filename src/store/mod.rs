@@ -62,7 +62,7 @@ pub use self::records::{
     Change, Durability, Generation, IndexEntry, ReadOutcome, RecordAction, RecordScope, RecordStep, Records, Trimmed,
     Turns, WriteOutcome, to_json,
 };
-pub use self::staged::{ResumeNote, Scratch, Staged, Staging};
+pub use self::staged::{ResumeNote, Scratch, Staged, StagedSync, Staging};
 use self::unpacked::UNPACKED;
 pub use self::unpacked::{INSTALLED_FOLDERS, SealedTree, TreeWriter, UnpackedTrees};
 use crate::clock::Timestamp;

@@ -39,6 +39,8 @@ pub enum Durability {
     Lazy,
     /// The file and its folder entry are synced first.
     Synced,
+    /// A copy of what all replicas keep elsewhere: nothing waits for the disk, not even a new folder.
+    Copy,
 }
 
 /// The outcome of reading a record: its bytes or its parsed form, `R`.

@@ -5,7 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +51,8 @@ impl Staging {
             written += piece.len() as u64;
         })?;
         let (file, lock) = (Arc::new(file), self.lock.clone());
-        Ok(Staged { file, path, note_path, note, hasher, written, reserved_bytes: 0, lock })
+        let syncs = Arc::default();
+        Ok(Staged { file, path, note_path, note, hasher, written, reserved_bytes: 0, lock, syncs })
     }
 
     /// Creates a temporary folder, for files that are unpacked or fetched on the way to an archive.
@@ -106,6 +108,7 @@ pub struct Staged {
     /// Disk space reserved, in bytes.
     reserved_bytes: u64,
     lock: StoreLock,
+    syncs: Arc<Syncs>,
 }
 
 impl Drop for Staged {
@@ -189,13 +192,23 @@ impl Staged {
         self.hasher.clone().finish()
     }
 
-    /// Moves the staged bytes to `target` durably, in this order: sync, rename, sync of the folder.
-    pub(super) fn move_to(self, target: &Path) -> Result<(), StoreError> {
-        self.file.sync_all().map_err(|e| StoreError::io("sync", &self.path, e))?;
+    /// The sync of the bytes that are staged now, for another thread.
+    pub fn sync(&self) -> StagedSync {
+        let (file, path, syncs) = (Arc::clone(&self.file), self.path.clone(), Arc::clone(&self.syncs));
+        StagedSync { file, path, bytes: self.written, syncs }
+    }
+
+    /// Moves the staged bytes to `target`, in this order: sync, rename, and the sync of the folder where that is wanted. After a power
+    /// cut the file is whole, or not there.
+    pub(super) fn move_to(self, target: &Path, durability: Durability) -> Result<(), StoreError> {
+        self.sync().run()?;
         self.lock.check()?;
-        disk::create_parent(target, self.lock.root())?;
+        // A later archive in the same folder may have to last.
+        disk::create_parent(target, self.lock.root(), Durability::Synced)?;
         disk::rename(&self.path, target)?;
-        disk::sync_folder_of(target)?;
+        if durability == Durability::Synced {
+            disk::sync_folder_of(target)?;
+        }
         disk::remove(&self.note_path)
     }
 
@@ -204,6 +217,41 @@ impl Staged {
         self.lock.check()?;
         disk::remove(&self.note_path)?;
         disk::remove(&self.path)
+    }
+}
+
+/// What is known of the syncs of a staged file.
+#[derive(Debug, Default)]
+struct Syncs {
+    /// The bytes, from the start, that are certain to be on the disk.
+    synced_bytes: AtomicU64,
+    /// The first failure. The system reports it to one sync, and the next one succeeds although bytes are lost.
+    failed: OnceLock<StoreError>,
+}
+
+/// A sync of the bytes that were staged at one moment.
+#[derive(Debug)]
+pub struct StagedSync {
+    file: Arc<File>,
+    path: PathBuf,
+    bytes: u64,
+    syncs: Arc<Syncs>,
+}
+
+impl StagedSync {
+    /// Writes the bytes to the disk, unless that is done. Blocks.
+    ///
+    /// # Errors
+    /// This sync of the file failed, or an earlier one.
+    pub fn run(&self) -> Result<(), StoreError> {
+        let Syncs { synced_bytes, failed } = &*self.syncs;
+        if synced_bytes.load(Ordering::Acquire) < self.bytes {
+            match self.file.sync_all() {
+                Ok(()) => drop(synced_bytes.fetch_max(self.bytes, Ordering::AcqRel)),
+                Err(error) => drop(failed.set(StoreError::io("sync", &self.path, error))),
+            }
+        }
+        failed.get().map_or(Ok(()), |failed| Err(failed.clone()))
     }
 }
 
@@ -236,5 +284,29 @@ impl Drop for Scratch {
         if let Err(error) = disk::remove_tree(&self.folder) {
             tracing::warn!(folder = %self.folder.display(), %error, "a scratch folder could not be removed; the next start removes it");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Local;
+
+    /// `fsync` reports the failure of a write once; the next one succeeds, and the bytes are lost all the same.
+    #[test]
+    fn an_archive_of_which_an_early_sync_failed_is_never_published() {
+        let folder = tempfile::tempdir().unwrap();
+        let (local, _records) = Local::open(folder.path(), Timestamp(0)).unwrap();
+        let mut staged = local.staging.stage("download").unwrap();
+        staged.append(b"archive").unwrap();
+        let target = folder.path().join("v1/blobs/sha256/aa/archive");
+
+        // A device that takes no sync.
+        let device = Arc::new(File::open("/dev/null").unwrap());
+        assert!(StagedSync { file: device, ..staged.sync() }.run().is_err());
+        let refused = staged.move_to(&target, Durability::Synced).unwrap_err();
+
+        assert!(refused.to_string().contains("could not sync"), "{refused}");
+        assert!(!target.exists());
     }
 }

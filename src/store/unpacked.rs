@@ -177,7 +177,7 @@ impl UnpackedTrees {
     ) -> Result<Seal, StoreError> {
         let tree = self.folder.join(&place);
         disk::create_folder_if_missing(&self.folder)?;
-        disk::create_parent(&tree, &self.folder)?;
+        disk::create_parent(&tree, &self.folder, Durability::Synced)?;
         let links = self.seal(&place)?.map(|seal| seal.links).unwrap_or_default();
         let open = Seal { tree: place, package_hash, entries: Vec::new(), used: now, links };
         self.write_seal(&open, Durability::Synced)?;
@@ -346,7 +346,7 @@ impl UnpackedTrees {
 
     fn write_seal(&self, seal: &Seal, durability: Durability) -> Result<(), StoreError> {
         let path = self.seal_path(&seal.tree);
-        disk::create_parent(&path, &self.folder)?;
+        disk::create_parent(&path, &self.folder, Durability::Synced)?;
         let text = serde_json::to_vec(seal).map_err(|e| StoreError::io("write", &path, e.into()))?;
         let scratch = self.staging.scratch()?;
         let temp_path = scratch.path().join("seal");
@@ -354,7 +354,7 @@ impl UnpackedTrees {
         disk::rename(&temp_path, &path)?;
         match durability {
             Durability::Synced => disk::sync_folder_of(&path),
-            Durability::Lazy => Ok(()),
+            Durability::Lazy | Durability::Copy => Ok(()),
         }
     }
 

@@ -69,7 +69,7 @@ fn publish(local: &Local, name: &str, bytes: &[u8]) -> Digest {
     let mut staged = local.staging.stage(name).unwrap();
     staged.append(bytes).unwrap();
     let (digest, _) = staged.hashes();
-    local.archives.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
+    local.archives.publish(Verified::by_digest(staged, digest, digest).unwrap(), Durability::Synced).unwrap();
     digest
 }
 
@@ -417,7 +417,7 @@ fn staged_archives_are_invisible_and_visible_ones_are_complete() {
     assert_eq!((staged.written(), staged.note().unwrap().etag.as_deref()), (9, Some("\"1\"")));
     staged.append(&bytes[9..]).unwrap();
     assert!(!archives.contains(&digest).unwrap());
-    archives.publish(Verified::by_digest(staged, digest, digest).unwrap()).unwrap();
+    archives.publish(Verified::by_digest(staged, digest, digest).unwrap(), Durability::Synced).unwrap();
     let blob = archives.open(&digest).unwrap().unwrap();
     assert_eq!((blob.size_bytes(), blob.read_all().unwrap()), (bytes.len() as u64, bytes.to_vec()));
     assert_eq!(blob.hashes().unwrap().0, digest);

@@ -19,7 +19,7 @@ use crate::mirror::archives::archive_request::{
 use crate::mirror::archives::unattended::ListedFill;
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::library::{Reservation, StoredArchive};
-use crate::store::{FileBytes, Intake, PieceReader, READ_BUFFER_BYTES, ReadShare, ResumeNote, Staged, StoreError};
+use crate::store::{Intake, PieceReader, READ_BUFFER_BYTES, ReadShare, ResumeNote, Staged, StoreError};
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::{IncomingFile, Validators};
 
@@ -315,7 +315,7 @@ impl DownloadWriter {
         self.staged.append(new).map_err(WriteStop::Disk)?;
         let written = self.staged.written();
         let (bytes, length) = (self.staged.bytes(), self.length);
-        self.write_back.after(written, &bytes);
+        self.write_back.after(&self.staged);
         if let Some(intake) = &self.intake {
             intake.staged(&bytes, written);
         }
@@ -367,15 +367,16 @@ struct WriteBack {
 }
 
 impl WriteBack {
-    fn after(&mut self, written: u64, bytes: &FileBytes) {
-        if written - self.written < WRITE_BACK_BYTES || self.in_progress.swap(true, Ordering::AcqRel) {
+    fn after(&mut self, staged: &Staged) {
+        if staged.written() - self.written < WRITE_BACK_BYTES || self.in_progress.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.written = written;
-        let (bytes, in_progress) = (bytes.clone(), Arc::clone(&self.in_progress));
+        self.written = staged.written();
+        let (sync, in_progress) = (staged.sync(), Arc::clone(&self.in_progress));
         let thread = std::thread::Builder::new().name("write-back".into());
         let started = thread.spawn(move || {
-            bytes.write_back();
+            // A failure is reported again when the file is published.
+            let _ = sync.run();
             in_progress.store(false, Ordering::Release);
         });
         // Without it, only the final sync takes longer.
@@ -401,7 +402,7 @@ pub async fn until_stored(
     loop {
         // The borrowed state may hold the file open, so it ends with this statement.
         match &*progress.borrow_and_update() {
-            FillProgress::Waiting => {}
+            FillProgress::Waiting | FillProgress::Verified { .. } => {}
             FillProgress::Streaming { written, length, .. } => report(*written, *length),
             FillProgress::Committed { bytes, archive } => return Ok(((**archive).clone(), bytes.is_some())),
             FillProgress::NotStored { error: reason, .. } | FillProgress::NoSpace(reason) => {
@@ -434,7 +435,9 @@ pub fn tail_stream(
                     (Some(bytes), written.min(before_the_tail), false)
                 }
                 FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes, true),
-                FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes, true),
+                FillProgress::Verified { bytes, size_bytes } | FillProgress::NotStored { bytes, size_bytes, .. } => {
+                    (Some(bytes), size_bytes, true)
+                }
                 FillProgress::NoSpace(_) => {
                     return Err(io::Error::other("the disk would not take it; the next request gets it without"));
                 }

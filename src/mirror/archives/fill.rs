@@ -68,7 +68,10 @@ impl Fill {
             FillProgress::Failed(error) if self.progress.receiver_count() == 0 => {
                 tracing::error!(package = %self.request.package, %error, "an archive without waiting clients could not be stored");
             }
-            FillProgress::Failed(_) | FillProgress::Waiting | FillProgress::Streaming { .. } => {}
+            FillProgress::Failed(_)
+            | FillProgress::Waiting
+            | FillProgress::Streaming { .. }
+            | FillProgress::Verified { .. } => {}
         }
         self.progress.send_replace(state);
         stored

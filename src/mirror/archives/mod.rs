@@ -239,7 +239,7 @@ impl Archives {
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
-                FillProgress::Waiting => {}
+                FillProgress::Waiting | FillProgress::Verified { .. } => {}
                 FillProgress::Streaming { written, length, .. } => {
                     let is_large = length.unwrap_or(written) > SMALL_ARCHIVE_BYTES;
                     if is_large && (length.is_some() || call.takes_unknown_length) {

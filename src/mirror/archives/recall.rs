@@ -70,9 +70,12 @@ impl VerifiedReader {
                     let length = Some(listed.size_bytes);
                     return Ok(opened.or_else(|| is_open.then_some(Archive::Arriving { progress, length })));
                 }
-                FillProgress::NotStored { size_bytes, .. } if call.urgency == Urgency::Request => {
+                FillProgress::Verified { size_bytes, .. } | FillProgress::NotStored { size_bytes, .. }
+                    if call.urgency == Urgency::Request =>
+                {
                     return Ok(Some(Archive::Arriving { progress, length: Some(size_bytes) }));
                 }
+                FillProgress::Verified { .. } => {}
                 FillProgress::NotStored { .. } | FillProgress::NoSpace(_) | FillProgress::Failed(_) => return Ok(None),
             }
             if progress.changed().await.is_err() {
@@ -153,6 +156,7 @@ async fn recall(
     }
     let verified = Verified::by_digest(staged, actual, digest)
         .map_err(|_| Error::Interrupted(format!("the archive of {artifact}")))?;
+    progress.send_replace(FillProgress::Verified { bytes: bytes.clone(), size_bytes });
     let listed = listed.clone();
     let kept = library.on_disk(move |library| {
         let kept = library.keep_copy(verified, now);

@@ -61,15 +61,15 @@ impl Library {
     pub fn keep_copy(&self, verified: Verified<Staged>, now: Timestamp) -> Result<(), StoreError> {
         let (digest, size_bytes) = (verified.digest(), verified.value().written());
         let _lock = self.catalog.digest_lock(&digest).lock();
-        self.publish(verified)?;
+        self.publish(verified, Durability::Copy)?;
         self.store.local.index.archive_stored(&digest, size_bytes, now);
         Ok(())
     }
 
     /// Makes a verified archive a file of this machine. The caller holds its digest lock.
-    pub(super) fn publish(&self, verified: Verified<Staged>) -> Result<(), StoreError> {
+    pub(super) fn publish(&self, verified: Verified<Staged>, durability: Durability) -> Result<(), StoreError> {
         let digest = verified.digest();
-        self.store.local.archives.publish(verified)?;
+        self.store.local.archives.publish(verified, durability)?;
         self.catalog.verified_since_start.lock().insert(digest);
         self.presence_changed(&digest);
         Ok(())

@@ -14,6 +14,11 @@ pub enum FillProgress {
         written: u64,
         length: Option<u64>,
     },
+    /// Verified. The larder keeps the archive elsewhere, and clients may have its last bytes while it is stored on this machine, too.
+    Verified {
+        bytes: FileBytes,
+        size_bytes: u64,
+    },
     /// Verified and stored.
     Committed {
         bytes: Option<FileBytes>,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::thread;
 
 use crate::address::{Artifact, ModulePackage, Package};
 use crate::clock::Timestamp;
@@ -35,19 +36,7 @@ impl Library {
         record_proof: impl FnOnce() -> Result<bool, StoreError>,
     ) -> Result<Option<StoredArchive>, StoreError> {
         let (digest, size_bytes, now) = (archive.digest, archive.size_bytes, archive.stored_at);
-        if let (Some(_), ArchiveBytes::Arrived(verified, _) | ArchiveBytes::Staged(verified)) =
-            (self.shared_archives(), &bytes)
-        {
-            // The disk writes while the bytes are sent.
-            let staged = verified.value().bytes();
-            drop(self.runtime.tasks.spawn_blocking(move || staged.write_back()));
-        }
-        let secured = match &bytes {
-            ArchiveBytes::Arrived(verified, intake) => intake.secure(&**verified),
-            ArchiveBytes::Staged(verified) => self.intake(digest).secure(&**verified),
-            ArchiveBytes::Stored => self.secure_stored(&digest),
-        };
-        let refusal = match secured {
+        let refusal = match self.secure(&digest, &bytes) {
             Ok(()) => None,
             Err(refusal @ StoreError::Bucket { .. }) if self.may_owe(&digest, size_bytes) => Some(refusal),
             Err(refusal @ StoreError::Bucket { .. }) => {
@@ -60,7 +49,8 @@ impl Library {
         let _lock = self.catalog.digest_lock(&digest).lock();
         let is_new = match bytes {
             ArchiveBytes::Staged(verified) | ArchiveBytes::Arrived(verified, _) => {
-                self.publish(*verified)?;
+                let is_copy = self.shared_archives().is_some() && refusal.is_none();
+                self.publish(*verified, if is_copy { Durability::Copy } else { Durability::Synced })?;
                 true
             }
             ArchiveBytes::Stored => false,
@@ -71,6 +61,24 @@ impl Library {
             self.store.local.index.archive_stored(&digest, size_bytes, now);
         }
         named
+    }
+
+    /// Secures the bytes of an archive where the larder keeps them. Where that is not this machine, the disk writes them meanwhile.
+    fn secure(&self, digest: &Digest, bytes: &ArchiveBytes) -> Result<(), StoreError> {
+        thread::scope(|threads| {
+            if let (Some(_), ArchiveBytes::Arrived(staged, _) | ArchiveBytes::Staged(staged)) =
+                (self.shared_archives(), bytes)
+            {
+                let sync = staged.value().sync();
+                // Without a thread the bytes are synced when they are published, where a failure is reported, too.
+                let _ = thread::Builder::new().name("write-back".into()).spawn_scoped(threads, move || sync.run());
+            }
+            match bytes {
+                ArchiveBytes::Arrived(verified, intake) => intake.secure(&**verified),
+                ArchiveBytes::Staged(verified) => self.intake(*digest).secure(&**verified),
+                ArchiveBytes::Stored => self.secure_stored(digest),
+            }
+        })
     }
 
     /// Begins to keep an archive of this digest, while it arrives.
