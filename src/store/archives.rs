@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::disk::{self, Quarantine};
 use super::locks::StoreLock;
-use super::{Blob, Durability, FileBytes, Staged, StoreError, Striped};
+use super::{Blob, Durability, FileBytes, FileIdentity, Staged, StoreError, Striped};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::verify::Verified;
@@ -197,8 +197,9 @@ impl LocalArchives {
         self.folder.join(&hex[..2]).join(hex)
     }
 
-    /// Makes a verified archive visible, in this order: sync, rename, and the sync of the folder unless it is a copy.
-    pub fn publish(&self, staged: Verified<Staged>, durability: Durability) -> Result<(), StoreError> {
+    /// Makes a verified archive visible, in this order: sync, rename, and the sync of the folder unless it is a copy. Returns the
+    /// identity of its file.
+    pub fn publish(&self, staged: Verified<Staged>, durability: Durability) -> Result<FileIdentity, StoreError> {
         let target = self.path(&staged.digest());
         staged.into_inner().move_to(&target, durability)
     }
@@ -246,7 +247,7 @@ impl LocalArchives {
     /// Quarantines an archive if it is still the opened one; returns true if it was.
     pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
         let Some(stored) = self.open(digest)? else { return Ok(false) };
-        if stored.device_and_inode()? != opened.device_and_inode()? {
+        if stored.identity() != opened.identity() {
             return Ok(false);
         }
         self.quarantine(digest)?;

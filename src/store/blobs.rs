@@ -15,7 +15,7 @@ use futures_util::{Stream, stream};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{StoreError, disk};
+use super::{FileIdentity, StoreError, disk};
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 
 /// The buffer size of one read, in bytes.
@@ -60,12 +60,14 @@ pub struct Blob {
     bytes: FileBytes,
     path: PathBuf,
     size_bytes: u64,
+    identity: FileIdentity,
 }
 
 impl Blob {
     pub(super) fn new(file: Arc<File>, path: PathBuf) -> Result<Self, StoreError> {
-        let size_bytes = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?.len();
-        Ok(Self { bytes: FileBytes { file }, path, size_bytes })
+        let metadata = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?;
+        let (size_bytes, identity) = (metadata.len(), disk::identity_in(&metadata));
+        Ok(Self { bytes: FileBytes { file }, path, size_bytes, identity })
     }
 
     /// Its size in bytes.
@@ -106,9 +108,9 @@ impl Blob {
         ReadCursor { reader, path, hasher: Hasher::new(), buffer: vec![0; READ_BUFFER_BYTES] }
     }
 
-    /// Device and inode: they differ for another file at the same path.
-    pub(super) fn device_and_inode(&self) -> Result<disk::Identity, StoreError> {
-        disk::identity(&self.bytes.file).map_err(|e| StoreError::io("look at", &self.path, e))
+    /// The identity of the file: another one at the same path has another.
+    pub fn identity(&self) -> FileIdentity {
+        self.identity
     }
 
     fn each_piece(&self, consume: impl FnMut(&[u8])) -> Result<(), StoreError> {

@@ -116,16 +116,20 @@ fn if_exists<T>(result: io::Result<T>, doing: &'static str, path: &Path) -> Resu
 }
 
 /// Device and inode: the identity of a file whatever its path.
-pub(super) type Identity = (u64, u64);
+pub type FileIdentity = (u64, u64);
 
-pub(super) fn identity(file: &File) -> io::Result<Identity> {
-    file.metadata().map(|meta| (meta.dev(), meta.ino()))
+pub(super) fn identity_in(metadata: &fs::Metadata) -> FileIdentity {
+    (metadata.dev(), metadata.ino())
+}
+
+pub(super) fn identity(file: &File) -> io::Result<FileIdentity> {
+    file.metadata().map(|metadata| identity_in(&metadata))
 }
 
 /// The identity of the file at a path; `None` if it does not exist.
-pub(super) fn identity_of(path: &Path) -> Result<Option<Identity>, StoreError> {
+pub(super) fn identity_of(path: &Path) -> Result<Option<FileIdentity>, StoreError> {
     let found = if_exists(fs::metadata(path), "look at", path)?;
-    Ok(found.map(|meta| (meta.dev(), meta.ino())))
+    Ok(found.as_ref().map(identity_in))
 }
 
 /// Opens a file for reading; `None` if it does not exist.

@@ -15,7 +15,7 @@ use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
-use super::disk::{self, Identity, LockKind};
+use super::disk::{self, FileIdentity, LockKind};
 use crate::place::Place;
 
 /// Size of the note in a lock file, in bytes. A shorter note ends in spaces.
@@ -117,7 +117,7 @@ pub(super) struct StoreLock(Arc<LockedFile>);
 struct LockedFile {
     root: PathBuf,
     path: PathBuf,
-    identity: Identity,
+    identity: FileIdentity,
     is_gone: AtomicBool,
     file: File,
     kind: LockKind,

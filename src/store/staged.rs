@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::blobs::{FileBytes, each_piece};
 use super::locks::StoreLock;
-use super::{Durability, StoreError, disk};
+use super::{Durability, FileIdentity, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
 
@@ -199,8 +199,9 @@ impl Staged {
     }
 
     /// Moves the staged bytes to `target`, in this order: sync, rename, and the sync of the folder where that is wanted. After a power
-    /// cut the file is whole, or not there.
-    pub(super) fn move_to(self, target: &Path, durability: Durability) -> Result<(), StoreError> {
+    /// cut the file is whole, or not there. Returns its identity.
+    pub(super) fn move_to(self, target: &Path, durability: Durability) -> Result<FileIdentity, StoreError> {
+        let identity = disk::identity(&self.file).map_err(|e| StoreError::io("look at", &self.path, e))?;
         self.sync().run()?;
         self.lock.check()?;
         // A later archive in the same folder may have to last.
@@ -209,7 +210,8 @@ impl Staged {
         if durability == Durability::Synced {
             disk::sync_folder_of(target)?;
         }
-        disk::remove(&self.note_path)
+        disk::remove(&self.note_path)?;
+        Ok(identity)
     }
 
     /// Removes the staging file and its note.

@@ -1,7 +1,7 @@
 //! The name records of packages: each lists the stored archives of one package and its pin. Also the locks of archives,
 //! and the generations that rendered answers depend on.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use crate::mirror::library::is_default;
 use crate::mirror::library::owed::OwedArchives;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::store::{
-    Durability, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, RecordAction, RecordStep, Store,
-    StoreError, Striped, to_json,
+    Durability, FileIdentity, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, RecordAction,
+    RecordStep, Store, StoreError, Striped, to_json,
 };
 use crate::verify::{PackageHashes, PackedTree, Proof, ProofBasis};
 
@@ -36,8 +36,9 @@ pub struct Catalog {
     /// Counters that grow when the file of an archive comes or goes. Addresses may share one, which only renders answers
     /// more often than needed.
     presence: Striped<AtomicU64>,
-    /// The archives that were compared with their digests since the start.
-    pub verified_since_start: Mutex<HashSet<Digest>>,
+    /// The files that were compared with the digests of their archives since the start. Another file of an archive, or one that a
+    /// request opened before it was replaced, is none of them.
+    pub checked_files: Mutex<HashMap<Digest, FileIdentity>>,
 }
 
 impl Catalog {
@@ -51,7 +52,7 @@ impl Catalog {
             store,
             digest_locks: Striped::default(),
             presence: Striped::default(),
-            verified_since_start: Mutex::default(),
+            checked_files: Mutex::default(),
         })
     }
 

@@ -69,8 +69,8 @@ impl Library {
     /// Makes a verified archive a file of this machine. The caller holds its digest lock.
     pub(super) fn publish(&self, verified: Verified<Staged>, durability: Durability) -> Result<(), StoreError> {
         let digest = verified.digest();
-        self.store.local.archives.publish(verified, durability)?;
-        self.catalog.verified_since_start.lock().insert(digest);
+        let file = self.store.local.archives.publish(verified, durability)?;
+        self.catalog.checked_files.lock().insert(digest, file);
         self.presence_changed(&digest);
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Library {
             }
             self.show_anew(artifact);
         }
-        self.catalog.verified_since_start.lock().remove(digest);
+        self.catalog.checked_files.lock().remove(digest);
         self.store.local.index.archive_gone(digest);
         self.presence_changed(digest);
     }
