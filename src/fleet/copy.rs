@@ -145,7 +145,7 @@ impl CopiedRecords {
         for _ in 0..MAX_ROUNDS {
             let marks = groups.marks.load(Ordering::Acquire);
             let before = self.index.copied_moment(group)?;
-            // Nothing was heard of a change: the short question.
+            // Nothing was heard of a change, so only the generation is asked for.
             if before.is_some() && groups.is_current(group) && before == Some(self.shared.moment(group)?) {
                 return Ok(());
             }

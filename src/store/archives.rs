@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::disk::{self, Quarantine};
 use super::locks::StoreLock;
-use super::{Blob, Durability, FileBytes, FileIdentity, Staged, StoreError, Striped};
+use super::{Blob, Durability, FileBytes, FileVersion, Staged, StoreError, Striped};
 use crate::clock::Timestamp;
 use crate::digest::Digest;
 use crate::verify::Verified;
@@ -127,7 +127,7 @@ impl ArchiveFile for Blob {
     }
 }
 
-/// Archives that are kept on this machine: publishing makes them durable.
+/// Archives that are kept on this machine: publishing syncs them and their folder.
 #[derive(Debug)]
 pub(super) struct OnThisMachine;
 
@@ -198,10 +198,18 @@ impl LocalArchives {
     }
 
     /// Makes a verified archive visible, in this order: sync, rename, and the sync of the folder unless it is a copy. Returns the
-    /// identity of its file.
-    pub fn publish(&self, staged: Verified<Staged>, durability: Durability) -> Result<FileIdentity, StoreError> {
+    /// version of its file.
+    pub fn publish(&self, staged: Verified<Staged>, durability: Durability) -> Result<FileVersion, StoreError> {
         let target = self.path(&staged.digest());
         staged.into_inner().move_to(&target, durability)
+    }
+
+    /// Makes a visible archive survive a power cut, with its folder. One that is not here is no error.
+    pub fn sync(&self, digest: &Digest) -> Result<(), StoreError> {
+        let path = self.path(digest);
+        let Some(file) = self.lock.if_ours(disk::open(&path))? else { return Ok(()) };
+        file.sync_all().map_err(|e| StoreError::io("sync", &path, e))?;
+        disk::sync_folder_of(&path)
     }
 
     /// Opens an archive; `None` if it is not here.
@@ -247,7 +255,7 @@ impl LocalArchives {
     /// Quarantines an archive if it is still the opened one; returns true if it was.
     pub fn quarantine_unless_replaced(&self, digest: &Digest, opened: &Blob) -> Result<bool, StoreError> {
         let Some(stored) = self.open(digest)? else { return Ok(false) };
-        if stored.identity() != opened.identity() {
+        if !stored.version().is_of_same_file(&opened.version()) {
             return Ok(false);
         }
         self.quarantine(digest)?;

@@ -15,7 +15,8 @@ use futures_util::{Stream, stream};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{FileIdentity, StoreError, disk};
+use super::StoreError;
+use super::disk::FileVersion;
 use crate::digest::{Digest, FastHash, FastHasher, Hasher};
 
 /// The buffer size of one read, in bytes.
@@ -46,6 +47,14 @@ impl FileBytes {
         tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
     }
 
+    /// Reads the first `length` bytes. Blocks.
+    pub fn read_first(&self, length: u64) -> Result<Vec<u8>, StoreError> {
+        let mut content = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+        let read = self.file.read_exact_at(&mut content, 0);
+        read.map_err(|e| StoreError::io("read", Path::new("the staged bytes"), e))?;
+        Ok(content)
+    }
+
     /// Hashes the whole file as it is on disk now. Blocks.
     pub fn fast_hash(&self) -> Result<FastHash, StoreError> {
         let mut hasher = FastHasher::new();
@@ -59,20 +68,18 @@ impl FileBytes {
 pub struct Blob {
     bytes: FileBytes,
     path: PathBuf,
-    size_bytes: u64,
-    identity: FileIdentity,
+    version: FileVersion,
 }
 
 impl Blob {
     pub(super) fn new(file: Arc<File>, path: PathBuf) -> Result<Self, StoreError> {
-        let metadata = file.metadata().map_err(|e| StoreError::io("look at", &path, e))?;
-        let (size_bytes, identity) = (metadata.len(), disk::identity_in(&metadata));
-        Ok(Self { bytes: FileBytes { file }, path, size_bytes, identity })
+        let version = FileVersion::of(&file).map_err(|e| StoreError::io("look at", &path, e))?;
+        Ok(Self { bytes: FileBytes { file }, path, version })
     }
 
     /// Its size in bytes.
     pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.version.size_bytes()
     }
 
     /// Its bytes, for reads at offsets.
@@ -82,7 +89,7 @@ impl Blob {
 
     /// Reads the whole archive into memory.
     pub fn read_all(&self) -> Result<Vec<u8>, StoreError> {
-        let mut contents = vec![0; usize::try_from(self.size_bytes).unwrap_or(usize::MAX)];
+        let mut contents = vec![0; usize::try_from(self.size_bytes()).unwrap_or(usize::MAX)];
         let read = self.bytes.file.read_exact_at(&mut contents, 0);
         read.map_err(|e| StoreError::io("read", &self.path, e))?;
         Ok(contents)
@@ -108,9 +115,9 @@ impl Blob {
         ReadCursor { reader, path, hasher: Hasher::new(), buffer: vec![0; READ_BUFFER_BYTES] }
     }
 
-    /// The identity of the file: another one at the same path has another.
-    pub fn identity(&self) -> FileIdentity {
-        self.identity
+    /// The version of the file when it was opened.
+    pub fn version(&self) -> FileVersion {
+        self.version
     }
 
     fn each_piece(&self, consume: impl FnMut(&[u8])) -> Result<(), StoreError> {
@@ -119,7 +126,7 @@ impl Blob {
 
     /// A reader over the whole archive, with its own position.
     pub fn reader(&self) -> impl Read + Seek + use<> {
-        ReaderAt { file: Arc::clone(&self.bytes.file), position: 0, size_bytes: self.size_bytes }
+        ReaderAt { file: Arc::clone(&self.bytes.file), position: 0, size_bytes: self.size_bytes() }
     }
 
     /// Streams the bytes of `range`, within the limits of `memory`. Ends with an error if the file ends early.

@@ -116,14 +116,42 @@ fn if_exists<T>(result: io::Result<T>, doing: &'static str, path: &Path) -> Resu
 }
 
 /// Device and inode: the identity of a file whatever its path.
-pub type FileIdentity = (u64, u64);
-
-pub(super) fn identity_in(metadata: &fs::Metadata) -> FileIdentity {
-    (metadata.dev(), metadata.ino())
-}
+pub(super) type FileIdentity = (u64, u64);
 
 pub(super) fn identity(file: &File) -> io::Result<FileIdentity> {
     file.metadata().map(|metadata| identity_in(&metadata))
+}
+
+fn identity_in(metadata: &fs::Metadata) -> FileIdentity {
+    (metadata.dev(), metadata.ino())
+}
+
+/// A file with its contents, as far as the system tells: its identity, its size in bytes, and the time of its last change in seconds and
+/// nanoseconds. Another file at the same path has another version, and so has one that somebody wrote to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileVersion {
+    identity: FileIdentity,
+    size_bytes: u64,
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    pub(super) fn of(file: &File) -> io::Result<Self> {
+        file.metadata().map(|metadata| Self {
+            identity: identity_in(&metadata),
+            size_bytes: metadata.len(),
+            changed: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// True for a version of the same file.
+    pub(super) fn is_of_same_file(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
 }
 
 /// The identity of the file at a path; `None` if it does not exist.

@@ -47,7 +47,7 @@ use self::archives::OnThisMachine;
 pub use self::archives::{ArchiveFile, Archives, ArrivingBytes, Intake, LocalArchives, SharedArchives};
 pub use self::blobs::{Blob, FileBytes, PieceReader, READ_BUFFER_BYTES, ReadBudget, ReadCursor, ReadGrant, ReadShare};
 pub use self::contact::{Contact, Standing};
-pub use self::disk::{DiskSpace, FileIdentity};
+pub use self::disk::{DiskSpace, FileVersion};
 pub use self::examine::{StoreFindings, TokenFile};
 pub use self::fleet::{Fleet, ReplicaAmounts, Unreached};
 pub use self::fleet_alarms::{FleetAlarm, FleetAlarmKind, FleetEvents};

@@ -39,7 +39,8 @@ pub enum Durability {
     Lazy,
     /// The file and its folder entry are synced first.
     Synced,
-    /// A copy of what all replicas keep elsewhere: nothing waits for the disk, not even a new folder.
+    /// A copy of what all replicas keep elsewhere. A record does not wait for the disk, not even for a new folder; the bytes of an archive
+    /// are synced, its place is not.
     Copy,
 }
 

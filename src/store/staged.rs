@@ -5,14 +5,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::blobs::{FileBytes, each_piece};
 use super::locks::StoreLock;
-use super::{Durability, FileIdentity, StoreError, disk};
+use super::{Durability, FileVersion, StoreError, disk};
 use crate::clock::Timestamp;
 use crate::digest::{Digest, FastHash, Hasher};
 
@@ -108,7 +108,7 @@ pub struct Staged {
     /// Disk space reserved, in bytes.
     reserved_bytes: u64,
     lock: StoreLock,
-    syncs: Arc<Syncs>,
+    syncs: Arc<Mutex<Syncs>>,
 }
 
 impl Drop for Staged {
@@ -199,19 +199,19 @@ impl Staged {
     }
 
     /// Moves the staged bytes to `target`, in this order: sync, rename, and the sync of the folder where that is wanted. After a power
-    /// cut the file is whole, or not there. Returns its identity.
-    pub(super) fn move_to(self, target: &Path, durability: Durability) -> Result<FileIdentity, StoreError> {
-        let identity = disk::identity(&self.file).map_err(|e| StoreError::io("look at", &self.path, e))?;
+    /// cut the file is whole, or not there. Returns its version.
+    pub(super) fn move_to(self, target: &Path, durability: Durability) -> Result<FileVersion, StoreError> {
         self.sync().run()?;
+        let version = FileVersion::of(&self.file).map_err(|e| StoreError::io("look at", &self.path, e))?;
         self.lock.check()?;
-        // A later archive in the same folder may have to last.
+        // A later archive in the same folder may have to survive a power cut.
         disk::create_parent(target, self.lock.root(), Durability::Synced)?;
         disk::rename(&self.path, target)?;
         if durability == Durability::Synced {
             disk::sync_folder_of(target)?;
         }
         disk::remove(&self.note_path)?;
-        Ok(identity)
+        Ok(version)
     }
 
     /// Removes the staging file and its note.
@@ -226,9 +226,9 @@ impl Staged {
 #[derive(Debug, Default)]
 struct Syncs {
     /// The bytes, from the start, that are certain to be on the disk.
-    synced_bytes: AtomicU64,
+    synced_bytes: u64,
     /// The first failure. The system reports it to one sync, and the next one succeeds although bytes are lost.
-    failed: OnceLock<StoreError>,
+    failed: Option<StoreError>,
 }
 
 /// A sync of the bytes that were staged at one moment.
@@ -237,23 +237,34 @@ pub struct StagedSync {
     file: Arc<File>,
     path: PathBuf,
     bytes: u64,
-    syncs: Arc<Syncs>,
+    syncs: Arc<Mutex<Syncs>>,
 }
 
 impl StagedSync {
-    /// Writes the bytes to the disk, unless that is done. Blocks.
+    /// Writes the bytes to the disk, unless that is done. Where it fails, the file is removed: nobody may resume a download whose bytes
+    /// are lost. Blocks.
     ///
     /// # Errors
     /// This sync of the file failed, or an earlier one.
     pub fn run(&self) -> Result<(), StoreError> {
-        let Syncs { synced_bytes, failed } = &*self.syncs;
-        if synced_bytes.load(Ordering::Acquire) < self.bytes {
-            match self.file.sync_all() {
-                Ok(()) => drop(synced_bytes.fetch_max(self.bytes, Ordering::AcqRel)),
-                Err(error) => drop(failed.set(StoreError::io("sync", &self.path, error))),
-            }
+        // One at a time, or another one would succeed before the failure of this one is noted.
+        let mut syncs = self.syncs.lock();
+        if let Some(failed) = &syncs.failed {
+            return Err(failed.clone());
         }
-        failed.get().map_or(Ok(()), |failed| Err(failed.clone()))
+        if syncs.synced_bytes >= self.bytes {
+            return Ok(());
+        }
+        if let Err(error) = self.file.sync_all() {
+            let failed = StoreError::io("sync", &self.path, error);
+            syncs.failed = Some(failed.clone());
+            if let Err(error) = disk::remove(&self.path) {
+                tracing::error!(%error, "a download whose bytes are lost stays in staging");
+            }
+            return Err(failed);
+        }
+        syncs.synced_bytes = self.bytes;
+        Ok(())
     }
 }
 
@@ -310,5 +321,6 @@ mod tests {
 
         assert!(refused.to_string().contains("could not sync"), "{refused}");
         assert!(!target.exists());
+        assert_eq!(local.staging.stage("download").unwrap().written(), 0, "the next download begins anew");
     }
 }

@@ -186,20 +186,26 @@ async fn many_clients_that_find_a_damaged_archive_share_one_fetch() {
     }
 }
 
-/// Promise 10: that a file was checked says nothing of another one in its place.
+/// Promise 10: that a file was checked says nothing of another one in its place, and nothing of what was written to it since.
 #[tokio::test]
 async fn a_damaged_file_in_the_place_of_a_checked_one_is_not_served() {
     let upstream = upstream_with_small_and_large().await;
-    let (folder, path) = closed_store_with_archive(&upstream, "large").await;
-    let larder = mirroring(&upstream, &folder).start().await;
-    larder.get(&path).await.expect(200);
-    let (stored, restored) = (folder.blobs().remove(0), folder.path().join("restored"));
-    std::fs::copy(&stored, &restored).unwrap();
-    flip_the_middle(&restored);
-    std::fs::rename(&restored, &stored).unwrap();
+    for is_moved in [true, false] {
+        let (folder, path) = closed_store_with_archive(&upstream, "large").await;
+        let larder = mirroring(&upstream, &folder).start().await;
+        larder.get(&path).await.expect(200);
+        let (stored, restored) = (folder.blobs().remove(0), folder.path().join("restored"));
+        std::fs::copy(&stored, &restored).unwrap();
+        flip_the_middle(&restored);
+        if is_moved {
+            std::fs::rename(&restored, &stored).unwrap();
+        } else {
+            std::fs::copy(&restored, &stored).unwrap();
+        }
 
-    assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "large"));
-    assert_eq!(folder.files("aside").len(), 1);
+        assert!(larder.get(&path).await.expect(200).body == bytes(&upstream, "large"), "moved: {is_moved}");
+        assert_eq!(folder.files("aside").len(), 1, "moved: {is_moved}");
+    }
 }
 
 /// Promise 10: a quarantined file is preserved for a week from then on, however old the archive was.

@@ -429,15 +429,13 @@ pub fn tail_stream(
         loop {
             let state = progress.borrow_and_update().clone();
             let (bytes, limit, is_whole) = match state {
-                FillProgress::Waiting => (None, 0, false),
+                FillProgress::Waiting | FillProgress::Verified { .. } => (None, 0, false),
                 FillProgress::Streaming { bytes, written, .. } => {
                     let before_the_tail = announced.unwrap_or(written).saturating_sub(TAIL_BYTES);
                     (Some(bytes), written.min(before_the_tail), false)
                 }
                 FillProgress::Committed { bytes, archive } => (bytes, archive.size_bytes, true),
-                FillProgress::Verified { bytes, size_bytes } | FillProgress::NotStored { bytes, size_bytes, .. } => {
-                    (Some(bytes), size_bytes, true)
-                }
+                FillProgress::NotStored { bytes, size_bytes, .. } => (Some(bytes), size_bytes, true),
                 FillProgress::NoSpace(_) => {
                     return Err(io::Error::other("the disk would not take it; the next request gets it without"));
                 }

@@ -239,6 +239,7 @@ impl Archives {
         loop {
             let state = progress.borrow_and_update().clone();
             match state {
+                // Only an archive from where all replicas keep it is verified before it is stored.
                 FillProgress::Waiting | FillProgress::Verified { .. } => {}
                 FillProgress::Streaming { written, length, .. } => {
                     let is_large = length.unwrap_or(written) > SMALL_ARCHIVE_BYTES;

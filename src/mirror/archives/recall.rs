@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::sync::watch;
 
@@ -21,6 +22,7 @@ use crate::mirror::effects::Effects;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::fill_progress::FillProgress;
 use crate::mirror::{Library, RequestContext, SMALL_ARCHIVE_BYTES, Urgency};
+use crate::store::FileBytes;
 use crate::upstream::error::{Fault, UpstreamError};
 use crate::upstream::request::{IncomingFile, Validators};
 use crate::verify::Verified;
@@ -70,9 +72,10 @@ impl VerifiedReader {
                     let length = Some(listed.size_bytes);
                     return Ok(opened.or_else(|| is_open.then_some(Archive::Arriving { progress, length })));
                 }
-                FillProgress::Verified { size_bytes, .. } | FillProgress::NotStored { size_bytes, .. }
-                    if call.urgency == Urgency::Request =>
-                {
+                FillProgress::Verified { content: bytes } if call.urgency == Urgency::Request => {
+                    return Ok(Some(Archive::InMemory { bytes, digest, stored: Some(listed.first_stored()) }));
+                }
+                FillProgress::NotStored { size_bytes, .. } if call.urgency == Urgency::Request => {
                     return Ok(Some(Archive::Arriving { progress, length: Some(size_bytes) }));
                 }
                 FillProgress::Verified { .. } => {}
@@ -100,7 +103,7 @@ impl VerifiedReader {
                 self.runtime.tasks.spawn(async move {
                     let permit = reader.recall_permits.acquire().await;
                     let counted = FillGauge::new(&library.runtime.counters.fills);
-                    let state = recall(&library, &artifact, &listed, object, &sender, now).await;
+                    let state = reader.recall(&artifact, &listed, object, &sender, now).await;
                     drop((permit, counted));
                     let state = state.unwrap_or_else(|error| {
                         tracing::error!(package = %artifact, digest = %listed.digest, %error, "an archive could not be had from the bucket; upstream is asked");
@@ -118,61 +121,82 @@ impl VerifiedReader {
     }
 }
 
-async fn recall(
-    library: &Arc<Library>,
-    artifact: &Artifact,
-    listed: &StoredArchive,
-    object: String,
-    progress: &watch::Sender<FillProgress>,
-    now: Timestamp,
-) -> Result<FillProgress, Error> {
-    let digest = listed.digest;
-    // Bytes of another object are not resumed.
-    let stage_name = format!("{digest}~{}", FastHash::of(object.as_bytes()));
-    let mut source = BucketSource::new(library, artifact, listed, object);
-    let mut reservation = library.reservation();
-    let download = Download {
-        library,
-        source: &mut source,
-        stage_name: &stage_name,
-        reservation: &mut reservation,
-        expected_bytes: listed.size_bytes,
-        is_verified_by_digest: true,
-        intake: None,
-        progress: Some(progress),
-        listed_fill: None,
-    };
-    let staged = download.run().await?;
-    let ((actual, fast), bytes, size_bytes) = (staged.hashes(), staged.bytes(), staged.written());
-    if actual != digest {
-        library.discard_staged(staged).await?;
-        let reason = format!("its bytes have SHA-256 {actual}");
-        return Err(match source.first_byte {
-            Some(0) => source.contradiction(&reason),
-            // The bytes of an earlier process may be the wrong ones.
-            _ => source.failed(Fault::Unusable(format!("{}, where {reason}", source.object))),
+impl VerifiedReader {
+    async fn recall(
+        &self,
+        artifact: &Artifact,
+        listed: &StoredArchive,
+        object: String,
+        progress: &watch::Sender<FillProgress>,
+        now: Timestamp,
+    ) -> Result<FillProgress, Error> {
+        let (library, digest) = (&self.library, listed.digest);
+        // An earlier recall may have ended after its caller looked for the file.
+        if library.on_disk(move |library| library.is_here(&digest)).await? {
+            return Ok(FillProgress::Committed { bytes: None, archive: Box::new(listed.clone()) });
         }
-        .into());
-    }
-    let verified = Verified::by_digest(staged, actual, digest)
-        .map_err(|_| Error::Interrupted(format!("the archive of {artifact}")))?;
-    progress.send_replace(FillProgress::Verified { bytes: bytes.clone(), size_bytes });
-    let listed = listed.clone();
-    let kept = library.on_disk(move |library| {
-        let kept = library.keep_copy(verified, now);
-        drop(reservation);
-        library.enforce_size_limit();
-        match kept {
-            Ok(()) => Ok(FillProgress::Committed { bytes: Some(bytes), archive: Box::new(listed) }),
-            // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
-            Err(error) if bytes.fast_hash()? == fast => {
-                library.count_not_stored(ObjectKind::Archive, &error);
-                Ok(FillProgress::NotStored { bytes, size_bytes, error })
+        // Bytes of another object are not resumed.
+        let stage_name = format!("{digest}~{}", FastHash::of(object.as_bytes()));
+        let mut source = BucketSource::new(library, artifact, listed, object);
+        let mut reservation = library.reservation();
+        let download = Download {
+            library,
+            source: &mut source,
+            stage_name: &stage_name,
+            reservation: &mut reservation,
+            expected_bytes: listed.size_bytes,
+            is_verified_by_digest: true,
+            intake: None,
+            progress: Some(progress),
+            listed_fill: None,
+        };
+        let staged = download.run().await?;
+        let ((actual, fast), bytes, size_bytes) = (staged.hashes(), staged.bytes(), staged.written());
+        if actual != digest {
+            library.discard_staged(staged).await?;
+            let reason = format!("its bytes have SHA-256 {actual}");
+            return Err(match source.first_byte {
+                Some(0) => source.contradiction(&reason),
+                // The bytes of an earlier process may be the wrong ones.
+                _ => source.failed(Fault::Unusable(format!("{}, where {reason}", source.object))),
             }
-            Err(error) => Err(error),
+            .into());
         }
-    });
-    kept.await
+        let verified = Verified::by_digest(staged, actual, digest)
+            .map_err(|_| Error::Interrupted(format!("the archive of {artifact}")))?;
+        if let Some(content) = self.verified_content(&bytes, listed).await? {
+            progress.send_replace(FillProgress::Verified { content });
+        }
+        let listed = listed.clone();
+        let kept = library.on_disk(move |library| {
+            let kept = library.keep_copy(verified, now);
+            drop(reservation);
+            library.enforce_size_limit();
+            match kept {
+                Ok(()) => Ok(FillProgress::Committed { bytes: Some(bytes), archive: Box::new(listed) }),
+                // A disk that failed to write may have lost earlier data, so the bytes are hashed once more.
+                Err(error) if bytes.fast_hash()? == fast => {
+                    library.count_not_stored(ObjectKind::Archive, &error);
+                    Ok(FillProgress::NotStored { bytes, size_bytes, error })
+                }
+                Err(error) => Err(error),
+            }
+        });
+        kept.await
+    }
+
+    /// The content of a small archive that was verified as it arrived, in memory; `None` for a large one, or where there is no memory for
+    /// it, or where the disk gives other bytes back.
+    async fn verified_content(&self, staged: &FileBytes, listed: &StoredArchive) -> Result<Option<Bytes>, Error> {
+        if listed.size_bytes > SMALL_ARCHIVE_BYTES {
+            return Ok(None);
+        }
+        let Some(grant) = self.small.reserve(listed.size_bytes) else { return Ok(None) };
+        let (staged, size_bytes) = (staged.clone(), listed.size_bytes);
+        let read = self.library.on_disk(move |_| staged.read_first(size_bytes)).await?;
+        let is_right = FastHash::of(&read) == listed.fast;
+        Ok(is_right.then(|| self.small.share(listed.digest, read, grant)))
+    }
 }
 
 /// The object of an archive, and the state of its download.

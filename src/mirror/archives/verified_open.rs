@@ -22,21 +22,21 @@ use crate::mirror::library::{StoredArchive, default_if_store_unavailable};
 use crate::mirror::runtime::TtlCache;
 use crate::mirror::single_flight::{SharedResult, SingleFlights};
 use crate::mirror::{Library, RequestContext, Runtime, SMALL_ARCHIVE_BYTES};
-use crate::store::{Blob, FileIdentity, ReadBudget, ReadGrant};
+use crate::store::{Blob, FileVersion, ReadBudget, ReadGrant};
 
 /// Opens stored archives and checks them.
 #[derive(Debug)]
 pub struct VerifiedReader {
     pub runtime: Arc<Runtime>,
     pub library: Arc<Library>,
-    check_flights: SingleFlights<FileIdentity, SharedResult<Result<bool, Error>>>,
+    check_flights: SingleFlights<(Digest, FileVersion), SharedResult<Result<bool, Error>>>,
     pub(super) recall_flights: SingleFlights<Digest, watch::Receiver<FillProgress>>,
     /// The archives that could not be had from where all replicas keep them, for a while.
     pub(super) not_recalled: TtlCache<Digest, ()>,
     /// The recalls at a time.
     pub(super) recall_permits: Arc<Semaphore>,
     recently_used: TtlCache<Digest, ()>,
-    small: SmallCopies,
+    pub(super) small: SmallCopies,
 }
 
 impl VerifiedReader {
@@ -150,23 +150,25 @@ impl VerifiedReader {
         }
         let is_small = blob.size_bytes() <= SMALL_ARCHIVE_BYTES;
         // A request may have opened a damaged file before another one found that and a good one took its place.
-        let (digest, file) = (archive.digest, blob.identity());
+        let (digest, file) = (archive.digest, blob.version());
         let is_checked = || self.library.catalog.checked_files.lock().get(&digest) == Some(&file);
         if !is_small && (effects == Effects::None || is_checked()) {
             return Ok(true);
         }
         let expected = archive.fast;
         let if_task_dies = Err(Error::Interrupted("the check of an archive".into()));
-        let check = self.check_flights.join_or_spawn(effects, &self.runtime.tasks, file, if_task_dies, || {
-            let (reader, blob) = (Arc::clone(self), blob.clone());
-            async move {
-                let right = reader.library.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
-                if right && !is_small {
-                    reader.library.catalog.checked_files.lock().insert(digest, file);
+        let check =
+            self.check_flights.join_or_spawn(effects, &self.runtime.tasks, (digest, file), if_task_dies, || {
+                let (reader, blob) = (Arc::clone(self), blob.clone());
+                async move {
+                    let right =
+                        reader.library.on_disk(move |_| unless_damaged(blob.fast_hash())).await? == Some(expected);
+                    if right && !is_small {
+                        reader.library.catalog.checked_files.lock().insert(digest, file);
+                    }
+                    Ok(right)
                 }
-                Ok(right)
-            }
-        });
+            });
         check.await
     }
 

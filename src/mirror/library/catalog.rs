@@ -19,7 +19,7 @@ use crate::mirror::library::is_default;
 use crate::mirror::library::owed::OwedArchives;
 use crate::mirror::library::pins::{PinChange, PinOutcome, PinResult};
 use crate::store::{
-    Durability, FileIdentity, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, RecordAction,
+    Durability, FileVersion, GroupRef, IndexEntry, IndexedName, Key, ListedArchive, NameCursor, RecordAction,
     RecordStep, Store, StoreError, Striped, to_json,
 };
 use crate::verify::{PackageHashes, PackedTree, Proof, ProofBasis};
@@ -36,9 +36,8 @@ pub struct Catalog {
     /// Counters that grow when the file of an archive comes or goes. Addresses may share one, which only renders answers
     /// more often than needed.
     presence: Striped<AtomicU64>,
-    /// The files that were compared with the digests of their archives since the start. Another file of an archive, or one that a
-    /// request opened before it was replaced, is none of them.
-    pub checked_files: Mutex<HashMap<Digest, FileIdentity>>,
+    /// Of each archive the file that was compared with its digest since the start. A request may have opened another one before that.
+    pub checked_files: Mutex<HashMap<Digest, FileVersion>>,
 }
 
 impl Catalog {

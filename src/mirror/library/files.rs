@@ -60,6 +60,8 @@ impl Library {
     /// Makes a verified archive that has its name already a file of this machine. Blocks.
     pub fn keep_copy(&self, verified: Verified<Staged>, now: Timestamp) -> Result<(), StoreError> {
         let (digest, size_bytes) = (verified.digest(), verified.value().written());
+        // Who finds the file missing waits for the lock.
+        verified.value().sync().run()?;
         let _lock = self.catalog.digest_lock(&digest).lock();
         self.publish(verified, Durability::Copy)?;
         self.store.local.index.archive_stored(&digest, size_bytes, now);

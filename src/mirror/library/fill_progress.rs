@@ -1,5 +1,7 @@
 //! The state of a fill, as those see it who wait for it.
 
+use bytes::Bytes;
+
 use crate::error::Error;
 use crate::mirror::library::StoredArchive;
 use crate::store::{FileBytes, StoreError};
@@ -14,10 +16,9 @@ pub enum FillProgress {
         written: u64,
         length: Option<u64>,
     },
-    /// Verified. The larder keeps the archive elsewhere, and clients may have its last bytes while it is stored on this machine, too.
+    /// A small archive from where all replicas keep it, verified. This machine stores it while clients get it from memory.
     Verified {
-        bytes: FileBytes,
-        size_bytes: u64,
+        content: Bytes,
     },
     /// Verified and stored.
     Committed {

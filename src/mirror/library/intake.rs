@@ -21,7 +21,7 @@ use crate::verify::{PackageLimits, PackedTree, ProofBasis, Verified, package_has
 pub(super) const MAX_CONCURRENT_HASHING: usize = 2;
 
 impl Library {
-    /// Commits a verified archive, each step synced with its folder: the bytes, the record that proves them, the name. Before
+    /// Commits a verified archive, each step durable where the larder keeps it: the bytes, the record that proves them, the name. Before
     /// any lock is taken, the bytes are secured where the larder keeps them; if that place refuses them, a receipt of this machine
     /// stands for the name until they are sent.
     /// Only now is the archive committed, and the index is updated (promise 9). No other code has this order.
@@ -227,7 +227,7 @@ impl Library {
         Ok(())
     }
 
-    /// Commits a packed archive in this order, each step synced: first-seen record, blob, name. Only then the index is
+    /// Commits a packed archive in this order, each step durable: first-seen record, blob, name. Only then the index is
     /// updated (promise 9).
     pub fn commit_module(
         &self,

@@ -385,6 +385,8 @@ impl Library {
         let digest = archive.digest;
         tracing::warn!(package = %artifact, %digest, error = %refusal, to_do = refusal.remedy(),
             "an archive is served from here, and owed to the bucket");
+        // It may have been published as a copy, and is the only one now.
+        self.store.local.archives.sync(&digest)?;
         self.catalog.owed.note(artifact, &archive, refusal, self.most_owed_bytes())?;
         self.store.local.index.archive_stored(&digest, archive.size_bytes, archive.stored_at);
         self.show_anew(artifact);
