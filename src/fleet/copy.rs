@@ -31,6 +31,8 @@ use crate::store::{
 
 /// The names that are copied when they are read together. Of more, only the bytes are asked for.
 const FEW_NAMES: usize = 20;
+/// The time that a change waits for those of this replica before it. Longer than one of them may take.
+const WRITE_WAIT: Duration = Duration::from_secs(2);
 /// The rounds that a read tries, while the group changes under it.
 const MAX_ROUNDS: usize = 10;
 
@@ -117,13 +119,19 @@ impl CopiedRecords {
 
     /// Brings a group up to date, unless it is current.
     fn ensure(&self, group: &RecordGroup) -> Result<(), StoreError> {
-        let groups = self.groups.of(&group.as_ref());
-        // An index that was lost meanwhile has no copy, and one of another life is none.
-        let is_of_life = |at| self.shared.is_of_known_life(at);
-        if groups.is_current(group) && self.index.copied_moment(group)?.is_some_and(is_of_life) {
+        if self.is_current(group)? {
             return Ok(());
         }
-        self.bring_up_to_date(group)
+        // A change that is being applied is here in a moment, and the database would be asked for all of the group.
+        drop(self.groups.of(&group.as_ref()).applying.lock());
+        if self.is_current(group)? { Ok(()) } else { self.bring_up_to_date(group) }
+    }
+
+    fn is_current(&self, group: &RecordGroup) -> Result<bool, StoreError> {
+        // An index that was lost meanwhile has no copy, and one of another life is none.
+        let is_of_life = |at| self.shared.is_of_known_life(at);
+        let is_current = self.groups.of(&group.as_ref()).is_current(group);
+        Ok(is_current && self.index.copied_moment(group)?.is_some_and(is_of_life))
     }
 
     /// True for a copy without a change of which this replica has heard.
@@ -150,16 +158,26 @@ impl CopiedRecords {
                 return Ok(());
             }
             let delta = self.shared.delta(group, before)?;
-            if before == Some(delta.at) || self.apply_delta(group, before, delta)? {
+            if before == Some(delta.at) {
                 groups.make_current(group, marks);
+                return Ok(());
+            }
+            if self.apply_delta(group, before, delta, marks)? {
                 return Ok(());
             }
         }
         Err(StoreError::Busy(group.to_string()))
     }
 
-    /// Applies what changed since `before`, if the copy is still that one. Returns true if it was.
-    fn apply_delta(&self, group: &RecordGroup, before: Option<Moment>, delta: Delta) -> Result<bool, StoreError> {
+    /// Applies what changed since `before`, if the copy is still that one. Returns true if it was; then it is current, unless it became old
+    /// since `marks`.
+    fn apply_delta(
+        &self,
+        group: &RecordGroup,
+        before: Option<Moment>,
+        delta: Delta,
+        marks: u64,
+    ) -> Result<bool, StoreError> {
         let groups = self.groups.of(&group.as_ref());
         let _applying = groups.applying.lock();
         if self.index.copied_moment(group)? != before {
@@ -206,20 +224,25 @@ impl CopiedRecords {
             changes.push(Change { key, action, entry });
         }
         self.replace(group, delta.at, &changes, &notes)?;
+        groups.make_current(group, marks);
         Ok(true)
     }
 
-    /// Applies a write of this replica that the database has taken. Returns true if the copy is that of `written`.
+    /// Applies a write of this replica that the database has taken, onto the copy that it continues. That is current then, unless it became
+    /// old since `marks`.
     fn apply_own(
         &self,
         group: &RecordGroup,
         read_at: Moment,
         Written { at, time }: Written,
         changes: &[Change],
-    ) -> Result<bool, StoreError> {
-        let _applying = self.groups.of(&group.as_ref()).applying.lock();
+        marks: u64,
+    ) -> Result<(), StoreError> {
+        let groups = self.groups.of(&group.as_ref());
+        let _applying = groups.applying.lock();
         if self.index.copied_moment(group)? != Some(read_at) {
-            return Ok(false);
+            groups.make_old(group);
+            return Ok(());
         }
         let notes = changes.iter().filter_map(|Change { key, action, .. }| {
             let note = match action {
@@ -235,7 +258,9 @@ impl CopiedRecords {
         });
         let notes: Vec<_> = notes.collect();
         let changes: Vec<Change> = changes.iter().cloned().map(as_copy).collect();
-        self.replace(group, at, &changes, &notes).map(|()| true)
+        self.replace(group, at, &changes, &notes)?;
+        groups.make_current(group, marks);
+        Ok(())
     }
 
     /// Changes the copy of a group, which is unknown until that is done. The caller holds its lock.
@@ -491,6 +516,9 @@ impl Records for CopiedRecords {
             return own.write(group, read_at, changes);
         }
         let groups = self.groups.of(&group.as_ref());
+        let Some(_writing) = groups.writing.try_lock_for(WRITE_WAIT) else {
+            return Err(StoreError::Unreachable("earlier changes still wait for the database".to_owned()));
+        };
         let Some(read_at) = self.index.copied_moment(group)?.filter(|at| at.as_generation() == read_at) else {
             return match self.place(group)? {
                 Place::Copy => Ok(WriteOutcome::Conflict),
@@ -507,21 +535,19 @@ impl Records for CopiedRecords {
             }
             return self.write_local(group, changes).map(|()| WriteOutcome::Written);
         }
-        let marks = groups.make_old(group);
+        // What is here stays current meanwhile: nobody was told of a change yet.
+        let marks = groups.marks.load(Ordering::Acquire);
         let outcome = self.shared.write_at(group, read_at, changes);
-        let applied = match &outcome {
-            Ok(SharedWrite::Written(written)) => self.apply_own(group, read_at, *written, changes),
-            Ok(SharedWrite::Unchanged) => Ok(true),
-            // The state of the database is unknown.
-            Ok(SharedWrite::Conflict) | Err(_) => Ok(false),
-        };
-        match applied {
-            Ok(true) => groups.make_current(group, marks),
-            Ok(false) => drop(groups.make_old(group)),
-            Err(error) => {
-                groups.make_old(group);
-                tracing::warn!(%group, %error, "the copy of a change could not be stored; it is read from the database");
+        match &outcome {
+            Ok(SharedWrite::Written(written)) => {
+                if let Err(error) = self.apply_own(group, read_at, *written, changes, marks) {
+                    groups.make_old(group);
+                    tracing::warn!(%group, %error, "the copy of a change could not be stored; it is read from the database");
+                }
             }
+            Ok(SharedWrite::Unchanged) => groups.make_current(group, marks),
+            // The state of the database is unknown.
+            Ok(SharedWrite::Conflict) | Err(_) => drop(groups.make_old(group)),
         }
         Ok(match outcome? {
             SharedWrite::Written(_) | SharedWrite::Unchanged => WriteOutcome::Written,
@@ -648,6 +674,10 @@ impl Fleet for CopiedRecords {
 
     fn events(&self) -> &Arc<FleetEvents> {
         &self.events
+    }
+
+    fn questions(&self) -> u64 {
+        self.shared.questions()
     }
 
     fn spread(&self) -> Result<Vec<Unreached>, StoreError> {

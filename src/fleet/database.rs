@@ -4,6 +4,7 @@
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -117,6 +118,8 @@ pub struct Database {
     hosts: Hosts,
     waiting: Semaphore,
     health: Mutex<Health>,
+    /// The questions for which a caller waited since the start.
+    questions: AtomicU64,
 }
 
 /// The state of the database: answering, or in trouble.
@@ -163,8 +166,8 @@ impl Database {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("larder-database").enable_all().build()?;
         let health = Health { answered: Instant::now(), trouble: Trouble::new(LEFT_ALONE) };
-        let waiting = Semaphore::new(MAX_WAITING);
-        Ok(Self { pool, apart, runtime: Some(runtime), hosts, waiting, health: Mutex::new(health) })
+        let (waiting, questions) = (Semaphore::new(MAX_WAITING), AtomicU64::default());
+        Ok(Self { pool, apart, runtime: Some(runtime), hosts, waiting, health: Mutex::new(health), questions })
     }
 
     /// Connects by another URL from now on. What is under way ends on the connection that it has.
@@ -198,7 +201,13 @@ impl Database {
     ) -> Result<T, DatabaseError> {
         let _place = self.waiting.try_acquire().map_err(|_| DatabaseError::Busy)?;
         self.admit()?;
+        self.questions.fetch_add(1, Ordering::Relaxed);
         self.run_in(&self.pool, limit, step)
+    }
+
+    /// The questions for which a caller waited since the start. Those of the feed are none.
+    pub fn questions(&self) -> u64 {
+        self.questions.load(Ordering::Relaxed)
     }
 
     /// Lets a caller through, unless the database did not answer a moment ago.

@@ -13,6 +13,8 @@ pub(super) type CopiedGroups = Striped<GroupStripe>;
 /// Some of the groups.
 #[derive(Debug, Default)]
 pub(super) struct GroupStripe {
+    /// Held while a change is written to the database and applied: of two at a time, one would only lose.
+    pub(super) writing: Mutex<()>,
     /// Held while a copy is changed.
     pub(super) applying: Mutex<()>,
     /// The groups that are current.

@@ -334,6 +334,11 @@ impl DatabaseRecords {
         })
     }
 
+    /// The questions to the database for which a caller waited since the start.
+    pub fn questions(&self) -> u64 {
+        self.database.questions()
+    }
+
     /// The moment of a group in the database; generation 0 for one without records.
     ///
     /// # Errors

@@ -486,11 +486,14 @@ pub struct RecordStep<'a> {
     changes: Vec<Change>,
     /// The damaged records that were read. They are quarantined with the changes, and before them.
     damaged: RefCell<BTreeSet<Key>>,
+    /// The records that are made anew from others. The log has them once the step is written: one that lost may have read some records
+    /// before, and some after another step.
+    rebuilt: Vec<Key>,
 }
 
 impl<'a> RecordStep<'a> {
     fn of(records: &'a dyn Records) -> Self {
-        Self { records, changes: Vec::new(), damaged: RefCell::default() }
+        Self { records, changes: Vec::new(), damaged: RefCell::default(), rebuilt: Vec::new() }
     }
 
     /// Reads a record as this step changes it. A damaged one is quarantined when the step is written, unless its existence
@@ -562,9 +565,15 @@ impl<'a> RecordStep<'a> {
         self.changes.sort_by_key(|change| change.key != *key);
     }
 
+    /// Notes that the change to a record makes it anew from others.
+    pub fn is_rebuilt(&mut self, key: &Key) {
+        self.rebuilt.push(key.clone());
+    }
+
     /// Gives up all changes so far.
     pub fn abandon(&mut self) {
         self.changes.clear();
+        self.rebuilt.clear();
     }
 
     /// All changes, in the order of the write.
@@ -612,11 +621,17 @@ impl dyn Records + '_ {
             let generation = self.generation(&group)?;
             let mut step = RecordStep::of(self);
             let decided = decide(&mut step)?;
+            let rebuilt = std::mem::take(&mut step.rebuilt);
             match self.write(&group, generation, &step.into_changes()) {
                 Ok(WriteOutcome::Conflict) => {}
                 // Nobody knows whether the decision still holds.
                 Err(unreachable @ StoreError::Unreachable(_)) => return Err(unreachable),
-                written => return Ok((decided, written.map(drop))),
+                written => {
+                    for key in rebuilt.iter().filter(|_| written.is_ok()) {
+                        tracing::warn!(record = %key.path().display(), "a record was missing or damaged; it is rebuilt from the store");
+                    }
+                    return Ok((decided, written.map(drop)));
+                }
             }
             match &turn {
                 None if lost + 1 >= MAX_CONFLICTS => turn = Some((self.turns().take(&group)?, lost, Instant::now())),

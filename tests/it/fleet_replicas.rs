@@ -7,12 +7,13 @@ use std::time::Duration;
 use larder::clock::Clock;
 
 use crate::support::bucket::TestBucket;
+use crate::support::http::get;
 use crate::support::larder::{Folder, Larder};
 use crate::support::larder_commands::run_larder_in;
 use crate::support::postgres::{OTHER_ROLE, RUN_ROLE, TestDatabase};
 use crate::support::process::CommandOutput;
 use crate::support::store_kind::{Replica, join_fleet};
-use crate::support::upstream::{FakeUpstream, Provider};
+use crate::support::upstream::{FakeUpstream, Provider, SigningKey};
 use crate::support::{repetitions, until};
 
 const ONE: &str = "http://one.test:8082/";
@@ -86,6 +87,39 @@ async fn a_command_returns_when_every_replica_has_its_effect() {
     }
 }
 
+/// Promise 16: what is accepted or pinned on one replica is accepted and pinned on the other when the command returns.
+#[tokio::test]
+async fn an_acceptance_and_a_pin_hold_on_every_replica_when_the_command_returns() {
+    let Some(fleet) = Fleet::start(None).await else { return };
+    fleet.publish(1);
+    fleet.other.document("null", "1.2.0").await.expect(200);
+    fleet.until_both_are_heard().await;
+    let done = async |arguments: &[&str]| {
+        let done = command(&fleet.one, arguments).await;
+        assert_eq!(done.code, Some(0), "{done:?}");
+    };
+    let is_pinned = async || {
+        let listed = get(&format!("{}/admin/v1/list", fleet.other.admin())).await.expect(200).json();
+        listed["packages"][0]["pinned"].as_bool().unwrap()
+    };
+    for round in 0..repetitions(2, 1000) {
+        done(&["purge", "acme/null"]).await;
+        let published = Provider::new("acme", "null").version("1.2.0").edition(round as u64 + 2);
+        fleet.upstream.publish(published.signed_by(&SigningKey::new_key()));
+        fleet.other.document("null", "1.2.0").await.expect(502);
+        let shown = command(&fleet.one, &["accept", "acme/null@1.2.0"]).await;
+        let evidence = shown.err.split("--evidence ").nth(1).unwrap().trim();
+        done(&["accept", "acme/null@1.2.0", "--evidence", evidence]).await;
+        let document = fleet.other.document("null", "1.2.0").await.expect(200).json();
+        fleet.other.get(document["download_url"].as_str().unwrap()).await.expect(200);
+        assert!(!is_pinned().await, "round {round}");
+        done(&["pin", "acme/null@1.2.0"]).await;
+        assert!(is_pinned().await, "round {round}");
+        done(&["unpin", "acme/null@1.2.0"]).await;
+        assert!(!is_pinned().await, "round {round}");
+    }
+}
+
 /// Promise 16: a replica whose connections are cut is named by the command, and says itself that it is behind. It serves what it has, says of
 /// nothing that it is absent, and goes on by itself.
 #[tokio::test]
@@ -130,6 +164,38 @@ async fn a_replica_serves_nothing_that_may_be_too_old() {
     fleet.other.get("/readyz").await.expect(503);
     fleet.database.mend(OTHER_ROLE);
     until("it serves again", async || fleet.other.document("null", "1.2.0").await.status == 200).await;
+}
+
+/// Fills of one provider change records of one group. They queue for their turns here, and not by questions to the database; hits ask it
+/// nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_fills_of_one_provider_ask_the_database_a_few_times_each() {
+    const FILLS: u64 = 32;
+    let Some(fleet) = Fleet::start(None).await else { return };
+    let versions: Vec<String> = (0..FILLS).map(|number| format!("1.{number}.0")).collect();
+    for version in &versions {
+        fleet.upstream.publish(Provider::new("acme", "null").version(version));
+    }
+    let questions = async || fleet.one.metric("larder_database_questions_total").await as u64;
+    let before = questions().await;
+    let fills = versions.iter().map(async |version| {
+        let path = fleet.one.archive_path("null", version).await;
+        fleet.one.get(&path).await.expect(200);
+        path
+    });
+    let paths = futures_util::future::join_all(fills).await;
+    let of_a_fill = (questions().await - before) / FILLS;
+    assert!(of_a_fill <= 20, "{of_a_fill}");
+
+    // The hashes of the archives are still computed and recorded.
+    until("hits ask nothing", async || {
+        let before = questions().await;
+        for path in &paths {
+            assert!(fleet.one.get(path).await.expect(200).has_cache_status("larder; hit"));
+        }
+        questions().await == before
+    })
+    .await;
 }
 
 /// A replica that stops says so: nobody waits for it.

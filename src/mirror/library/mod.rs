@@ -199,6 +199,11 @@ impl Library {
         self.fleet().map_or(Standing::Current, |fleet| fleet.contact().standing())
     }
 
+    /// The questions to the database of the fleet for which something waited, since the start; none for a larder that runs alone.
+    pub fn database_questions(&self) -> u64 {
+        self.fleet().map_or(0, Fleet::questions)
+    }
+
     /// The alarms of the fleet; none for a larder that runs alone.
     pub fn fleet_alarms(&self, now: Timestamp) -> Vec<FleetAlarm> {
         let Some(fleet) = self.fleet() else { return Vec::new() };

@@ -331,8 +331,8 @@ impl HistoryStep<'_, '_> {
     }
 
     fn put_rebuilt<T: Serialize>(&mut self, key: &Key, record: T) -> T {
-        tracing::warn!(record = %key.path().display(), "a first-seen record was missing or damaged; it is rebuilt from the store");
         self.put(key, &record);
+        self.step.is_rebuilt(key);
         record
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use serde::{Deserialize, Serialize};
@@ -266,7 +267,10 @@ impl Collector for MirrorGauges {
             let help = format!("{help}.");
             encode_gauge(encoder.encode_descriptor(name, &help, unit.as_ref(), MetricType::Gauge)?, values)?;
         }
-        Ok(())
+        let (name, help) =
+            ("larder_database_questions", "Questions to the database of the fleet that something waited for.");
+        let questions = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(library.database_questions()).encode(questions)
     }
 }
 
