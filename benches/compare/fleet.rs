@@ -13,6 +13,7 @@ use crate::cached::{self, Row};
 use crate::clients::once;
 use crate::cold;
 use crate::compared_server::{Addresses, ComparedServer, Processes, Resource, ServerName, archive_path};
+use crate::fleet_names;
 use crate::larder::{Home, Larder, Log};
 use crate::measure::{Sample, median, median_interval, rounds};
 use crate::report::{ResultTable, Target, cell};
@@ -36,14 +37,15 @@ const MAX_MISS_RATIO: f64 = 1.1;
 pub(crate) fn tables(bench: &Bench) -> anyhow::Result<Vec<ResultTable>> {
     let hits: Vec<Row> = cached::rows().into_iter().filter(|row| is_compared(bench, row)).collect();
     let cold: Vec<_> = COLD.into_iter().filter(|(size, ..)| bench.wants(&cold_name(size))).collect();
-    if hits.is_empty() && cold.is_empty() {
+    if hits.is_empty() && cold.is_empty() && !fleet_names::is_wanted(bench) {
         return Ok(Vec::new());
     }
     let Some(setup) = bench.block_on(FleetSetup::created()) else {
         bench.progress("PostgreSQL is not installed: the rows of a replica are omitted");
         return Ok(Vec::new());
     };
-    let tables = [hit_table(bench, &setup, &hits)?, cold_table(bench, &setup, &cold)?];
+    let tables =
+        [hit_table(bench, &setup, &hits)?, cold_table(bench, &setup, &cold)?, fleet_names::table(bench, &setup)?];
     Ok(tables.into_iter().filter(|table| !table.is_empty()).collect())
 }
 

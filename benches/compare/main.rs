@@ -12,6 +12,7 @@ mod clients;
 mod cold;
 mod compared_server;
 mod fleet;
+mod fleet_names;
 mod growth;
 mod hyper_server;
 mod idle;
