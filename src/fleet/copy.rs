@@ -31,8 +31,6 @@ use crate::store::{
 
 /// The names that are copied when they are read together. Of more, only the bytes are asked for.
 const FEW_NAMES: usize = 20;
-/// The time that a change waits for those of this replica before it. Longer than one of them may take.
-const WRITE_WAIT: Duration = Duration::from_secs(2);
 /// The rounds that a read tries, while the group changes under it.
 const MAX_ROUNDS: usize = 10;
 
@@ -240,9 +238,17 @@ impl CopiedRecords {
     ) -> Result<(), StoreError> {
         let groups = self.groups.of(&group.as_ref());
         let _applying = groups.applying.lock();
-        if self.index.copied_moment(group)? != Some(read_at) {
-            groups.make_old(group);
-            return Ok(());
+        match self.index.copied_moment(group)? {
+            Some(copied) if copied == read_at => {}
+            // A reader has brought it here.
+            Some(copied) if copied.has(at) => {
+                groups.make_current(group, marks);
+                return Ok(());
+            }
+            _ => {
+                groups.make_old(group);
+                return Ok(());
+            }
         }
         let notes = changes.iter().filter_map(|Change { key, action, .. }| {
             let note = match action {
@@ -516,10 +522,11 @@ impl Records for CopiedRecords {
             return own.write(group, read_at, changes);
         }
         let groups = self.groups.of(&group.as_ref());
-        let Some(_writing) = groups.writing.try_lock_for(WRITE_WAIT) else {
-            return Err(StoreError::Unreachable("earlier changes still wait for the database".to_owned()));
-        };
+        // A step that changes nothing loses to nobody.
+        let changes_records = changes.iter().any(|change| change.action != RecordAction::Keep);
+        let mut writing = if changes_records { Some(groups.turn_to_write()?) } else { None };
         let Some(read_at) = self.index.copied_moment(group)?.filter(|at| at.as_generation() == read_at) else {
+            drop(writing);
             return match self.place(group)? {
                 Place::Copy => Ok(WriteOutcome::Conflict),
                 Place::Database => self.shared.write(group, read_at, changes).inspect(|_| {
@@ -527,7 +534,7 @@ impl Records for CopiedRecords {
                 }),
             };
         };
-        if !changes.is_empty() && changes.iter().all(|change| change.action == RecordAction::Keep) {
+        if !changes.is_empty() && !changes_records {
             // Only the index changes, which is of this machine.
             let _applying = groups.applying.lock();
             if self.index.copied_moment(group)? != Some(read_at) {
@@ -541,13 +548,19 @@ impl Records for CopiedRecords {
         match &outcome {
             Ok(SharedWrite::Written(written)) => {
                 if let Err(error) = self.apply_own(group, read_at, *written, changes, marks) {
-                    groups.make_old(group);
+                    groups.has_changed(group, written.at);
                     tracing::warn!(%group, %error, "the copy of a change could not be stored; it is read from the database");
                 }
             }
             Ok(SharedWrite::Unchanged) => groups.make_current(group, marks),
+            Ok(SharedWrite::Conflict) => drop(groups.make_old(group)),
             // The state of the database is unknown.
-            Ok(SharedWrite::Conflict) | Err(_) => drop(groups.make_old(group)),
+            Err(error) => {
+                groups.make_old(group);
+                if let (StoreError::Unreachable(_), Some(writing)) = (error, &mut writing) {
+                    **writing = Some(Instant::now());
+                }
+            }
         }
         Ok(match outcome? {
             SharedWrite::Written(_) | SharedWrite::Unchanged => WriteOutcome::Written,

@@ -118,7 +118,7 @@ pub struct Database {
     hosts: Hosts,
     waiting: Semaphore,
     health: Mutex<Health>,
-    /// The questions for which a caller waited since the start.
+    /// The questions since the start, without those of the feed.
     questions: AtomicU64,
 }
 
@@ -205,7 +205,7 @@ impl Database {
         self.run_in(&self.pool, limit, step)
     }
 
-    /// The questions for which a caller waited since the start. Those of the feed are none.
+    /// The questions since the start, without those by which this replica hears of others.
     pub fn questions(&self) -> u64 {
         self.questions.load(Ordering::Relaxed)
     }
@@ -400,8 +400,8 @@ impl Health {
                     tracing::warn!(%error, "a statement was refused");
                 }
             }
-            // A step may be slow for its own sake, while others are answered.
-            Some(DatabaseError::Slow(_)) if now.duration_since(self.answered) < STEP_TIMEOUT => {}
+            // A step may be slow for its own sake, while others are answered. One that was sent just before the last answer is not.
+            Some(DatabaseError::Slow(_)) if now.duration_since(self.answered) < STEP_TIMEOUT / 2 => {}
             Some(error @ (DatabaseError::Unreachable(_) | DatabaseError::Slow(_))) => {
                 if self.trouble.note(error.clone(), now) {
                     tracing::error!(%error, "the database does not answer; what is here is served meanwhile");

@@ -101,13 +101,10 @@ impl Feed {
     /// Makes a group old that has changed, unless its copy has the change: this replica may have made it.
     fn has_changed(&self, group: &RecordGroup, at: Moment) -> Result<(), StoreError> {
         let stripe = self.groups.of(&group.as_ref());
-        match self.index.copied_moment(group)? {
-            Some(copied) if copied.has(at) => return Ok(()),
-            Some(_) => stripe.note_change(group, at),
-            // Of a group that was never copied there is nothing to serve.
-            None => {}
+        // Without a moment there may still be records: of a process that was killed, or of a change that the disk did not take.
+        if !self.index.copied_moment(group)?.is_some_and(|copied| copied.has(at)) {
+            stripe.has_changed(group, at);
         }
-        stripe.make_old(group);
         Ok(())
     }
 

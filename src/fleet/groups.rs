@@ -2,10 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::store::{Moment, RecordGroup, Striped};
+use crate::store::{Moment, RecordGroup, StoreError, Striped};
+
+/// The time that a change waits for those of this replica before it.
+const WRITE_WAIT: Duration = Duration::from_secs(2);
 
 /// All groups, in stripes.
 pub(super) type CopiedGroups = Striped<GroupStripe>;
@@ -13,8 +17,9 @@ pub(super) type CopiedGroups = Striped<GroupStripe>;
 /// Some of the groups.
 #[derive(Debug, Default)]
 pub(super) struct GroupStripe {
-    /// Held while a change is written to the database and applied: of two at a time, one would only lose.
-    pub(super) writing: Mutex<()>,
+    /// Held while a change is written to the database and applied: of two at a time, one would only lose. The time at which the database
+    /// last left one without an answer.
+    pub(super) writing: Mutex<Option<Instant>>,
     /// Held while a copy is changed.
     pub(super) applying: Mutex<()>,
     /// The groups that are current.
@@ -40,6 +45,18 @@ impl GroupStripe {
         self.current.lock().contains(group)
     }
 
+    /// Waits for the changes of this replica before this one.
+    ///
+    /// # Errors
+    /// The database did not answer one of them meanwhile, and would take as long again not to answer this one.
+    pub(super) fn turn_to_write(&self) -> Result<MutexGuard<'_, Option<Instant>>, StoreError> {
+        let began = Instant::now();
+        let unanswered =
+            || StoreError::Unreachable("it left a change of the same records without an answer".to_owned());
+        let turn = self.writing.try_lock_for(WRITE_WAIT).ok_or_else(unanswered)?;
+        if turn.is_some_and(|unanswered_at| unanswered_at >= began) { Err(unanswered()) } else { Ok(turn) }
+    }
+
     /// Makes a group old. Returns the mark: only a reader of the group afterwards can make it current.
     pub(super) fn make_old(&self, group: &RecordGroup) -> u64 {
         let mut current = self.current.lock();
@@ -47,9 +64,13 @@ impl GroupStripe {
         self.marks.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Notes that a group has changed since it was copied.
-    pub(super) fn note_change(&self, group: &RecordGroup, at: Moment) {
+    /// Makes a group old, and notes that it has changed since it was copied.
+    pub(super) fn has_changed(&self, group: &RecordGroup, at: Moment) {
+        // Locked first, so that nobody makes it current, and forgets the change, in between.
+        let mut current = self.current.lock();
         self.changed.lock().insert(group.clone(), at);
+        current.remove(group);
+        self.marks.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The moment at which a group changed that was copied before; `None` if nothing was heard of that.

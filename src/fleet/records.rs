@@ -334,7 +334,7 @@ impl DatabaseRecords {
         })
     }
 
-    /// The questions to the database for which a caller waited since the start.
+    /// The questions to the database since the start, without those by which this replica hears of others.
     pub fn questions(&self) -> u64 {
         self.database.questions()
     }

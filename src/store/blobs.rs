@@ -47,11 +47,18 @@ impl FileBytes {
         tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
     }
 
-    /// Reads the first `length` bytes. Blocks.
-    pub fn read_first(&self, length: u64) -> Result<Vec<u8>, StoreError> {
+    /// Reads the first `length` bytes, which have this hash. Blocks.
+    ///
+    /// # Errors
+    /// The disk gives other bytes back, or none.
+    pub fn read_back(&self, length: u64, fast: FastHash) -> Result<Vec<u8>, StoreError> {
         let mut content = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
         let read = self.file.read_exact_at(&mut content, 0);
-        read.map_err(|e| StoreError::io("read", Path::new("the staged bytes"), e))?;
+        let right = read.and_then(|()| match FastHash::of(&content) == fast {
+            true => Ok(()),
+            false => Err(io::Error::other("the disk gave other bytes back")),
+        });
+        right.map_err(|e| StoreError::io("read", Path::new("the staged bytes"), e))?;
         Ok(content)
     }
 

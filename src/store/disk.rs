@@ -126,8 +126,9 @@ fn identity_in(metadata: &fs::Metadata) -> FileIdentity {
     (metadata.dev(), metadata.ino())
 }
 
-/// A file with its contents, as far as the system tells: its identity, its size in bytes, and the time of its last change in seconds and
-/// nanoseconds. Another file at the same path has another version, and so has one that somebody wrote to.
+/// A file with its contents, as far as the system tells: its identity, its size in bytes, and when the system last saw a
+/// change of it, in seconds and nanoseconds. Another file at the same path has another version, and so has one that somebody wrote to,
+/// whatever time of modification it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileVersion {
     identity: FileIdentity,
@@ -140,7 +141,7 @@ impl FileVersion {
         file.metadata().map(|metadata| Self {
             identity: identity_in(&metadata),
             size_bytes: metadata.len(),
-            changed: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
         })
     }
 

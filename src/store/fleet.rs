@@ -15,7 +15,7 @@ pub trait Fleet: fmt::Debug + Send + Sync {
     /// The events of the fleet, as this replica met them.
     fn events(&self) -> &Arc<FleetEvents>;
 
-    /// The questions to the shared records for which a request, a job or a command waited, since the start. A hit asks none.
+    /// The questions to the shared records since the start, without those by which this replica hears of others. A hit asks none.
     fn questions(&self) -> u64;
 
     /// Waits until all replicas have heard of what was written before, for a few seconds at most. Returns those that have not.

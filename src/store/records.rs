@@ -624,13 +624,16 @@ impl dyn Records + '_ {
             let rebuilt = std::mem::take(&mut step.rebuilt);
             match self.write(&group, generation, &step.into_changes()) {
                 Ok(WriteOutcome::Conflict) => {}
-                // Nobody knows whether the decision still holds.
-                Err(unreachable @ StoreError::Unreachable(_)) => return Err(unreachable),
                 written => {
-                    for key in rebuilt.iter().filter(|_| written.is_ok()) {
+                    // Told also where the outcome is unknown.
+                    for key in &rebuilt {
                         tracing::warn!(record = %key.path().display(), "a record was missing or damaged; it is rebuilt from the store");
                     }
-                    return Ok((decided, written.map(drop)));
+                    return match written {
+                        // Nobody knows whether the decision still holds.
+                        Err(unreachable @ StoreError::Unreachable(_)) => Err(unreachable),
+                        written => Ok((decided, written.map(drop))),
+                    };
                 }
             }
             match &turn {

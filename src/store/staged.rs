@@ -114,10 +114,7 @@ pub struct Staged {
 impl Drop for Staged {
     /// Releases reserved but unused space: the download may never be resumed.
     fn drop(&mut self) {
-        if self.reserved_bytes > self.written {
-            // A failure here is harmless: the sweep removes the file within a day.
-            let _ = self.file.set_len(self.written);
-        }
+        self.release_reserved();
     }
 }
 
@@ -144,6 +141,14 @@ impl Staged {
         disk::rename(&temp_path, &self.note_path)?;
         self.note = Some(note);
         Ok(())
+    }
+
+    fn release_reserved(&mut self) {
+        if self.reserved_bytes > self.written {
+            // A failure here is harmless: the sweep removes the file within a day.
+            let _ = self.file.set_len(self.written);
+            self.reserved_bytes = self.written;
+        }
     }
 
     /// The number of staged bytes.
@@ -200,9 +205,9 @@ impl Staged {
 
     /// Moves the staged bytes to `target`, in this order: sync, rename, and the sync of the folder where that is wanted. After a power
     /// cut the file is whole, or not there. Returns its version.
-    pub(super) fn move_to(self, target: &Path, durability: Durability) -> Result<FileVersion, StoreError> {
+    pub(super) fn move_to(mut self, target: &Path, durability: Durability) -> Result<FileVersion, StoreError> {
+        self.release_reserved();
         self.sync().run()?;
-        let version = FileVersion::of(&self.file).map_err(|e| StoreError::io("look at", &self.path, e))?;
         self.lock.check()?;
         // A later archive in the same folder may have to survive a power cut.
         disk::create_parent(target, self.lock.root(), Durability::Synced)?;
@@ -211,7 +216,7 @@ impl Staged {
             disk::sync_folder_of(target)?;
         }
         disk::remove(&self.note_path)?;
-        Ok(version)
+        FileVersion::of(&self.file).map_err(|e| StoreError::io("look at", target, e))
     }
 
     /// Removes the staging file and its note.

@@ -10,14 +10,14 @@ use tokio::sync::watch;
 
 use crate::address::Artifact;
 use crate::clock::Timestamp;
-use crate::digest::FastHash;
+use crate::digest::{Digest, FastHash};
 use crate::error::Error;
 use crate::mirror::archives::Archive;
 use crate::mirror::archives::archive_request::{DownloadAttempts, DownloadSource, DownloadState};
 use crate::mirror::archives::download::Download;
 use crate::mirror::archives::fill::FillGauge;
 use crate::mirror::archives::verified_open::VerifiedReader;
-use crate::mirror::counters::ObjectKind;
+use crate::mirror::counters::{DamageFinding, ObjectKind};
 use crate::mirror::effects::Effects;
 use crate::mirror::library::StoredArchive;
 use crate::mirror::library::fill_progress::FillProgress;
@@ -66,11 +66,14 @@ impl VerifiedReader {
                     }
                 }
                 FillProgress::Committed { bytes, .. } => {
-                    let opened = self.open_here(listed, call.effects()).await?.ok();
-                    // Already evicted again, but the file of the download is still open.
                     let is_open = bytes.is_some() && call.urgency == Urgency::Request;
                     let length = Some(listed.size_bytes);
-                    return Ok(opened.or_else(|| is_open.then_some(Archive::Arriving { progress, length })));
+                    return Ok(match self.open_here(listed, call.effects()).await? {
+                        Ok(archive) => Some(archive),
+                        // Already evicted again, but the file of the download is still open.
+                        Err(DamageFinding::Missing) => is_open.then_some(Archive::Arriving { progress, length }),
+                        Err(DamageFinding::Damaged) => None,
+                    });
                 }
                 FillProgress::Verified { content: bytes } if call.urgency == Urgency::Request => {
                     return Ok(Some(Archive::InMemory { bytes, digest, stored: Some(listed.first_stored()) }));
@@ -123,7 +126,7 @@ impl VerifiedReader {
 
 impl VerifiedReader {
     async fn recall(
-        &self,
+        self: &Arc<Self>,
         artifact: &Artifact,
         listed: &StoredArchive,
         object: String,
@@ -132,7 +135,7 @@ impl VerifiedReader {
     ) -> Result<FillProgress, Error> {
         let (library, digest) = (&self.library, listed.digest);
         // An earlier recall may have ended after its caller looked for the file.
-        if library.on_disk(move |library| library.is_here(&digest)).await? {
+        if self.open_here(listed, Effects::Real).await?.is_ok() {
             return Ok(FillProgress::Committed { bytes: None, archive: Box::new(listed.clone()) });
         }
         // Bytes of another object are not resumed.
@@ -164,8 +167,13 @@ impl VerifiedReader {
         }
         let verified = Verified::by_digest(staged, actual, digest)
             .map_err(|_| Error::Interrupted(format!("the archive of {artifact}")))?;
-        if let Some(content) = self.verified_content(&bytes, listed).await? {
-            progress.send_replace(FillProgress::Verified { content });
+        match self.content_in_memory(&bytes, digest, (size_bytes, fast)).await {
+            Ok(Some(content)) => drop(progress.send_replace(FillProgress::Verified { content })),
+            Ok(None) => {}
+            Err(error) => {
+                library.discard_staged(verified.into_inner()).await?;
+                return Err(error);
+            }
         }
         let listed = listed.clone();
         let kept = library.on_disk(move |library| {
@@ -185,17 +193,24 @@ impl VerifiedReader {
         kept.await
     }
 
-    /// The content of a small archive that was verified as it arrived, in memory; `None` for a large one, or where there is no memory for
-    /// it, or where the disk gives other bytes back.
-    async fn verified_content(&self, staged: &FileBytes, listed: &StoredArchive) -> Result<Option<Bytes>, Error> {
-        if listed.size_bytes > SMALL_ARCHIVE_BYTES {
+    /// The content of a small archive, of this size and hash, that was verified as it arrived; `None` for a large one, or where there is
+    /// no memory for it.
+    ///
+    /// # Errors
+    /// The disk does not give back what was written to it.
+    async fn content_in_memory(
+        &self,
+        staged: &FileBytes,
+        digest: Digest,
+        (size_bytes, fast): (u64, FastHash),
+    ) -> Result<Option<Bytes>, Error> {
+        if size_bytes > SMALL_ARCHIVE_BYTES {
             return Ok(None);
         }
-        let Some(grant) = self.small.reserve(listed.size_bytes) else { return Ok(None) };
-        let (staged, size_bytes) = (staged.clone(), listed.size_bytes);
-        let read = self.library.on_disk(move |_| staged.read_first(size_bytes)).await?;
-        let is_right = FastHash::of(&read) == listed.fast;
-        Ok(is_right.then(|| self.small.share(listed.digest, read, grant)))
+        let Some(grant) = self.small.reserve(size_bytes) else { return Ok(None) };
+        let staged = staged.clone();
+        let content = self.library.on_disk(move |_| staged.read_back(size_bytes, fast)).await?;
+        Ok(Some(self.small.share(digest, content, grant)))
     }
 }
 

@@ -199,7 +199,8 @@ impl Library {
         self.fleet().map_or(Standing::Current, |fleet| fleet.contact().standing())
     }
 
-    /// The questions to the database of the fleet for which something waited, since the start; none for a larder that runs alone.
+    /// The questions to the database of the fleet since the start, without those by which this replica hears of others; none for a larder
+    /// that runs alone.
     pub fn database_questions(&self) -> u64 {
         self.fleet().map_or(0, Fleet::questions)
     }

@@ -267,8 +267,10 @@ impl Collector for MirrorGauges {
             let help = format!("{help}.");
             encode_gauge(encoder.encode_descriptor(name, &help, unit.as_ref(), MetricType::Gauge)?, values)?;
         }
-        let (name, help) =
-            ("larder_database_questions", "Questions to the database of the fleet that something waited for.");
+        let (name, help) = (
+            "larder_database_questions",
+            "Questions to the database of the fleet, but those by which it hears of others.",
+        );
         let questions = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         ConstCounter::new(library.database_questions()).encode(questions)
     }
