@@ -489,9 +489,9 @@ mod tests {
         health.record(None, at(1001));
         assert!(health.trouble.admit(at(1002)).is_ok() && health.trouble.admit(at(1002)).is_ok());
         // Slow for its own sake, while others are answered.
-        health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(2000));
-        assert!(health.trouble.admit(at(2001)).is_ok());
-        health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(2502));
-        assert!(matches!(health.trouble.admit(at(2503)), Err(DatabaseError::Slow(_))));
+        health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(1750));
+        assert!(health.trouble.admit(at(1750)).is_ok());
+        health.record(Some(&DatabaseError::Slow(STEP_TIMEOUT)), at(1752));
+        assert!(matches!(health.trouble.admit(at(1753)), Err(DatabaseError::Slow(_))));
     }
 }

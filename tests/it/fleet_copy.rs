@@ -340,3 +340,27 @@ fn what_is_known_to_have_changed_is_not_served_without_the_database() {
     database.unfreeze();
     assert_eq!(until_answered(|| other.read(&alarms("null"))).intact().as_deref(), Some(&b"new"[..]));
 }
+
+/// After a kill the copy has records, and nobody knows of which moment. What was heard of since holds for them, too.
+#[test]
+fn what_has_changed_since_a_kill_is_not_served_without_the_database() {
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let ((one, _one), (other, folder)) = (new_replica(&database), new_replica(&database));
+    put(&one, &first_seen("null"), "old");
+    put(&one, &first_seen("same"), "same");
+    for name in ["null", "same"] {
+        assert!(read(&other, &first_seen(name)).is_some());
+    }
+    // It is dropped, and not closed.
+    drop(other);
+    wait_until_unlocked(folder.path());
+    let other = replica(&folder, &database);
+    other.feed().hear().unwrap();
+    put(&one, &first_seen("null"), "new");
+    other.feed().hear().unwrap();
+    database.freeze();
+    assert!(other.read(&first_seen("null")).is_err(), "the record is served as it was");
+    assert_eq!(read(&other, &first_seen("same")).as_deref(), Some("same"));
+    database.unfreeze();
+    assert_eq!(until_answered(|| other.read(&first_seen("null"))).intact().as_deref(), Some(&b"new"[..]));
+}
