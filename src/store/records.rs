@@ -458,7 +458,7 @@ fn chosen_names<T>(
     Ok(chosen)
 }
 
-/// The turns of the steps of one process. A step that lost a few times takes its turn, and those that begin later wait for it:
+/// The turns of the steps of one process. A step that lost a few times takes its turn, and those that read later wait for it:
 /// so none is overtaken for ever.
 #[derive(Debug, Default)]
 pub struct Turns(Striped<Mutex<()>>);
@@ -470,7 +470,7 @@ impl Turns {
         drop(self.0.of(group).try_lock_for(MAX_TURN_WAIT));
     }
 
-    /// Takes the turn, which ends on drop. Later steps give way.
+    /// Takes the turn, which ends on drop. Others give way before they read again.
     fn take(&self, group: &RecordGroup) -> Result<MutexGuard<'_, ()>, StoreError> {
         self.0.of(group).try_lock_for(MAX_TURN_WAIT).ok_or_else(|| StoreError::Busy(group.to_string()))
     }
@@ -615,9 +615,11 @@ impl dyn Records + '_ {
         mut decide: impl FnMut(&mut RecordStep<'_>) -> Result<T, StoreError>,
     ) -> Result<(T, Result<(), StoreError>), StoreError> {
         let group = key.group();
-        self.turns().give_way(&group);
         let mut turn = None;
         for lost in 0..MAX_ROUNDS {
+            if turn.is_none() {
+                self.turns().give_way(&group);
+            }
             let generation = self.generation(&group)?;
             let mut step = RecordStep::of(self);
             let decided = decide(&mut step)?;

@@ -331,10 +331,17 @@ impl TestDatabase {
     /// and recovers as after a power cut. Returns when all others have ended.
     pub(crate) fn crash(&self) {
         let processes = self.server.processes();
-        let [_, others @ .., last] = &processes[..] else { panic!("no process: {}", log_of(&self.server.folder)) };
-        Server::signal([*last], Signal::KILL);
+        let [_, others @ ..] = &processes[..] else { panic!("no process: {}", log_of(&self.server.folder)) };
+        // The newest may end by itself just now, and is killed by nobody then.
+        let mut newest = others.iter().rev();
+        let mut killed = Instant::now();
+        Server::signal(newest.next().copied(), Signal::KILL);
         while others.iter().any(|process| Path::new(&format!("/proc/{process}")).exists()) {
             std::thread::sleep(Duration::from_millis(5));
+            if killed.elapsed() > Duration::from_secs(2) {
+                Server::signal(newest.next().copied(), Signal::KILL);
+                killed = Instant::now();
+            }
         }
     }
 
