@@ -454,7 +454,8 @@ async fn clients_of_one_stale_list_take_no_thread_each() {
     // Threads without work stay for a while.
     let threads = std::fs::read_dir(format!("/proc/{}/task", larder.id())).unwrap().count();
     println!("{threads} threads");
-    assert!(threads < 40, "{CLIENTS} clients of one list took {threads} threads");
+    // Twenty and some on an idle machine, and twice that on a busy one.
+    assert!(threads < CLIENTS / 3, "{CLIENTS} clients of one list took {threads} threads");
 }
 
 /// Promise 11: two hundred clients over TLS that wait for one list share its bytes, the first list and the second.
