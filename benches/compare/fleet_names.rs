@@ -25,7 +25,7 @@ fn row(bench: &Bench, what: &str) -> String {
     format!("replica, {} names, {what}", providers(bench) * ARCHIVES_OF_A_PROVIDER)
 }
 
-/// What is measured, and the command that does it; the start has none.
+/// The measurements, each with its command; the start has none.
 fn measured() -> [(&'static str, Vec<String>); 4] {
     let command = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     [

@@ -453,7 +453,7 @@ impl Records for CopiedRecords {
                 (_, Err(error)) if self.is_known_to_be_old(&group)? => return Err(error),
                 (Some(listed), _) => match self.read_listed(&group, key, listed)? {
                     Some(body) => return Ok(ReadOutcome::Intact(body)),
-                    None => drop(self.groups.of(&group.as_ref()).make_old(&group)),
+                    None => self.groups.of(&group.as_ref()).make_old(&group),
                 },
                 (None, Ok(_)) => return Ok(ReadOutcome::Absent),
                 // Nobody knows that it is absent. Where a killed process left no notes of a group, a file is its last record.
@@ -542,7 +542,7 @@ impl Records for CopiedRecords {
             }
             return self.write_local(group, changes).map(|()| WriteOutcome::Written);
         }
-        // What is here stays current meanwhile: nobody was told of a change yet.
+        // The copy stays current meanwhile: nobody was told of a change yet.
         let marks = groups.marks.load(Ordering::Acquire);
         let outcome = self.shared.write_at(group, read_at, changes);
         match &outcome {
@@ -553,7 +553,7 @@ impl Records for CopiedRecords {
                 }
             }
             Ok(SharedWrite::Unchanged) => groups.make_current(group, marks),
-            Ok(SharedWrite::Conflict) => drop(groups.make_old(group)),
+            Ok(SharedWrite::Conflict) => groups.make_old(group),
             // The state of the database is unknown.
             Err(error) => {
                 groups.make_old(group);

@@ -400,7 +400,7 @@ impl Health {
                     tracing::warn!(%error, "a statement was refused");
                 }
             }
-            // A step may be slow for its own sake, while others are answered. One that was sent just before the last answer is not.
+            // A step may be slow for its own sake, while others are answered: but not if all answers came in its first half.
             Some(DatabaseError::Slow(_)) if now.duration_since(self.answered) < STEP_TIMEOUT / 2 => {}
             Some(error @ (DatabaseError::Unreachable(_) | DatabaseError::Slow(_))) => {
                 if self.trouble.note(error.clone(), now) {

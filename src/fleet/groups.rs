@@ -57,11 +57,11 @@ impl GroupStripe {
         if turn.is_some_and(|unanswered_at| unanswered_at >= began) { Err(unanswered()) } else { Ok(turn) }
     }
 
-    /// Makes a group old. Returns the mark: only a reader of the group afterwards can make it current.
-    pub(super) fn make_old(&self, group: &RecordGroup) -> u64 {
+    /// Makes a group old: only a reader of the group afterwards can make it current.
+    pub(super) fn make_old(&self, group: &RecordGroup) {
         let mut current = self.current.lock();
         current.remove(group);
-        self.marks.fetch_add(1, Ordering::AcqRel) + 1
+        self.marks.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Makes a group old, and notes that it has changed since it was copied.

@@ -227,7 +227,7 @@ impl Staged {
     }
 }
 
-/// What is known of the syncs of a staged file.
+/// The syncs of a staged file so far.
 #[derive(Debug, Default)]
 struct Syncs {
     /// The bytes, from the start, that are certain to be on the disk.

@@ -341,9 +341,9 @@ fn what_is_known_to_have_changed_is_not_served_without_the_database() {
     assert_eq!(until_answered(|| other.read(&alarms("null"))).intact().as_deref(), Some(&b"new"[..]));
 }
 
-/// After a kill the copy has records, and nobody knows of which moment. What was heard of since holds for them, too.
+/// After a kill the copy has records, and nobody knows of which moment. A change that this replica heard of since holds for them, too.
 #[test]
-fn what_has_changed_since_a_kill_is_not_served_without_the_database() {
+fn a_record_that_changed_since_a_kill_is_not_served_without_the_database() {
     let Some(database) = TestDatabase::on_its_own_server() else { return };
     let ((one, _one), (other, folder)) = (new_replica(&database), new_replica(&database));
     put(&one, &first_seen("null"), "old");

@@ -87,7 +87,7 @@ async fn a_command_returns_when_every_replica_has_its_effect() {
     }
 }
 
-/// Promise 16: what is accepted or pinned on one replica is accepted and pinned on the other when the command returns.
+/// Promise 16: an acceptance, a pin and its end on one replica hold on the other when the command returns.
 #[tokio::test]
 async fn an_acceptance_and_a_pin_hold_on_every_replica_when_the_command_returns() {
     let Some(fleet) = Fleet::start(None).await else { return };
