@@ -6,7 +6,7 @@ use std::sync::Arc;
 use larder::clock::{Clock, Timestamp};
 use larder::fleet::copy::CopiedRecords;
 use larder::fleet::records::DatabaseRecords;
-use larder::store::{Durability, IndexEntry, Key, ReadOutcome, RecordScope, Records, Store, StoreError};
+use larder::store::{Durability, Fleet as _, IndexEntry, Key, ReadOutcome, RecordScope, Records, Store, StoreError};
 
 use crate::fleet_database::{alarms, first_seen, race, until_answered};
 use crate::support::larder::{Folder, open_store, wait_until_unlocked};
@@ -363,4 +363,32 @@ fn a_record_that_changed_since_a_kill_is_not_served_without_the_database() {
     assert_eq!(read(&other, &first_seen("same")).as_deref(), Some("same"));
     database.unfreeze();
     assert_eq!(until_answered(|| other.read(&first_seen("null"))).intact().as_deref(), Some(&b"new"[..]));
+}
+
+/// A database that hangs costs many changes of one group the time of one: those that waited for it ask nothing afterwards.
+#[test]
+fn changes_of_one_group_do_not_wait_one_by_one_for_a_database_that_hangs() {
+    const CHANGES: usize = 16;
+    let Some(database) = TestDatabase::on_its_own_server() else { return };
+    let (one, _one) = new_replica(&database);
+    put(&one, &alarms("null"), "before");
+    database.freeze();
+    let before = one.questions();
+    std::thread::scope(|threads| {
+        for number in 0..CHANGES {
+            let one: &dyn Records = &one;
+            threads.spawn(move || {
+                let refused = one.put(&alarms("null"), number.to_string().as_bytes(), Durability::Synced);
+                assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
+            });
+        }
+    });
+    let asked = one.questions() - before;
+    database.unfreeze();
+    assert_eq!(asked, 1);
+    until_answered(|| {
+        let one: &dyn Records = &one;
+        one.put(&alarms("null"), b"after", Durability::Synced)
+    });
+    assert_eq!(read(&one, &alarms("null")).as_deref(), Some("after"));
 }

@@ -60,7 +60,7 @@ impl Library {
     /// Makes a verified archive that has its name already a file of this machine. Blocks.
     pub fn keep_copy(&self, verified: Verified<Staged>, now: Timestamp) -> Result<(), StoreError> {
         let (digest, size_bytes) = (verified.digest(), verified.value().written());
-        // Who finds the file missing waits for the lock.
+        // Requests that find the file missing wait for the lock, so it is not held for this.
         verified.value().sync().run()?;
         let _lock = self.catalog.digest_lock(&digest).lock();
         self.publish(verified, Durability::Copy)?;
