@@ -152,11 +152,18 @@ impl CopiedRecords {
             let marks = groups.marks.load(Ordering::Acquire);
             let before = self.index.copied_moment(group)?;
             // Nothing was heard of a change, so only the generation is asked for.
-            if before.is_some() && groups.is_current(group) && before == Some(self.shared.moment(group)?) {
-                return Ok(());
+            if let Some(before) = before
+                && groups.is_current(group)
+            {
+                let at = self.shared.moment(group)?;
+                // One before that was forgotten.
+                if at.has(before) && self.has(group, at)? {
+                    return Ok(());
+                }
             }
             let delta = self.shared.delta(group, before)?;
-            if before == Some(delta.at) {
+            // Changes of this replica may have brought it here meanwhile.
+            if self.has(group, delta.at)? {
                 groups.make_current(group, marks);
                 return Ok(());
             }
@@ -167,8 +174,13 @@ impl CopiedRecords {
         Err(StoreError::Busy(group.to_string()))
     }
 
-    /// Applies what changed since `before`, if the copy is still that one. Returns true if it was; then it is current, unless it became old
-    /// since `marks`.
+    /// True if the copy of a group has all that the database had at a moment.
+    fn has(&self, group: &RecordGroup, at: Moment) -> Result<bool, StoreError> {
+        Ok(self.index.copied_moment(group)?.is_some_and(|copied| copied.has(at)))
+    }
+
+    /// Applies what changed since `before`, if the copy was not lost since then: one that has a part of it takes the rest. Returns false if
+    /// it was; else it is current, unless it became old since `marks`.
     fn apply_delta(
         &self,
         group: &RecordGroup,
@@ -178,7 +190,15 @@ impl CopiedRecords {
     ) -> Result<bool, StoreError> {
         let groups = self.groups.of(&group.as_ref());
         let _applying = groups.applying.lock();
-        if self.index.copied_moment(group)? != before {
+        let copied = self.index.copied_moment(group)?;
+        if copied.is_some_and(|copied| copied.has(delta.at)) {
+            groups.make_current(group, marks);
+            return Ok(true);
+        }
+        let is_of_life = copied.is_some_and(|copied| copied.life == delta.at.life);
+        let is_later =
+            delta.extent == Extent::Whole || copied.zip(before).is_some_and(|(copied, before)| copied.has(before));
+        if copied != before && !(is_of_life && is_later) {
             return Ok(false);
         }
         let (mut changes, mut notes) = (Vec::new(), Vec::new());
@@ -301,11 +321,13 @@ impl CopiedRecords {
         }
     }
 
-    /// The bytes of a record of the list, from the database; they are kept here. `None` if the list is old.
+    /// The bytes of a record of the list, from the database; they are kept here, unless they are newer than the list. `None` if the record was
+    /// removed, or is of another life.
     fn fetch(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
-        let Some((at, body)) = self.shared.body(key)? else { return Ok(None) };
+        let Some((at, body)) = self.shared.body(key)?.filter(|(at, _)| at.has(listed.at)) else { return Ok(None) };
         if at != listed.at {
-            return Ok(None);
+            // A step that reads it loses to the change, which is not here yet.
+            return Ok(Some(body));
         }
         let groups = self.groups.of(&group.as_ref());
         let _applying = groups.applying.lock();
@@ -327,7 +349,7 @@ impl CopiedRecords {
         Ok(Some(body))
     }
 
-    /// Reads a record of the list: its copy, or its bytes in the database. `None` if the list is old.
+    /// Reads a record of the list: its copy, or its bytes in the database. `None` if it was removed since, or is of another life.
     fn read_listed(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
         if let Some(hash) = listed.here
             && let ReadOutcome::Intact(body) = self.local.read(key)?

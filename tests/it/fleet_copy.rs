@@ -2,6 +2,7 @@
 //! replicas do to each other.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder::clock::{Clock, Timestamp};
 use larder::fleet::copy::CopiedRecords;
@@ -319,6 +320,55 @@ fn steps_of_many_threads_and_replicas_lose_nothing() {
         });
         assert_eq!(counts.iter().sum::<usize>(), THREADS * STEPS, "{counts:?}");
     }
+}
+
+/// However often the records of a group change, in this replica and in another one, those who read them find a moment.
+#[test]
+fn a_crowd_reads_a_group_that_changes_all_the_time() {
+    const CHANGES: usize = 40;
+    const READERS: usize = 24;
+    let Some(database) = TestDatabase::new() else { return };
+    let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
+    let [counter, large] = [alarms("null"), first_seen("null")];
+    let filling = "x".repeat(70_000);
+    put(&one, &counter, "0");
+    let has_ended = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for _ in 0..READERS {
+            threads.spawn(|| {
+                let (mut last, group) = (0, counter.group());
+                while !has_ended.load(Ordering::Acquire) {
+                    one.refresh(RecordScope::Group(&group)).unwrap();
+                    let count = read(&one, &counter).unwrap().parse().unwrap();
+                    assert!(count >= last, "{count} after {last}");
+                    last = count;
+                    read(&one, &large);
+                }
+            });
+        }
+        let writers = [&one, &one, &one, &one, &other, &other].map(|replica| {
+            let (counter, large, filling) = (&counter, &large, &filling);
+            threads.spawn(move || {
+                for _ in 0..CHANGES {
+                    let records: &dyn Records = replica;
+                    let counted = || {
+                        records.change(counter, |step| {
+                            let count: usize = step.read(counter)?.json().intact().unwrap_or_default();
+                            step.put_json(counter, &(count + 1), Durability::Synced);
+                            let text = format!("{count} {filling}").into_bytes();
+                            step.put(large, text, Durability::Synced, IndexEntry::Unindexed);
+                            Ok(())
+                        })
+                    };
+                    counted().unwrap();
+                }
+            })
+        });
+        let ended = writers.map(|writer| writer.join());
+        has_ended.store(true, Ordering::Release);
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    });
+    assert_eq!(read(&one, &counter), Some((6 * CHANGES).to_string()));
 }
 
 /// A group that this replica has heard to be changed is not served as it was: a command has returned for that.
