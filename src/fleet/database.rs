@@ -179,6 +179,15 @@ impl Database {
         }
     }
 
+    /// Begins to connect for the feed, whose first question then finds a connection.
+    pub fn connect_ahead(&self) {
+        if let Some(runtime) = &self.runtime {
+            let apart = self.apart.clone();
+            // Whoever asks the question is told why there is none.
+            runtime.spawn(async move { drop(apart.get().await) });
+        }
+    }
+
     /// Runs `step` on a connection, and waits for its result: at most 1.5 seconds, after which the connection is closed.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! The identity of a fleet: one id in its database, in its bucket, and in the folder of each replica. Two ids are two fleets, and what
 //! one of them recorded as first is nothing to the other.
 
+use std::io;
+
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;
@@ -76,7 +78,7 @@ pub enum IdentityError {
     Bucket(BucketError),
     /// The system refuses a thread.
     #[error("no thread for the bucket: {0}")]
-    Thread(#[from] std::io::Error),
+    Thread(#[from] io::Error),
 }
 
 impl IdentityError {
@@ -99,7 +101,7 @@ impl IdentityError {
 /// # Errors
 /// They are not of one fleet, or one of them does not answer.
 pub fn of_both(database: &Database, bucket: &Bucket, folder: Option<&FleetId>) -> Result<FleetId, IdentityError> {
-    let (of_database, of_bucket) = (of_database(database), on_its_own_thread(of_bucket(bucket))?);
+    let (of_bucket, of_database) = beside(of_bucket(bucket), || of_database(database))?;
     // The answer of one of them counts, also where the other one gives none.
     let known = [of_database.as_ref().ok(), of_bucket.as_ref().ok().and_then(Option::as_ref)];
     if let Some(folder) = folder
@@ -135,12 +137,25 @@ pub fn mark(database: &Database, bucket: &Bucket) -> Result<FleetId, IdentityErr
 }
 
 /// Waits for work on a thread with a runtime of its own: callers may be on one of a runtime.
-fn on_its_own_thread<T: Send>(work: impl Future<Output = T> + Send) -> std::io::Result<T> {
+fn on_its_own_thread<T: Send>(work: impl Future<Output = T> + Send) -> io::Result<T> {
+    beside(work, || ()).map(|(done, ())| done)
+}
+
+/// Does `work` on a thread with a runtime of its own, and `meanwhile` on this one.
+fn beside<T: Send, U>(work: impl Future<Output = T> + Send, meanwhile: impl FnOnce() -> U) -> io::Result<(T, U)> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
+    at_once(move || runtime.block_on(work), meanwhile)
+}
+
+/// Does `work` on a thread of its own, and `meanwhile` on this one.
+pub(super) fn at_once<T: Send, U>(
+    work: impl FnOnce() -> T + Send,
+    meanwhile: impl FnOnce() -> U,
+) -> io::Result<(T, U)> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("larder-fleet".into());
-        let worker = thread.spawn_scoped(scope, move || runtime.block_on(work))?;
-        worker.join().map_err(|_| std::io::Error::other("it panicked"))
+        let worker = std::thread::Builder::new().name("larder-fleet".into()).spawn_scoped(scope, work)?;
+        let done = meanwhile();
+        Ok((worker.join().map_err(|_| io::Error::other("it panicked"))?, done))
     })
 }
 

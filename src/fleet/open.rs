@@ -1,5 +1,7 @@
 //! Opens the store of a replica: its folder, the database, the bucket.
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use secrecy::ExposeSecret as _;
@@ -69,6 +71,7 @@ pub fn open(
     clock: &Clock,
 ) -> Result<(Store, Keys), OpenError> {
     let refused = |reason: String| OpenError::Refused(reason);
+    let failed = |error: io::Error| StoreError::Unreachable(format!("no thread for the fleet: {error}"));
     let database = Database::new(fleet.database.expose_secret(), fleet.database_ca.as_deref())
         .map_err(|error| refused(error.to_string()))?;
     let bucket = Bucket::new(fleet, &config.network).map_err(|error| refused(error.to_string()))?;
@@ -83,28 +86,30 @@ pub fn open(
             folder.display()
         )));
     }
-    let id = match (identity::of_both(&database, &bucket, marked.as_ref()), marked.as_ref()) {
-        (Ok(id), _) => id,
-        (Err(unknown), Some(marked)) if unknown.is_unknown() => {
-            tracing::error!(%unknown, "nobody says which fleet this is; the replica starts with what it has");
-            marked.clone()
-        }
-        (Err(unknown), None) if unknown.is_unknown() => {
-            return Err(StoreError::Unreachable(format!("a new replica must reach both once: {unknown}")).into());
-        }
-        (Err(wrong @ IdentityError::Folder { .. }), _) => {
-            return Err(refused(format!("{}: {wrong}", folder.display())));
-        }
-        (Err(wrong), _) => return Err(refused(wrong.to_string())),
-    };
-    let (local, records) = Store::open(folder, clock.now())?.into_folder();
-    if marked.is_none() {
-        local.note_fleet(&id.0)?;
+    if presence == Presence::Listed {
+        database.connect_ahead();
     }
+    let ask = || identity::of_both(&database, &bucket, marked.as_ref());
+    let open_folder = || Store::open(folder, clock.now()).map(Store::into_folder);
+    let (local, records) = if let Some(marked) = &marked {
+        let (asked, opened) = identity::at_once(ask, open_folder).map_err(failed)?;
+        match (id_of(asked, Some(marked), folder), opened) {
+            (Ok(_), opened) => opened?,
+            (Err(refused), opened) => {
+                // An index that was not closed is compared with the files.
+                drop(opened.map(|(local, _)| local.close()));
+                return Err(refused);
+            }
+        }
+    } else {
+        let id = id_of(ask(), None, folder)?;
+        let (local, records) = open_folder()?;
+        local.note_fleet(&id.0)?;
+        (local, records)
+    };
     let shared = DatabaseRecords::of(database);
     let index = Arc::clone(&local.index);
     let records = CopiedRecords::new(records, Arc::clone(&index), shared, fleet.serve_behind, clock.clone())?;
-    let failed = |error: std::io::Error| StoreError::Unreachable(format!("no thread for the fleet: {error}"));
     if presence == Presence::Listed {
         let random = |_| StoreError::Unreachable("the system returns no random bytes".to_owned());
         let announcement = Announcement::new(fleet.advertise.to_string(), settings).map_err(random)?;
@@ -113,4 +118,22 @@ pub fn open(
     let archives =
         BucketArchives::new(bucket, records.shared(), index, Arc::clone(records.events())).map_err(failed)?;
     Ok((Store::assemble(Box::new(records), Box::new(archives), local), keys))
+}
+
+/// The id of the fleet of a replica, by what its database and its bucket answered. `marked` is the id in its folder.
+fn id_of(asked: Result<FleetId, IdentityError>, marked: Option<&FleetId>, folder: &Path) -> Result<FleetId, OpenError> {
+    match (asked, marked) {
+        (Ok(id), _) => Ok(id),
+        (Err(unknown), Some(marked)) if unknown.is_unknown() => {
+            tracing::error!(%unknown, "nobody says which fleet this is; the replica starts with what it has");
+            Ok(marked.clone())
+        }
+        (Err(unknown), None) if unknown.is_unknown() => {
+            Err(StoreError::Unreachable(format!("a new replica must reach both once: {unknown}")).into())
+        }
+        (Err(wrong @ IdentityError::Folder { .. }), _) => {
+            Err(OpenError::Refused(format!("{}: {wrong}", folder.display())))
+        }
+        (Err(wrong), _) => Err(OpenError::Refused(wrong.to_string())),
+    }
 }
