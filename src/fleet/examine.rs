@@ -286,7 +286,9 @@ pub fn schema_facts(database: &Database) -> Result<SchemaFacts, DatabaseError> {
     let ask = "select right_ || ' on larder.' || table_, wanted from unnest($1, $2, $3) u(table_, right_, wanted)
         where has_table_privilege(current_user, 'larder.' || table_, right_) <> wanted
         union all select 'usage on sequence larder.gen', true
-        where not has_sequence_privilege(current_user, 'larder.gen', 'usage')";
+        where not has_sequence_privilege(current_user, 'larder.gen', 'usage')
+        union all select 'execute on function larder.' || p.proname, true from pg_proc p
+        where p.pronamespace = 'larder'::regnamespace and not has_function_privilege(p.oid, 'execute')";
     let count = "select count(*) from larder.replica where seen > now() - interval '10 seconds' and left_at is null";
     let (differing, replicas) = database.run(move |client| {
         Box::pin(async move {

@@ -7,23 +7,6 @@ use tokio_postgres::types::Type;
 use super::database::{Database, DatabaseError};
 use crate::store::CopiedRecord;
 
-/// The condition of every statement: the database lives on as the caller knows it. `$1`: the epoch of the fleet. `$2`: the life that the
-/// caller knows. `$3`: the last position in the log that it has seen.
-macro_rules! in_known_life {
-    () => {
-        "larder.here h where h.epoch = $1 and h.life = $2 and starts_with(h.life, h.place || ' ') and h.inserted >= $3"
-    };
-}
-pub(super) use in_known_life;
-
-/// A condition more, of writes and of the feed: the data are still the same. Reads leave it out, because a file must be read for it.
-macro_rules! of_known_data {
-    () => {
-        " and starts_with(h.life, h.place || ' ' || h.data || ' ')"
-    };
-}
-pub(super) use of_known_data;
-
 /// The rounds in which replicas may be faster to notice another life.
 const MAX_ROUNDS: usize = 4;
 

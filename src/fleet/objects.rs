@@ -4,7 +4,6 @@ use tokio_postgres::types::Type;
 
 use super::bucket::ObjectName;
 use super::database::{DatabaseError, Line};
-use super::life::{in_known_life, of_known_data};
 use super::records::{DatabaseRecords, number8, text};
 use crate::digest::Digest;
 use crate::store::StoreError;
@@ -14,39 +13,9 @@ const UPLOAD_HOURS: i32 = 24;
 /// The most objects that are due at a time.
 const MAX_DUE: i64 = 100;
 
-/// `$1`: the object. `$2`: the hours that its upload may last. `$3`: the digest of the archive. `$4`: an object with other bytes, or null.
-const DOOM: &str = "
-with known as (
-    update larder.blob set touched = now() where sha256 = $3 and object is distinct from $4 returning object
-), noted as (
-    insert into larder.doomed (object, due) select $1, now() + $2 * interval '1 hour' where not exists (select from known)
-    on conflict do nothing
-)
-select object from known";
-
-/// The end of an upload, in one statement. `$1` to `$3`: the life. `$4`: the object. `$5`, `$6`: the digest and the size of the archive.
-/// `$7`: the object whose bytes are wrong, or null. If another replica was first, its object counts, and this one is due.
-const KEEP: &str = concat!(
-    "with f as (select h.sealed from ",
-    in_known_life!(),
-    of_known_data!(),
-    "), ours as (
-    select d.object from larder.doomed d, f where d.object = $4 and d.due > now() + interval '10 minutes' and not f.sealed
-), kept as (
-    insert into larder.blob as b (sha256, object, size) select $5, object, $6 from ours
-    on conflict (sha256) do update set touched = now(),
-        object = case when b.object = $7 then excluded.object else b.object end
-    returning object
-), ended as (
-    delete from larder.doomed d using kept where d.object = $4 and kept.object = $4
-), lost as (
-    update larder.doomed d set due = now() from kept where d.object = $4 and kept.object <> $4
-), replaced as (
-    insert into larder.doomed (object, due) select $7, now() + interval '1 day' from kept where $7 is not null and kept.object = $4
-    on conflict do nothing
-)
-select f.sealed, kept.object from f left join kept on true"
-);
+/// The questions that requests wait for: functions of the schema.
+const DOOM: &str = "select * from larder.doom($1, $2, $3, $4)";
+const KEEP: &str = "select * from larder.keep($1, $2, $3, $4, $5, $6, $7)";
 
 /// `$1`: the most at a time. An archive that is secured meanwhile is touched, and stays.
 const DOOM_UNNAMED: &str = "

@@ -13,7 +13,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::database::{Database, DatabaseError, Line};
-use super::life::{Here, KnownLife, Life, in_known_life, of_known_data};
+use super::life::{Here, KnownLife, Life};
 use crate::address::Artifact;
 use crate::clock::Timestamp;
 use crate::digest::Digest;
@@ -27,97 +27,14 @@ const MAX_LIVES: usize = 4;
 /// The rows that are read at a time.
 const PAGE_ROWS: usize = 1000;
 
-/// The one statement that writes. `$1` to `$3`: the life. `$4`: history changes. `$5`, `$6`: the group, and the generation that was
-/// read, 0 for a new group. `$7`, `$8`: paths and bodies of history. `$9` to `$13`: paths, bodies, index entries and marks of other
-/// records; a null body removes one. `$14`: the damaged ones among them. `$15`: the names that change; `$16`, `$17`: their archives.
-/// `$18`, `$19`: the hashes of the bodies.
-const WRITE: &str = concat!(
-    "with f as (select from ",
-    in_known_life!(),
-    of_known_data!(),
-    " and not h.sealed and not (h.settles and $4)
-), up as (
-    update larder.grp set gen = nextval('larder.gen'), tx = pg_current_xact_id()
-    where grp = $5 and gen = $6 and exists (select from f) returning gen
-), ins as (
-    insert into larder.grp select $5, nextval('larder.gen'), pg_current_xact_id() from f where $6 = 0
-    on conflict do nothing returning gen
-), g as (
-    select gen from up union all select gen from ins
-), old as (
-    insert into larder.past (path, gen, body) select h.path, h.gen, h.body from larder.history h, g where h.path = any($7)
-), damaged as (
-    insert into larder.past (path, gen, body) select r.path, r.gen, r.body from larder.record r, g where r.path = any($14)
-), hist as (
-    insert into larder.history (path, grp, gen, body, hash) select p, $5, g.gen, b, h from g, unnest($7, $8, $18) u(p, b, h)
-    on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, hash = excluded.hash,
-        written = now()
-), rec as (
-    insert into larder.record (path, grp, gen, body, hash, entry, pinned, imported)
-    select p, $5, g.gen, b, h, e, pin, imp from g, unnest($9, $10, $19, $11, $12, $13) u(p, b, h, e, pin, imp)
-    on conflict (path) do update set grp = excluded.grp, gen = excluded.gen, body = excluded.body, hash = excluded.hash,
-        written = now(), entry = excluded.entry, pinned = excluded.pinned, imported = excluded.imported
-), gone as (
-    delete from larder.name_archive n using g
-    where n.path = any($15) and not exists (select from unnest($16, $17) u(p, d) where u.p = n.path and u.d = n.sha256)
-), named as (
-    insert into larder.name_archive (path, sha256) select p, d from g, unnest($16, $17) u(p, d) on conflict do nothing
-)
-select gen, extract(epoch from now())::int8 from g"
-);
+/// The questions that requests wait for: their statements are functions of the schema, which PostgreSQL plans once for a connection.
+const WRITE: &str =
+    "select * from larder.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)";
+const DELTA: &str = "select * from larder.delta($1, $2, $3, $4, $5, $6)";
+const MOMENT: &str = "select * from larder.moment($1, $2, $3, $4)";
+const BODY_OF: &str = "select * from larder.body_of($1, $2, $3, $4, $5)";
+const CHANGED_SINCE: &str = "select * from larder.changed_since($1, $2, $3, $4)";
 
-/// The records of a group that changed, and its generation, in one look; no row in another life. `$1` to `$3`: the life. `$4`: the
-/// group. `$5`: the generation after which. `$6`: true for removed records, too, and for bytes, up to a megabyte in all.
-const DELTA: &str = concat!(
-    "select g.gen, r.path, r.gen, octet_length(r.body)::int8, extract(epoch from r.written)::int8,
-    case when $6 and octet_length(r.body) <= 65536
-        and sum(octet_length(r.body)) over (order by r.gen, r.path) <= 1048576 then r.body end,
-    r.entry, r.hash,
-    case when r.entry is not null then (
-        select string_agg(encode(n.sha256, 'hex') || ' ' || b.object, ' ') from larder.name_archive n
-        join larder.blob b on b.sha256 = n.sha256 where n.path = r.path
-    ) end
-from (select from ",
-    in_known_life!(),
-    ") one left join larder.grp g on g.grp = $4
-left join (
-    select path, grp, gen, body, hash, written, entry from larder.record
-    where grp = $4 and gen > $5 and ($6 or body is not null)
-    union all
-    select path, grp, gen, body, hash, written, null from larder.history
-    where grp = $4 and gen > $5 and ($6 or body is not null)
-) r on r.grp = g.grp"
-);
-
-/// The generation of a group; no row in another life. `$1` to `$3`: the life. `$4`: the group.
-const MOMENT: &str =
-    concat!("select g.gen from (select from ", in_known_life!(), ") one left join larder.grp g on g.grp = $4");
-
-/// The bytes of a record, and its generation; no row in another life. `$1` to `$3`: the life. `$4`: the path.
-const RECORD_BODY: &str = concat!(
-    "select r.gen, r.body from (select from ",
-    in_known_life!(),
-    ") one left join larder.record r on r.path = $4 and r.body is not null"
-);
-/// As [`RECORD_BODY`], of history.
-const HISTORY_BODY: &str = concat!(
-    "select r.gen, r.body from (select from ",
-    in_known_life!(),
-    ") one left join larder.history r on r.path = $4 and r.body is not null"
-);
-
-/// The groups that became visible after a snapshot, with the present snapshot and the position of the log, also where nothing changed;
-/// no row in another life. `$1` to `$3`: the life. `$4`: the snapshot; null names no group. A group of a dump may have a transaction that
-/// this database has not reached.
-const CHANGED_SINCE: &str = concat!(
-    "select pg_current_snapshot()::text, one.flushed, g.grp, g.gen from (select h.flushed from ",
-    in_known_life!(),
-    of_known_data!(),
-    ") one left join larder.grp g on g.tx >= pg_snapshot_xmin($4::text::pg_snapshot)
-    and not pg_visible_in_snapshot(g.tx, $4::text::pg_snapshot)
-    and g.tx < pg_snapshot_xmax(pg_current_snapshot())
-limit 10001"
-);
 /// The most changed groups that are named.
 const MAX_CHANGED: usize = 10_000;
 
@@ -395,8 +312,8 @@ impl DatabaseRecords {
     /// # Errors
     /// The database does not answer.
     pub fn body(&self, key: &Key) -> Result<Option<(Moment, Vec<u8>)>, StoreError> {
-        let sql = if key.is_history() { HISTORY_BODY } else { RECORD_BODY };
-        let (rows, life) = self.rows_in_life(Line::Shared, sql, |_| [text(text_of(&key.path()))])?;
+        let (rows, life) =
+            self.rows_in_life(Line::Shared, BODY_OF, |_| [text(text_of(&key.path())), boolean(key.is_history())])?;
         let found = |row: &Row| {
             let generation = Generation(row.get::<_, Option<i64>>(0)?.cast_unsigned());
             Some((Moment { life: life.hash, generation }, row.get(1)))

@@ -20,10 +20,11 @@ pub struct Migration {
 }
 
 /// All migrations, in order.
-pub const MIGRATIONS: [Migration; 3] = [
+pub const MIGRATIONS: [Migration; 4] = [
     Migration { number: 1, sql: include_str!("schema/1.sql"), oldest_binary: "0.1.0" },
     Migration { number: 2, sql: include_str!("schema/2.sql"), oldest_binary: "0.1.0" },
     Migration { number: 3, sql: include_str!("schema/3.sql"), oldest_binary: "0.1.0" },
+    Migration { number: 4, sql: include_str!("schema/4.sql"), oldest_binary: "0.1.0" },
 ];
 
 /// The longest time that all migrations take.
@@ -41,6 +42,7 @@ const FIRST: &str = "
 const RIGHTS: &str = "
     grant usage on schema larder to {role};
     grant usage on sequence larder.gen to {role};
+    grant execute on all functions in schema larder to {role};
     grant select on all tables in schema larder to {role};
     grant insert, update on larder.grp, larder.record, larder.history, larder.blob, larder.doomed, larder.replica,
         larder.name_archive, larder.claim to {role};

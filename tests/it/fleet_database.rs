@@ -389,10 +389,12 @@ async fn the_doctor_and_fleet_migrate_lead_to_a_database_that_fits() {
     found(&doctor(&replica).await, "fleet.rights", "fail", "larder_run may not read the schema");
     database.sql("grant usage on schema larder to larder_run");
     database.sql("revoke insert on larder.past from larder_run; grant delete on larder.history to larder_run");
+    database.sql("revoke execute on function larder.moment from public, larder_run");
     database.sql("alter role larder_run connection limit 5");
     let wrong = doctor(&replica).await;
     database.sql("alter role larder_run connection limit -1");
     found(&wrong, "fleet.rights", "fail", "larder_run lacks rights: insert on larder.past");
+    found(&wrong, "fleet.rights", "fail", "execute on function larder.moment");
     found(&wrong, "fleet.rights", "warn", "delete on larder.history");
     found(&wrong, "fleet.database", "warn", "larder_run gets 5 connections, and 1 replica may take 8");
     found(&doctor(&owner).await, "fleet.rights", "warn", "larder_owner may do more than it should");
