@@ -43,7 +43,7 @@ pub(crate) fn is_wanted(bench: &Bench) -> bool {
 
 /// Measures all of them, in turns.
 pub(crate) fn table(bench: &Bench, setup: &FleetSetup) -> anyhow::Result<ResultTable> {
-    let title = "A fleet of many names (medians; start: from exec to 200 at /readyz, page cache warm)";
+    let title = "A fleet of many names (medians; start: from exec to 200 at /readyz, page cache warm; each command for the second time)";
     let mut table = ResultTable::new(title, &["", "alone", "replica", "replica/alone"]);
     if !is_wanted(bench) {
         return Ok(table);
@@ -64,7 +64,13 @@ pub(crate) fn table(bench: &Bench, setup: &FleetSetup) -> anyhow::Result<ResultT
             let who = (turn + round) % 2;
             let (larder, took) = scale::start(bench, homes.remove(usize::from(homes.len() > 1 && who == 1)))?;
             for ((_, command), times) in measured().iter().zip(&mut times) {
-                let took = if command.is_empty() { took } else { time_command(&larder, command)? };
+                let took = if command.is_empty() {
+                    took
+                } else {
+                    // People ask a larder that has run for a while, and has its connections.
+                    time_command(&larder, command)?;
+                    time_command(&larder, command)?
+                };
                 times[who].push(took.as_secs_f64());
             }
             next.push((who, larder.stop()?));
