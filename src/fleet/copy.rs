@@ -156,7 +156,7 @@ impl CopiedRecords {
                 && groups.is_current(group)
             {
                 let at = self.shared.moment(group)?;
-                // One before that was forgotten.
+                // An earlier one is that of a database that forgot, which the whole question notices.
                 if at.has(before) && self.has(group, at)? {
                     return Ok(());
                 }
@@ -179,8 +179,8 @@ impl CopiedRecords {
         Ok(self.index.copied_moment(group)?.is_some_and(|copied| copied.has(at)))
     }
 
-    /// Applies what changed since `before`, if the copy was not lost since then: one that has a part of it takes the rest. Returns false if
-    /// it was; else it is current, unless it became old since `marks`.
+    /// Applies what changed since `before`, also to a copy that has a part of it by now; then that is current, unless it became old since
+    /// `marks`. Returns false if the copy was lost meanwhile, or is of another life.
     fn apply_delta(
         &self,
         group: &RecordGroup,
@@ -196,9 +196,9 @@ impl CopiedRecords {
             return Ok(true);
         }
         let is_of_life = copied.is_some_and(|copied| copied.life == delta.at.life);
-        let is_later =
-            delta.extent == Extent::Whole || copied.zip(before).is_some_and(|(copied, before)| copied.has(before));
-        if copied != before && !(is_of_life && is_later) {
+        let continues = |copied: Moment| before.is_some_and(|before| copied.has(before));
+        let fits = delta.extent == Extent::Whole || copied.is_some_and(continues);
+        if copied != before && !(is_of_life && fits) {
             return Ok(false);
         }
         let (mut changes, mut notes) = (Vec::new(), Vec::new());
@@ -322,11 +322,12 @@ impl CopiedRecords {
     }
 
     /// The bytes of a record of the list, from the database; they are kept here, unless they are newer than the list. `None` if the record was
-    /// removed, or is of another life.
+    /// removed, or the database has an earlier one, or is in another life.
     fn fetch(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
         let Some((at, body)) = self.shared.body(key)?.filter(|(at, _)| at.has(listed.at)) else { return Ok(None) };
         if at != listed.at {
-            // A step that reads it loses to the change, which is not here yet.
+            // A step that reads it loses to the change. Whatever is read of the group afterwards is as new.
+            self.groups.of(&group.as_ref()).has_changed(group, at);
             return Ok(Some(body));
         }
         let groups = self.groups.of(&group.as_ref());
@@ -349,7 +350,7 @@ impl CopiedRecords {
         Ok(Some(body))
     }
 
-    /// Reads a record of the list: its copy, or its bytes in the database. `None` if it was removed since, or is of another life.
+    /// Reads a record of the list: its copy, or its bytes in the database. `None` if that has none as new as the list.
     fn read_listed(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
         if let Some(hash) = listed.here
             && let ReadOutcome::Intact(body) = self.local.read(key)?
@@ -559,7 +560,7 @@ impl Records for CopiedRecords {
         if !changes.is_empty() && !changes_records {
             // Only the index changes, which is of this machine.
             let _applying = groups.applying.lock();
-            if self.index.copied_moment(group)? != Some(read_at) {
+            if self.index.copied_moment(group)? != Some(read_at) || self.is_known_to_be_old(group)? {
                 return Ok(WriteOutcome::Conflict);
             }
             return self.write_local(group, changes).map(|()| WriteOutcome::Written);

@@ -88,6 +88,9 @@ impl From<DatabaseError> for StoreError {
     fn from(error: DatabaseError) -> Self {
         // Clients see the text of the store's error. The server's own words may name roles, hosts and tables.
         let text = match &error {
+            DatabaseError::Refused { state, .. } if *state == SqlState::UNDEFINED_FUNCTION => {
+                "the database lacks a migration: run larder fleet migrate --serve-as ROLE, as its owner".to_owned()
+            }
             DatabaseError::Refused { state, .. } => format!("the database refused (SQLSTATE {})", state.code()),
             DatabaseError::Unreachable(_) => "no connection to the database".to_owned(),
             DatabaseError::Broken(_) => "the connection to the database broke".to_owned(),

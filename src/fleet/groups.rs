@@ -68,7 +68,10 @@ impl GroupStripe {
     pub(super) fn has_changed(&self, group: &RecordGroup, at: Moment) {
         // Locked first, so that nobody makes it current, and forgets the change, in between.
         let mut current = self.current.lock();
-        self.changed.lock().insert(group.clone(), at);
+        let mut changed = self.changed.lock();
+        if !changed.get(group).is_some_and(|known| known.has(at)) {
+            changed.insert(group.clone(), at);
+        }
         current.remove(group);
         self.marks.fetch_add(1, Ordering::AcqRel);
     }

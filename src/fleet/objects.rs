@@ -13,7 +13,7 @@ const UPLOAD_HOURS: i32 = 24;
 /// The most objects that are due at a time.
 const MAX_DUE: i64 = 100;
 
-/// The questions that requests wait for: functions of the schema.
+// The questions that requests wait for: functions of the schema (`schema/4.sql`).
 const DOOM: &str = "select * from larder.doom($1, $2, $3, $4)";
 const KEEP: &str = "select * from larder.keep($1, $2, $3, $4, $5, $6, $7)";
 

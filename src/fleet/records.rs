@@ -27,7 +27,8 @@ const MAX_LIVES: usize = 4;
 /// The rows that are read at a time.
 const PAGE_ROWS: usize = 1000;
 
-/// The questions that requests wait for: their statements are functions of the schema, which PostgreSQL plans once for a connection.
+// The questions that requests wait for: their statements are functions of the schema (`schema/4.sql`), which PostgreSQL plans once for a
+// connection.
 const WRITE: &str =
     "select * from larder.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)";
 const DELTA: &str = "select * from larder.delta($1, $2, $3, $4, $5, $6)";

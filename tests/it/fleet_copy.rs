@@ -371,6 +371,32 @@ fn a_crowd_reads_a_group_that_changes_all_the_time() {
     assert_eq!(read(&one, &counter), Some((6 * CHANGES).to_string()));
 }
 
+/// A record whose bytes come from the database may be newer than the copy. What is read after it is as new: a list and the times of its
+/// versions are two records, and a version without a time would count as an old one.
+#[test]
+fn what_is_read_after_a_newer_record_is_as_new() {
+    let Some(database) = TestDatabase::new() else { return };
+    let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
+    let [list, times] = [first_seen("null"), alarms("null")];
+    let large = |text: &str| format!("{text}{}", "x".repeat(70_000));
+    let change = |text: &str| {
+        let records: &dyn Records = &one;
+        let changed = records.change(&list, |step| {
+            step.put(&list, large(text).into_bytes(), Durability::Synced, IndexEntry::Unindexed);
+            step.put(&times, text.as_bytes().to_vec(), Durability::Synced, IndexEntry::Unindexed);
+            Ok(())
+        });
+        changed.unwrap();
+    };
+    change("old");
+    // Without the bytes of the large one.
+    assert_eq!(read(&other, &times).as_deref(), Some("old"));
+    change("new");
+    assert_eq!(read(&other, &times).as_deref(), Some("old"), "it has heard of the change");
+    assert_eq!(read(&other, &list), Some(large("new")));
+    assert_eq!(read(&other, &times).as_deref(), Some("new"));
+}
+
 /// A group that this replica has heard to be changed is not served as it was: a command has returned for that.
 #[test]
 fn what_is_known_to_have_changed_is_not_served_without_the_database() {

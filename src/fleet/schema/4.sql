@@ -3,7 +3,8 @@
 -- The plans are made for tables of any size: a store may grow a thousandfold on one connection.
 --
 -- The first three arguments are the life that the caller knows: the epoch of the fleet, the text of the life, and the last position in
--- the log that was seen. In another life no row is returned, and nothing is written.
+-- the log that was seen. In another life no row is returned, and nothing is written. Writes and the feed also look whether the data are
+-- still the same. Questions that only read leave that out: PostgreSQL reads a file for it.
 
 -- The one statement that writes. $4: history changes. $5, $6: the group, and the generation that was read, 0 for a new group. $7, $8:
 -- paths and bodies of history. $9 to $13: paths, bodies, index entries and marks of other records; a null body removes one. $14: the
