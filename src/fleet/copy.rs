@@ -162,11 +162,6 @@ impl CopiedRecords {
                 }
             }
             let delta = self.shared.delta(group, before)?;
-            // Changes of this replica may have brought it here meanwhile.
-            if self.has(group, delta.at)? {
-                groups.make_current(group, marks);
-                return Ok(());
-            }
             if self.apply_delta(group, before, delta, marks)? {
                 return Ok(());
             }
@@ -191,6 +186,7 @@ impl CopiedRecords {
         let groups = self.groups.of(&group.as_ref());
         let _applying = groups.applying.lock();
         let copied = self.index.copied_moment(group)?;
+        // Nothing has changed, or changes of this replica have brought it here meanwhile.
         if copied.is_some_and(|copied| copied.has(delta.at)) {
             groups.make_current(group, marks);
             return Ok(true);
@@ -326,7 +322,7 @@ impl CopiedRecords {
     fn fetch(&self, group: &RecordGroup, key: &Key, listed: CopiedRecord) -> Result<Option<Vec<u8>>, StoreError> {
         let Some((at, body)) = self.shared.body(key)?.filter(|(at, _)| at.has(listed.at)) else { return Ok(None) };
         if at != listed.at {
-            // A step that reads it loses to the change. Whatever is read of the group afterwards is as new.
+            // A step that reads it loses to the change. Later reads of the group are as new.
             self.groups.of(&group.as_ref()).has_changed(group, at);
             return Ok(Some(body));
         }

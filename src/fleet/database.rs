@@ -186,7 +186,7 @@ impl Database {
     pub fn connect_ahead(&self) {
         if let Some(runtime) = &self.runtime {
             let apart = self.apart.clone();
-            // Whoever asks the question is told why there is none.
+            // The question tells why there is none.
             runtime.spawn(async move { drop(apart.get().await) });
         }
     }

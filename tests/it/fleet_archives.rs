@@ -476,7 +476,7 @@ async fn an_archive_comes_from_the_bucket_while_the_database_is_gone() {
     let (one, other) = shared.two(&upstream).await;
     let path = one.archive_path("null", "1.2.0").await;
     one.get(&path).await.expect(200);
-    // What the other one knows to have changed since it read it, it does not serve without the database.
+    // Without the database, the other one serves nothing that it knows to have changed since it read it.
     locked_hashes(&one, "null").await;
     assert_eq!(other.archive_path("null", "1.2.0").await, path);
     other.get(&path).await.expect(200);

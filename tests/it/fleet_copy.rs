@@ -371,10 +371,10 @@ fn a_crowd_reads_a_group_that_changes_all_the_time() {
     assert_eq!(read(&one, &counter), Some((6 * CHANGES).to_string()));
 }
 
-/// A record whose bytes come from the database may be newer than the copy. What is read after it is as new: a list and the times of its
+/// A record whose bytes come from the database may be newer than the copy. Later reads of its group are as new: a list and the times of its
 /// versions are two records, and a version without a time would count as an old one.
 #[test]
-fn what_is_read_after_a_newer_record_is_as_new() {
+fn reads_after_a_newer_record_are_as_new() {
     let Some(database) = TestDatabase::new() else { return };
     let ((one, _one), (other, _other)) = (new_replica(&database), new_replica(&database));
     let [list, times] = [first_seen("null"), alarms("null")];
